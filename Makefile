@@ -1,0 +1,34 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
+INSTALLED := .venv/.installed
+
+.PHONY: demo test lint bench docs clean
+
+demo: $(INSTALLED)
+	$(BIN)/python -m covprop.demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# hatchling comes first so that the editable build uses the pinned one, without a build environment of its own.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP_INSTALL) hatchling
+	$(PIP_INSTALL) --no-build-isolation -e '.[dev,docs]'
+	touch $@

@@ -1,0 +1,43 @@
+"""covprop: the mean and full covariance of a neural network's output for Gaussian input."""
+
+from covprop import activations, covariance, rules
+from covprop.activations.daunizeau import DaunizeauSigmoid
+from covprop.bound import series_error_bound
+from covprop.dispatch import rule
+from covprop.errors import (
+    BatchDimensionError,
+    CovpropError,
+    InvalidGaussian,
+    QuadratureError,
+    ToleranceNotReached,
+    UnsupportedOperation,
+)
+from covprop.gaussian import Gaussian
+from covprop.methods import Exact, Series
+from covprop.propagate import propagate
+from covprop.rules.elementwise import activation, register_activation
+from covprop.tensor import GaussianTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchDimensionError",
+    "CovpropError",
+    "DaunizeauSigmoid",
+    "Exact",
+    "Gaussian",
+    "GaussianTensor",
+    "InvalidGaussian",
+    "QuadratureError",
+    "Series",
+    "ToleranceNotReached",
+    "UnsupportedOperation",
+    "activation",
+    "activations",
+    "covariance",
+    "propagate",
+    "register_activation",
+    "rule",
+    "rules",
+    "series_error_bound",
+]

@@ -1,0 +1,20 @@
+"""Declarations of scalar functions: their moments, coefficients and pairwise covariances."""
+
+from covprop.activations import exponential, rectified, smooth
+from covprop.activations.base import Activation
+from covprop.activations.piecewise import Piecewise
+from covprop.activations.quadrature import Quadrature
+from covprop.activations.registry import DECLARATIONS, Declaration, declare, spellings
+
+__all__ = [
+    "DECLARATIONS",
+    "Activation",
+    "Declaration",
+    "Piecewise",
+    "Quadrature",
+    "declare",
+    "exponential",
+    "rectified",
+    "smooth",
+    "spellings",
+]

@@ -1,0 +1,159 @@
+"""The covariance of a pair by integrating one variable given the other.
+
+For correlations near one, where a Hermite series is long, the second variable hardly varies given
+the first. |rho| = 1 is a one-dimensional integral.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from covprop.activations.grids import NODES, breakpoints, insert, panel_count, value_and_slope
+from covprop.kernels.nodes import Panels
+from covprop.kernels.normal import density
+
+INNER_REACH = 9.0
+"""Standard deviations covered on either side by the variable that is integrated first."""
+SOFTENED = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
+"""Breakpoints around a kink of the second variable, in units of the width that blurs it."""
+BUDGET = 2**22
+"""Function values held at a time."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """The function of a pair: its code, its kinks, and its mean in closed form if it has one."""
+
+    function: Callable[[Tensor], Tensor]
+    kinks: Sequence[float]
+    conditional_mean: Callable[[Tensor, Tensor], Tensor] | None
+
+
+def nested_covariance(
+    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+) -> Tensor:
+    """Cov[g(y1), g(y2)] for vectors of pairs, in float64, the same for (1, 2) and (2, 1)."""
+    swap = (stddev_1 < stddev_2) | ((stddev_1 == stddev_2) & (mean_1 < mean_2))
+    ordered = (
+        torch.where(swap, mean_2, mean_1),
+        torch.where(swap, stddev_2, stddev_1),
+        torch.where(swap, mean_1, mean_2),
+        torch.where(swap, stddev_1, stddev_2),
+    )
+    return _Nested.apply(scalar, *ordered, rho)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Nested(Function):
+    @staticmethod
+    def forward(ctx: Any, scalar: Scalar, *pairs: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(*pairs)
+        ctx.scalar = scalar
+        return torch.cat([_covariance(scalar, *part) for part in _parts(pairs)])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        parts = [_partials(ctx.scalar, *part) for part in _parts(ctx.saved_tensors)]
+        return None, *(gradient * torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _parts(pairs: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Cut vectors of pairs so that the function values of a part fit into the budget."""
+    stddev_1, stddev_2 = pairs[1], pairs[3]
+    outer = panel_count(torch.maximum(stddev_1, stddev_2)) + 2
+    size = max(1, BUDGET // (outer * NODES * _inner_panels(stddev_2) * NODES))
+    return [list(part) for part in zip(*(p.split(size) for p in pairs), strict=True)]
+
+
+def _inner_panels(stddev: Tensor) -> int:
+    return 2 * math.ceil(INNER_REACH / 4 * max(1.0, float(stddev.max()))) * 2
+
+
+def _outer(
+    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for the first variable: (pairs, nodes)."""
+    panels = panel_count(torch.maximum(stddev_1, stddev_2))
+    grid = breakpoints(scalar.kinks, mean_1, stddev_1, panels)
+    # Given y1, a kink of g(y2) is blurred over the width sqrt(1 - rho^2).
+    slope = torch.where(rho != 0, rho, 1)
+    width = _rest(rho) / slope.abs()
+    places = [
+        (kink - mean_2) / (torch.where(stddev_2 > 0, stddev_2, 1) * slope) + offset * width
+        for kink in scalar.kinks
+        for offset in SOFTENED
+    ]
+    quadrature = Panels(insert(grid, places), NODES)
+    nodes = quadrature.nodes.flatten(-2)
+    return nodes, quadrature.weights.flatten(-2) * density(nodes)
+
+
+def _inner(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Nodes, weights, g and g' for the second variable given the first: (..., nodes)."""
+    quadrature = Panels(
+        breakpoints(scalar.kinks, mean, stddev, _inner_panels(stddev), INNER_REACH), NODES
+    )
+    nodes = quadrature.nodes.flatten(-2)
+    value, slope = value_and_slope(scalar.function, mean[..., None] + stddev[..., None] * nodes)
+    return nodes, quadrature.weights.flatten(-2) * density(nodes), value, slope
+
+
+def _covariance(
+    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+) -> Tensor:
+    """E[(g(y1) - E g) (E[g(y2) | y1] - E g)]."""
+    x, weight = _outer(scalar, mean_1, stddev_1, mean_2, stddev_2, rho)
+    mean, stddev = _conditional(mean_2, stddev_2, rho, x)
+    if scalar.conditional_mean is not None:
+        second = scalar.conditional_mean(mean, stddev.square())
+    else:
+        _, inner, value, _ = _inner(scalar, mean, stddev)
+        second = (inner * value).sum(-1)
+    first = scalar.function(mean_1[:, None] + stddev_1[:, None] * x)
+    first = first - (weight * first).sum(-1, keepdim=True)
+    second = second - (weight * second).sum(-1, keepdim=True)
+    return (weight * first * second).sum(-1)
+
+
+def _partials(
+    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+) -> tuple[Tensor, ...]:
+    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, none of which differentiates twice.
+
+    d/drho = sigma_1 sigma_2 E[g'(y1) g'(y2)] (Price); the others move one argument.
+    """
+    x, weight = _outer(scalar, mean_1, stddev_1, mean_2, stddev_2, rho)
+    mean, stddev = _conditional(mean_2, stddev_2, rho, x)
+    z, inner, value, slope = _inner(scalar, mean, stddev)
+    second, second_slope = (inner * value).sum(-1), (inner * slope).sum(-1)
+    position = rho[:, None, None] * x[..., None] + _rest(rho)[:, None, None] * z
+    stretched = (inner * slope * position).sum(-1)
+    first, first_slope = value_and_slope(scalar.function, mean_1[:, None] + stddev_1[:, None] * x)
+    first = first - (weight * first).sum(-1, keepdim=True)
+    second = second - (weight * second).sum(-1, keepdim=True)
+
+    def expect(values: Tensor) -> Tensor:
+        return (weight * values).sum(-1)
+
+    return (
+        expect(first_slope * second),
+        expect(x * first_slope * second),
+        expect(first * second_slope),
+        expect(first * stretched),
+        stddev_1 * stddev_2 * expect(first_slope * second_slope),
+    )
+
+
+def _conditional(mean: Tensor, stddev: Tensor, rho: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of y2 given the standardised y1 = x."""
+    centre = mean[:, None] + (stddev * rho)[:, None] * x
+    return centre, (stddev * _rest(rho))[:, None].expand_as(centre)
+
+
+def _rest(rho: Tensor) -> Tensor:
+    return ((1 - rho) * (1 + rho)).clamp(min=0).sqrt()

@@ -1,0 +1,148 @@
+"""ReLU and its piecewise-linear relatives: exact, with any number of kinks and jumps."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covprop.activations.base import Activation
+from covprop.activations.piecewise import Piecewise, continuous
+from covprop.activations.registry import declare
+from covprop.errors import UnsupportedOperation
+
+EXACT = "exact: closed form and one-dimensional integral"
+
+
+@declare("relu", treatment=EXACT)
+def relu(inplace: bool = False) -> Activation:
+    """max(y, 0)."""
+    return continuous(torch.relu, [0.0], [0.0, 1.0], 0.0)
+
+
+@declare("leaky_relu", treatment=EXACT)
+def leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> Activation:
+    """Y above 0, negative_slope y below."""
+    function = partial(F.leaky_relu, negative_slope=negative_slope)
+    return continuous(function, [0.0], [negative_slope, 1.0], 0.0)
+
+
+@declare("rrelu", treatment=EXACT)
+def rrelu(
+    lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Activation:
+    """In evaluation, leaky ReLU with the mean of the two slopes."""
+    if training:
+        raise UnsupportedOperation(
+            "rrelu in training mode draws random slopes; call model.eval() first"
+        )
+    return leaky_relu((lower + upper) / 2)
+
+
+@declare("relu6", treatment=EXACT)
+def relu6(inplace: bool = False) -> Activation:
+    """min(max(y, 0), 6)."""
+    return hardtanh(0.0, 6.0)
+
+
+@declare("hardtanh", treatment=EXACT)
+def hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Activation:
+    """Y held between two values."""
+    function = partial(torch.clamp, min=min_val, max=max_val)
+    return continuous(function, [min_val, max_val], [0.0, 1.0, 0.0], min_val)
+
+
+@declare("clamp", "clip", treatment=EXACT)
+def clamp(min: Any = None, max: Any = None) -> Activation:
+    """Y held between two numbers, either of which may be missing."""
+    low, high = _number("clamp", min), _number("clamp", max)
+    if low is None and high is None:
+        raise ValueError("clamp needs at least one of min and max")
+    if high is None:
+        return continuous(partial(torch.clamp, min=low), [low], [0.0, 1.0], low)
+    if low is None:
+        return continuous(partial(torch.clamp, max=high), [high], [1.0, 0.0], high)
+    if low > high:  # torch's convention: everything becomes max
+        low = high
+    return hardtanh(low, high)
+
+
+@declare("clamp_min", treatment=EXACT)
+def clamp_min(min: Any) -> Activation:
+    """max(y, min)."""
+    return clamp(min=min)
+
+
+@declare("clamp_max", treatment=EXACT)
+def clamp_max(max: Any) -> Activation:
+    """min(y, max)."""
+    return clamp(max=max)
+
+
+@declare("threshold", "_threshold", treatment=EXACT)
+def threshold(threshold: float, value: float, inplace: bool = False) -> Activation:
+    """Y above the threshold, value below."""
+    function = partial(F.threshold, threshold=threshold, value=value)
+    return Piecewise(function, [threshold], [0.0, 1.0], value, [threshold - value])
+
+
+@declare("hardsigmoid", treatment=EXACT)
+def hardsigmoid(inplace: bool = False) -> Activation:
+    """Y / 6 + 1/2 held between 0 and 1."""
+    return continuous(F.hardsigmoid, [-3.0, 3.0], [0.0, 1 / 6, 0.0], 0.0)
+
+
+@declare("abs", "absolute", treatment=EXACT)
+def absolute() -> Activation:
+    """|y|."""
+    return continuous(torch.abs, [0.0], [-1.0, 1.0], 0.0)
+
+
+@declare("sign", "sgn", treatment=EXACT)
+def sign() -> Activation:
+    """-1 below 0, 1 above."""
+    return Piecewise(torch.sign, [0.0], [0.0, 0.0], -1.0, [2.0])
+
+
+@declare("heaviside", treatment=EXACT)
+def heaviside(values: Tensor) -> Activation:
+    """0 below 0, 1 above, `values` at 0."""
+    if not isinstance(values, Tensor) or values.numel() != 1:
+        raise UnsupportedOperation("heaviside has a rule for one number as its value at zero")
+    at_zero = values.detach().reshape(())
+
+    def function(y: Tensor) -> Tensor:
+        return torch.heaviside(y, at_zero.to(y))
+
+    return Piecewise(function, [0.0], [0.0, 0.0], 0.0, [1.0])
+
+
+@declare("softshrink", treatment=EXACT)
+def softshrink(lambd: float = 0.5) -> Activation:
+    """Y moved towards 0 by lambd."""
+    return continuous(partial(F.softshrink, lambd=lambd), [-lambd, lambd], [1.0, 0.0, 1.0], 0.0)
+
+
+@declare("hardshrink", treatment=EXACT)
+def hardshrink(lambd: float = 0.5) -> Activation:
+    """Y where |y| > lambd, 0 elsewhere."""
+    function = partial(F.hardshrink, lambd=lambd)
+    return Piecewise(function, [-lambd, lambd], [1.0, 0.0, 1.0], -lambd, [lambd, lambd])
+
+
+def prelu(weight: Tensor) -> Activation:
+    """Y above 0, weight y below; a weight for each element, of shape (*batch, n) or ()."""
+
+    def function(y: Tensor) -> Tensor:
+        return torch.where(y >= 0, y, weight * y)
+
+    return continuous(function, [0.0], [weight, torch.ones_like(weight)], 0.0)
+
+
+def _number(name: str, bound: Any) -> float | None:
+    if isinstance(bound, Tensor):
+        if bound.numel() == 1 and not bound.requires_grad:
+            return float(bound)
+        raise UnsupportedOperation(f"{name} has a rule for numbers as bounds, not for tensors")
+    return None if bound is None else float(bound)

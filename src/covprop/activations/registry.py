@@ -1,0 +1,44 @@
+"""The table of declared activations: which torch functions are which scalar function."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+
+from covprop.activations.base import Activation
+
+Factory: TypeAlias = Callable[..., Activation]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One scalar function: its torch spellings and the factory that takes their options."""
+
+    name: str
+    functions: tuple[Callable[..., Any], ...]
+    in_place: tuple[Callable[..., Any], ...]
+    factory: Factory
+    treatment: str
+
+
+DECLARATIONS: list[Declaration] = []
+
+
+def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
+    """Declare an activation under every spelling of the given torch names."""
+
+    def decorate(factory: Factory) -> Factory:
+        functions, in_place = spellings(*names), spellings(*(f"{name}_" for name in names))
+        DECLARATIONS.append(Declaration(names[0], functions, in_place, factory, treatment))
+        return factory
+
+    return decorate
+
+
+def spellings(*names: str) -> tuple[Callable[..., Any], ...]:
+    """All the functions that torch offers under these names, each once."""
+    homes = (torch, torch.Tensor, F, torch.special)
+    found = [getattr(home, name) for name in names for home in homes if hasattr(home, name)]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,167 @@
+"""Smooth functions: normal-cdf and entire ones in closed form, the others by quadrature."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covprop.activations.base import Activation
+from covprop.activations.entire import Exponential, Sinusoid, power
+from covprop.activations.gaussian_error import GaussianErrorLinear, Probit
+from covprop.activations.quadrature import Quadrature
+from covprop.activations.registry import declare
+from covprop.errors import UnsupportedOperation
+from covprop.kernels.normal import SQRT_2
+
+CLOSED = "exact: closed form"
+INTEGRAL = "exact: closed form and one-dimensional integral"
+QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
+
+SMOOTH_THRESHOLD = 15.0
+"""Below this threshold torch's softplus has a visible jump (3e-7 at 15)."""
+
+
+@declare("gelu", treatment="exact (erf form) or accurate to 1e-8 (tanh form)")
+def gelu(approximate: str = "none") -> Activation:
+    """Y Phi(y), or its tanh approximation."""
+    if approximate == "none":
+        return GaussianErrorLinear()
+    return Quadrature(partial(F.gelu, approximate=approximate))
+
+
+@declare("erf", treatment=INTEGRAL)
+def erf() -> Activation:
+    """The error function, 2 Phi(sqrt2 y) - 1."""
+    return Probit(rate=SQRT_2, height=2.0, offset=-1.0)
+
+
+@declare("ndtr", treatment=INTEGRAL)
+def normal_cdf() -> Activation:
+    """Phi(y)."""
+    return Probit()
+
+
+@declare("exp", treatment=CLOSED)
+def exponential() -> Activation:
+    """The log-normal variable."""
+    return Exponential()
+
+
+@declare("sin", treatment=CLOSED)
+def sine() -> Activation:
+    """sin(y)."""
+    return Sinusoid()
+
+
+@declare("cos", treatment=CLOSED)
+def cosine() -> Activation:
+    """cos(y)."""
+    return Sinusoid(cosine=True)
+
+
+@declare("square", treatment=CLOSED)
+def square() -> Activation:
+    """y^2."""
+    return power(2)
+
+
+@declare("pow", "__pow__", "float_power", treatment=CLOSED)
+def integer_power(exponent: Any) -> Activation:
+    """y^n for a whole number n >= 0."""
+    number = exponent.item() if isinstance(exponent, Tensor) and exponent.numel() == 1 else exponent
+    if isinstance(number, Tensor) or number != int(number):
+        raise UnsupportedOperation(
+            f"pow has a rule for one whole exponent, not for {exponent}; a Gaussian has no real "
+            "fractional power, so bound the base first and use cp.activation"
+        )
+    if number < 0:
+        raise UnsupportedOperation(
+            f"a Gaussian to the power {number} has no finite moments; bound the base away from 0"
+        )
+    return power(int(number))
+
+
+@declare("sigmoid", "expit", treatment=QUADRATURE)
+def sigmoid() -> Activation:
+    """The logistic function."""
+    return Quadrature(torch.sigmoid)
+
+
+@declare("tanh", treatment=QUADRATURE)
+def tanh() -> Activation:
+    """The hyperbolic tangent."""
+    return Quadrature(torch.tanh)
+
+
+@declare("silu", treatment=QUADRATURE)
+def silu(inplace: bool = False) -> Activation:
+    """Y sigmoid(y)."""
+    return Quadrature(F.silu)
+
+
+@declare("mish", treatment=QUADRATURE)
+def mish(inplace: bool = False) -> Activation:
+    """Y tanh(softplus(y))."""
+    return Quadrature(F.mish)
+
+
+@declare("softplus", treatment=QUADRATURE)
+def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
+    """log(1 + exp(beta y)) / beta; torch's switch to y at the threshold is a detail of its own."""
+    if threshold < SMOOTH_THRESHOLD:
+        raise UnsupportedOperation(
+            f"softplus with threshold {threshold} jumps where it becomes linear; use a threshold of "
+            f"at least {SMOOTH_THRESHOLD:g}"
+        )
+    return Quadrature(partial(_softplus, rate=float(beta)))
+
+
+@declare("logsigmoid", treatment=QUADRATURE)
+def logsigmoid() -> Activation:
+    """log(sigmoid(y))."""
+    return Quadrature(F.logsigmoid)
+
+
+@declare("softsign", treatment=QUADRATURE)
+def softsign() -> Activation:
+    """Y / (1 + |y|)."""
+    return Quadrature(F.softsign, kinks=(0.0,))
+
+
+@declare("hardswish", treatment=QUADRATURE)
+def hardswish(inplace: bool = False) -> Activation:
+    """Y relu6(y + 3) / 6."""
+    return Quadrature(F.hardswish, kinks=(-3.0, 3.0))
+
+
+@declare("tanhshrink", treatment=QUADRATURE)
+def tanhshrink() -> Activation:
+    """Y - tanh(y)."""
+    return Quadrature(_Tanhshrink.apply)
+
+
+def _softplus(y: Tensor, rate: float) -> Tensor:
+    return torch.logaddexp(rate * y, torch.zeros_like(y)) / rate
+
+
+class _Tanhshrink(torch.autograd.Function):
+    """y - tanh(y) and its derivative tanh(y)^2 without cancellation near zero."""
+
+    CLOSE = 0.3
+    TAYLOR = (1 / 3, -2 / 15, 17 / 315, -62 / 2835, 1382 / 155925, -21844 / 6081075,
+              929569 / 638512875, -6404582 / 10854718875, 443861162 / 1856156927625)  # fmt: skip
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(y)
+        square, series = y.square(), torch.zeros_like(y)
+        for coefficient in reversed(_Tanhshrink.TAYLOR):
+            series = series * square + coefficient
+        return torch.where(y.abs() < _Tanhshrink.CLOSE, series * square * y, y - torch.tanh(y))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return gradient * torch.tanh(y).square()

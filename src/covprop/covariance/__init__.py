@@ -1,0 +1,7 @@
+"""Structures of a covariance, each behind the same few doors."""
+
+from covprop.covariance.base import Covariance, LinearMap
+from covprop.covariance.dense import Dense
+from covprop.covariance.diagonal import Diagonal
+
+__all__ = ["Covariance", "Dense", "Diagonal", "LinearMap"]

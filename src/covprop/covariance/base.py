@@ -1,0 +1,105 @@
+"""What covprop asks of a covariance, whatever its structure."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+PairFunction: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
+"""(elements of the rows, elements of the columns, covariance block) -> a block of the same shape."""
+
+
+@final
+@dataclass(frozen=True)
+class LinearMap:
+    """The linear part of an operation on the event, for any number of vectors at once.
+
+    function takes a tensor (*batch, *event_shape) as the operation itself does; `leading` says that
+    it also takes any further leading dimensions as they are.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    event_shape: torch.Size
+    leading: bool = False
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Map vectors (*batch, count, n) to (*batch, count, m)."""
+        batch = vectors.shape[:-2]
+        if self.leading:
+            mapped = self.function(vectors.unflatten(-1, self.event_shape or (1,)))
+            return mapped.reshape(*vectors.shape[:-1], -1)
+        stacked = vectors.movedim(-2, 0)
+        stacked = stacked.reshape(*stacked.shape[:-1], *self.event_shape)
+        mapped = torch.func.vmap(self.function)(stacked)
+        return mapped.reshape(len(mapped), *batch, -1).movedim(0, -2)
+
+
+class Covariance(ABC):
+    """A symmetric positive semi-definite matrix for every element of a batch."""
+
+    @property
+    @abstractmethod
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """Variances (*batch, n)."""
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """The full matrix (*batch, n, n)."""
+
+    @abstractmethod
+    def push(self, linear: LinearMap) -> "Covariance":
+        """A S A^T."""
+
+    @abstractmethod
+    def take(self, index: Tensor) -> "Covariance":
+        """The covariance of y[index], for an index (m,) that may repeat and leave out."""
+
+    @abstractmethod
+    def scale(self, factor: Tensor) -> "Covariance":
+        """The covariance of factor * y, factor (*batch, n)."""
+
+    @abstractmethod
+    def pairwise(
+        self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
+    ) -> "Covariance":
+        """Replace each off-diagonal entry by `pair` of it and put `variance` on the diagonal."""
+
+    @abstractmethod
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """The largest value of `pair` over the off-diagonal entries, 0 if there are none."""
+
+    @abstractmethod
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Samples (count, *batch, n) of mean zero."""
+
+    @abstractmethod
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Covariance":
+        """Apply a function to the tensors inside: a change of dtype or device, an index of the batch."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers inside."""
+        return self.diagonal().dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the numbers inside."""
+        return self.diagonal().device
+
+    @property
+    def size(self) -> int:
+        """The number of features n."""
+        return self.diagonal().shape[-1]
+
+
+def batch_count(covariance: Covariance) -> int:
+    """The number of matrices."""
+    return math.prod(covariance.batch_shape)

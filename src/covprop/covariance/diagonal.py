@@ -1,0 +1,77 @@
+"""Independent features."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import Covariance, LinearMap, PairFunction
+from covprop.covariance.dense import Dense
+
+
+@final
+@dataclass(frozen=True)
+class Diagonal(Covariance):
+    """Variances alone: values (*batch, n), everything off the diagonal exactly zero.
+
+    It is exact, never an approximation: an operation that makes features depend on each other
+    gives a `Dense` covariance.
+    """
+
+    values: Tensor
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.values.shape[:-1]
+
+    def diagonal(self) -> Tensor:
+        """The variances."""
+        return self.values
+
+    def matrix(self) -> Tensor:
+        """The full matrix (*batch, n, n)."""
+        return torch.diag_embed(self.values)
+
+    def push(self, linear: LinearMap) -> Dense:
+        """A S A^T, which is dense."""
+        return self.to_dense().push(linear)
+
+    def take(self, index: Tensor) -> Covariance:
+        """Variances of the index; a feature that appears twice makes the result dense."""
+        if len(index.unique()) < len(index):
+            return self.to_dense().take(index)
+        return Diagonal(self.values.index_select(-1, index))
+
+    def scale(self, factor: Tensor) -> "Diagonal":
+        """f_i^2 S_ii."""
+        return Diagonal(self.values * factor.square())
+
+    def pairwise(
+        self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
+    ) -> "Diagonal":
+        """Functions of independent variables are independent."""
+        del pair, elements
+        return Diagonal(variance.to(self.dtype))
+
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """There is nothing off the diagonal."""
+        del pair, elements
+        return 0.0
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Independent samples."""
+        standard = torch.randn(
+            (count, *self.values.shape), dtype=self.dtype, device=self.device, generator=generator
+        )
+        return standard * self.values.clamp(min=0).sqrt()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Diagonal":
+        """Apply a function to the variances."""
+        return Diagonal(function(self.values))
+
+    def to_dense(self) -> Dense:
+        """Write the zeros out."""
+        return Dense(self.matrix())

@@ -1,0 +1,215 @@
+"""The public value: a Gaussian, or a batch of them."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+)
+
+from covprop.covariance import Covariance, Dense, Diagonal
+from covprop.errors import InvalidGaussian
+from covprop.kernels.normal import correlation, standard_deviation
+from covprop.validation import check_shapes, check_tensors, check_values
+
+
+@final
+class Gaussian:
+    """A Gaussian over tensors: mean (*batch, *event), covariance (*batch, n, n), n = prod(event).
+
+    The covariance is a tensor or a structure (`covprop.covariance`); its batch shape says which
+    dimensions of the mean are the batch. Immutable. `validate_args=False` skips the checks of values.
+    """
+
+    __slots__ = ("_covariance", "_mean", "_method")
+
+    def __init__(
+        self,
+        mean: Tensor,
+        covariance: Tensor | Covariance,
+        *,
+        validate_args: bool = True,
+        method: object = None,
+    ) -> None:
+        """Check and keep; the tensors are not copied."""
+        check_tensors(mean, covariance)
+        check_shapes(mean, covariance)
+        structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
+        if validate_args:
+            check_values(mean, structure)
+        self._mean, self._covariance, self._method = mean, structure, method
+
+    @classmethod
+    def isotropic(cls, mean: Tensor, stddev: float | Tensor, batch_dims: int = 0) -> "Gaussian":
+        """Independent elements, all with one standard deviation.
+
+        batch_dims: how many leading dimensions of the mean are a batch; stddev may then be a tensor
+        with one entry for each element of the batch.
+        """
+        check_tensors(mean, mean)
+        width = torch.as_tensor(stddev, dtype=mean.dtype, device=mean.device)
+        if width.dim() > batch_dims:
+            raise InvalidGaussian(
+                f"stddev of shape {tuple(width.shape)} is more than one number for each of "
+                f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
+            )
+        if bool((width < 0).any()):
+            raise InvalidGaussian("a standard deviation cannot be negative")
+        while width.dim() < mean.dim():
+            width = width[..., None]
+        return cls.diagonal(mean, width.square().expand(mean.shape), batch_dims)
+
+    @classmethod
+    def diagonal(cls, mean: Tensor, variance: Tensor, batch_dims: int = 0) -> "Gaussian":
+        """Independent elements with variances of their own, in the shape of the mean.
+
+        batch_dims: how many leading dimensions of the mean are a batch.
+        """
+        check_tensors(mean, variance)
+        if not 0 <= batch_dims <= mean.dim():
+            raise InvalidGaussian(
+                f"a mean of {mean.dim()} dimensions cannot have {batch_dims} batch dimensions"
+            )
+        if variance.shape != mean.shape:
+            raise InvalidGaussian(
+                f"variances have the shape of the mean {tuple(mean.shape)}, not "
+                f"{tuple(variance.shape)}"
+            )
+        batch = mean.shape[:batch_dims]
+        return cls(mean, Diagonal(variance.reshape(*batch, mean[(0,) * batch_dims].numel())))
+
+    @classmethod
+    def from_torch(cls, distribution: Distribution) -> "Gaussian":
+        """From MultivariateNormal, LowRankMultivariateNormal (made dense) or Independent(Normal)."""
+        if isinstance(distribution, MultivariateNormal | LowRankMultivariateNormal):
+            return cls(distribution.mean, distribution.covariance_matrix, validate_args=False)
+        if isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
+            batch_dims = len(distribution.batch_shape)
+            return cls.diagonal(distribution.mean, distribution.variance, batch_dims)
+        raise TypeError(
+            f"{type(distribution).__name__} is not one of MultivariateNormal, "
+            "LowRankMultivariateNormal and Independent(Normal(...), dims)"
+        )
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean (*batch, *event)."""
+        return self._mean
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance in its structure."""
+        return self._covariance
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The full covariance (*batch, n, n)."""
+        return self._covariance.matrix()
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances, in the shape of the mean."""
+        return self._covariance.diagonal().reshape(self._mean.shape)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviations, in the shape of the mean."""
+        return standard_deviation(self.variance)
+
+    @property
+    def correlation_matrix(self) -> Tensor:
+        """Correlations (*batch, n, n): 1 on the diagonal, 0 with an element that does not vary."""
+        stddev = standard_deviation(self._covariance.diagonal())
+        matrix = correlation(self.covariance_matrix, stddev[..., :, None], stddev[..., None, :])
+        return torch.diagonal_scatter(matrix, torch.ones_like(stddev), dim1=-2, dim2=-1)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The shape of the batch."""
+        return self._covariance.batch_shape
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """The shape of one draw."""
+        return self._mean.shape[len(self.batch_shape) :]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or float64."""
+        return self._mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where mean and covariance are."""
+        return self._mean.device
+
+    @property
+    def method(self) -> object:
+        """The method that computed this Gaussian, or None."""
+        return self._method
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw samples (count, *batch, *event); a singular covariance is no obstacle."""
+        noise = self._covariance.noise(count, generator)
+        return self._mean + noise.reshape(count, *self._mean.shape)
+
+    def to_torch(self) -> Distribution:
+        """MultivariateNormal over the flattened event, or Independent(Normal) if diagonal."""
+        try:
+            if isinstance(self._covariance, Diagonal):
+                return Independent(Normal(self._mean, self.stddev), len(self.event_shape))
+            return MultivariateNormal(
+                self._mean.reshape(*self.batch_shape, -1), self.covariance_matrix
+            )
+        except ValueError as error:
+            raise InvalidGaussian(
+                "torch.distributions needs a positive definite covariance and this one is "
+                "singular; .sample() works all the same"
+            ) from error
+
+    def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
+        """Change dtype or device, as Tensor.to does."""
+        return self._map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def detach(self) -> "Gaussian":
+        """Leave the graph of autograd."""
+        return self._map(torch.Tensor.detach)
+
+    def __getitem__(self, index: Any) -> "Gaussian":
+        """Index the batch; the event is whole in every element of it."""
+        used = index if isinstance(index, tuple) else (index,)
+        if any(item is Ellipsis or item is None for item in used):
+            raise IndexError("index the batch with integers, slices or tensors")
+        if len(used) > len(self.batch_shape):
+            raise IndexError(
+                f"{len(used)} indices for a batch of shape {tuple(self.batch_shape)}; the event is "
+                "not indexed: select its elements with cp.propagate(lambda x: x[...], gaussian)"
+            )
+        return self._map(lambda tensor: tensor[index])
+
+    def __len__(self) -> int:
+        """The size of the first batch dimension."""
+        if not self.batch_shape:
+            raise TypeError("a single Gaussian has no length; only a batch does")
+        return self.batch_shape[0]
+
+    def __repr__(self) -> str:
+        """Shapes and types, no numbers."""
+        structure = type(self._covariance).__name__
+        return (
+            f"Gaussian(batch_shape={tuple(self.batch_shape)}, event_shape="
+            f"{tuple(self.event_shape)}, covariance={structure}, dtype={self.dtype})"
+        )
+
+    def _map(self, function: Any) -> "Gaussian":
+        return Gaussian(
+            function(self._mean),
+            self._covariance.map(function),
+            validate_args=False,
+            method=self._method,
+        )

@@ -1,0 +1,1 @@
+"""Functions of numbers alone: the normal distribution, Hermite functions, pairwise integrals."""

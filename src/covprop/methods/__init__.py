@@ -1,0 +1,7 @@
+"""Ways to treat nonlinearities."""
+
+from covprop.methods.base import LayerwiseMethod
+from covprop.methods.exact import Exact
+from covprop.methods.series import Series
+
+__all__ = ["Exact", "LayerwiseMethod", "Series"]

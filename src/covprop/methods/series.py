@@ -1,0 +1,130 @@
+"""The paper's Theorem 1: a Hermite series in the correlation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activation
+from covprop.covariance import Covariance
+from covprop.errors import ToleranceNotReached
+from covprop.kernels.hermite import power_series
+from covprop.kernels.normal import correlation, standard_deviation
+from covprop.methods.base import LayerwiseMethod
+
+DEFAULT_ORDER = 4
+LARGEST_ORDER = 512
+"""Where `Series(tolerance=...)` gives up: pairs with |rho| = 1 may need far more."""
+ROUNDING = 8.0
+"""In units of machine epsilon: what rounding does to a variance left over after subtraction."""
+
+
+@final
+@dataclass(frozen=True)
+class Series(LayerwiseMethod):
+    """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
+
+    order: the number of terms (4 if neither order nor tolerance is given);
+    tolerance: instead, the smallest order of each layer whose error bound is at most this,
+    relative to the product of the two standard deviations;
+    exact_variance: put the exact variance on the diagonal (the truncated one is what was published);
+    activations: replacements for declared activations, by torch function.
+    """
+
+    order: int | None = None
+    tolerance: float | None = None
+    exact_variance: bool = True
+    activations: Mapping[Callable[..., Any], Callable[..., Activation]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        """Settle on an order or a tolerance."""
+        if self.order is not None and self.tolerance is not None:
+            raise ValueError("give Series an order or a tolerance, not both")
+        if self.order is None and self.tolerance is None:
+            object.__setattr__(self, "order", DEFAULT_ORDER)
+        if self.order is not None and (not isinstance(self.order, int) or self.order < 1):
+            raise ValueError(f"the order of a series is a whole number from 1, not {self.order}")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(f"a tolerance is a positive number, not {self.tolerance}")
+
+    def activate(
+        self, activation: Activation, mean: Tensor, covariance: Covariance
+    ) -> tuple[Tensor, Covariance]:
+        """Cov = c_ij sum_k rho^(k-1) (a_k / sigma)_i (a_k / sigma)_j."""
+        variance = covariance.diagonal().double()
+        point = mean.double()
+        result = activation.mean(point, variance).to(mean.dtype)
+        coefficients = self._coefficients(activation, point, covariance)
+        truncated = variance.clamp(min=0) * coefficients.square().sum(0)
+        output = truncated
+        if self.exact_variance:
+            # Never below the truncated sum, or the matrix would not be positive semi-definite;
+            # above it for every true activation.
+            output = torch.maximum(activation.variance(point, variance), truncated)
+        elements = (standard_deviation(variance), *coefficients)
+        return result, covariance.pairwise(_series_pair, elements, output)
+
+    def _coefficients(
+        self, activation: Activation, mean: Tensor, covariance: Covariance
+    ) -> Tensor:
+        variance = covariance.diagonal().double()
+        if self.tolerance is None:
+            assert self.order is not None
+            return activation.coefficients(mean, variance, self.order)
+        order = sufficient_order(activation, mean, covariance, self.tolerance)
+        return activation.coefficients(mean, variance, order)
+
+
+def _series_pair(left: Sequence[Tensor], right: Sequence[Tensor], covariance: Tensor) -> Tensor:
+    rho = correlation(covariance, left[0], right[0])
+    return covariance * power_series(rho, torch.stack(left[1:]), torch.stack(right[1:]))
+
+
+def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> Tensor:
+    """(Var - sum_{k <= K} a_k^2) / Var for K = 1 ... order, as (order, *batch, n).
+
+    The difference of nearly equal numbers is uncertain by a few rounding errors, which are added.
+    """
+    output = activation.variance(mean, variance)
+    positive = output > 0
+    explained = variance.clamp(min=0) * activation.coefficients(mean, variance, order).square()
+    share = explained.cumsum(0) / torch.where(positive, output, 1)
+    rest = (1 - share).clamp(min=0) + ROUNDING * torch.finfo(share.dtype).eps
+    return torch.where(positive, rest, 0)
+
+
+@torch.no_grad()
+def sufficient_order(
+    activation: Activation, mean: Tensor, covariance: Covariance, tolerance: float
+) -> int:
+    """The smallest order whose bound |rho|^(K+1) sqrt(R_i R_j) is within tolerance for all pairs."""
+    variance = covariance.diagonal().double()
+    stddev = standard_deviation(variance)
+
+    def bound(rest: Tensor, order: int) -> float:
+        def pair(left: Sequence[Tensor], right: Sequence[Tensor], block: Tensor) -> Tensor:
+            size = correlation(block, left[0], right[0]).abs()
+            return size ** (order + 1) * (left[1] * right[1])
+
+        return covariance.largest(pair, (stddev, rest[order - 1].sqrt()))
+
+    highest = 2 * DEFAULT_ORDER
+    rest = remainders(activation, mean, variance, highest)
+    while (left_over := bound(rest, highest)) > tolerance:
+        if highest >= LARGEST_ORDER:
+            raise ToleranceNotReached(
+                f"after {highest} terms the error bound is {left_over:.1e}, above the tolerance "
+                f"{tolerance:.1e}, because some units are almost perfectly correlated; use "
+                "cp.Exact() or a larger tolerance"
+            )
+        highest *= 2
+        rest = remainders(activation, mean, variance, highest)
+    low, high = 1, highest
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(rest, middle) <= tolerance else (middle + 1, high)
+    return low

@@ -1,0 +1,210 @@
+"""Linear operations: one body for all of them, a registration line for each.
+
+Mean: the function itself. Covariance: its linear part, that is the function with its constant
+offset (a bias, a running mean, the value of a padding) left out, on the rows and on the columns.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covprop.activations import spellings
+from covprop.covariance import LinearMap
+from covprop.dispatch import in_place, rule
+from covprop.errors import UnsupportedOperation
+from covprop.rules.operands import batch_error, check_batch_shape, of_tensor, the_gaussian
+from covprop.tensor import GaussianTensor
+
+Strip: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+"""(args, kwargs) -> the same without the function's constant offset."""
+
+EXACT = "exact"
+
+
+def affine(
+    function: Callable[..., Any],
+    *args: Any,
+    strip: Strip | None = None,
+    leading: bool = False,
+    **kwargs: Any,
+) -> GaussianTensor:
+    """Carry a Gaussian through a function that is linear but for a constant offset.
+
+    strip takes the offset out of the arguments (a linear function needs none); leading says that
+    the function takes any number of leading dimensions.
+    """
+    x = the_gaussian(function, args, kwargs)
+    loc = of_tensor(function, args, kwargs)(x.loc)
+    check_batch_shape(function, x, loc.shape)
+    linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
+    _check_batch_is_separate(function, linear, x)
+    return x.through(loc, LinearMap(linear, x.event_shape, leading and x.event_shape != ()))
+
+
+def scaling(
+    function: Callable[..., Any], *args: Any, strip: Strip | None = None, **kwargs: Any
+) -> GaussianTensor:
+    """An affine function that multiplies each element by a number of its own."""
+    x = the_gaussian(function, args, kwargs)
+    loc = of_tensor(function, args, kwargs)(x.loc)
+    if loc.shape != x.shape:  # a constant that broadcasts the event
+        return affine(function, *args, strip=strip, **kwargs)
+    linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
+    factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, -1)
+    return x.replace(loc, x.covariance.scale(factor))
+
+
+def _check_batch_is_separate(
+    function: Callable[..., Any], linear: Callable[[Tensor], Tensor], x: GaussianTensor
+) -> None:
+    """Scaling each element of the batch must scale its result and nothing else."""
+    count = x.batch_shape.numel()
+    if count <= 1:
+        return
+    with torch.no_grad():
+        # Powers of two scale without rounding; any vector without structure will do.
+        scale = 2.0 ** (torch.arange(count, device=x.device) % 31)
+        scale = scale.to(x.dtype).reshape(x.batch_shape)
+        probe = torch.cos(torch.arange(x.numel(), device=x.device, dtype=x.dtype)) + 2
+        probe = probe.reshape(x.shape)
+        apart = linear(probe) * _trailing(scale, linear(probe).dim())
+        together = linear(probe * _trailing(scale, x.dim()))
+        size = apart.abs().amax() if apart.numel() else apart.sum()
+        if not bool((apart - together).abs().amax() <= size * torch.finfo(x.dtype).eps):
+            raise batch_error(function, x)
+
+
+def _trailing(values: Tensor, dims: int) -> Tensor:
+    return values.reshape(*values.shape, *(1,) * (dims - values.dim()))
+
+
+def without(position: int, name: str, value: Any = None) -> Strip:
+    """Set one argument, given by position or by name, to the value that makes it disappear."""
+
+    def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) > position:
+            return (*args[:position], value, *args[position + 1 :]), kwargs
+        return args, {**kwargs, name: value} if name in kwargs else kwargs
+
+    return strip
+
+
+def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Set the constant terms of a sum to zero."""
+
+    def zero(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return torch.zeros_like(item)
+        return 0 if isinstance(item, int | float) else item
+
+    others = {key: zero(item) if key in ("input", "other") else item for key, item in kwargs.items()}
+    return tuple(zero(item) for item in args), others
+
+
+def _linear(*names: str, strip: Strip | None = None, leading: bool = False) -> None:
+    """One line: every spelling of a torch function that is linear once stripped."""
+    functions = spellings(*names)
+
+    @rule(*functions, kind="linear", treatment=EXACT, name=names[0])
+    def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+        return affine(function, *args, strip=strip, leading=leading, **kwargs)
+
+
+_linear("linear", strip=without(2, "bias"), leading=True)
+_linear("conv1d", strip=without(2, "bias"))
+_linear("conv2d", strip=without(2, "bias"))
+_linear("conv3d", strip=without(2, "bias"))
+_linear("conv_transpose1d", strip=without(2, "bias"))
+_linear("conv_transpose2d", strip=without(2, "bias"))
+_linear("conv_transpose3d", strip=without(2, "bias"))
+_linear("avg_pool1d")
+_linear("avg_pool2d")
+_linear("avg_pool3d")
+_linear("adaptive_avg_pool1d")
+_linear("adaptive_avg_pool2d")
+_linear("adaptive_avg_pool3d")
+_linear("pad", strip=without(3, "value", 0.0))
+_linear("interpolate")
+_linear("upsample")
+_linear("fold")
+_linear("sum")
+_linear("mean")
+_linear("matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm")
+_linear("einsum")
+
+
+def _scaling(*names: str, strip: Strip | None = None) -> None:
+    """One line: a function that multiplies each element by a constant, and its in-place form."""
+    functions = spellings(*names)
+
+    @rule(*functions, kind="linear", treatment=EXACT, name=names[0])
+    def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+        return scaling(function, *args, strip=strip, **kwargs)
+
+    for function in spellings(f"{names[0]}_"):
+        in_place(function, of=functions[0])
+
+
+_scaling("mul", "multiply", "__rmul__")
+_scaling("neg", "negative")
+
+
+@rule(*spellings("div", "divide", "true_divide"), kind="linear", treatment=EXACT, name="div")
+def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """Division by a constant."""
+    if kwargs.get("rounding_mode") is not None:
+        raise UnsupportedOperation("division with a rounding mode is a step function without rule")
+    if not isinstance(args[0], GaussianTensor):
+        raise UnsupportedOperation(
+            "covprop has no rule for division by a Gaussian, which has no finite moments where the "
+            "divisor can be zero"
+        )
+    return scaling(function, *args, **kwargs)
+
+
+in_place(torch.Tensor.div_, of=torch.Tensor.div)
+
+
+@rule(*spellings("add", "sub", "subtract", "rsub", "__radd__", "__rsub__"), kind="linear",
+      treatment=EXACT, name="add, sub")  # fmt: skip
+def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """A sum with a constant; where it only moves the mean, the covariance stays as it is."""
+    x = the_gaussian(function, args, kwargs)
+    result = scaling(function, *args, strip=without_terms, **kwargs)
+    only_moves = args[0] is x and result.shape == x.shape and "rsub" not in function.__name__
+    return x.replace(result.loc, x.covariance) if only_moves else result
+
+
+in_place(torch.Tensor.add_, of=torch.Tensor.add)
+in_place(torch.Tensor.sub_, of=torch.Tensor.sub)
+
+
+@rule(F.batch_norm, torch.batch_norm, kind="linear", treatment="exact (evaluation mode)")
+def batch_norm(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *unused: Any,
+) -> GaussianTensor:
+    """In evaluation an affine map of each channel; in training it would need the batch's moments."""
+    if training or running_mean is None or running_var is None:
+        raise UnsupportedOperation(
+            "batch norm in training mode would use the statistics of the batch; call model.eval(), "
+            "and keep its running statistics"
+        )
+    check = (running_mean, running_var, weight, bias, False, momentum, eps)
+    stripped = (torch.zeros_like(running_mean), running_var, weight, None, False, momentum, eps)
+
+    def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (args[0], *stripped), kwargs
+
+    return scaling(F.batch_norm, input, *check, strip=strip)

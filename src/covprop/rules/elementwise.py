@@ -1,0 +1,144 @@
+"""Element-wise operations: look up the activation, ask the method."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from covprop.activations import DECLARATIONS, Activation, Quadrature, spellings
+from covprop.activations.rectified import prelu
+from covprop.activations.registry import Factory
+from covprop.dispatch import in_place, name_of, rule
+from covprop.errors import UnsupportedOperation
+from covprop.tensor import GaussianTensor
+
+
+def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
+    """Carry a Gaussian through an activation in the way of its method."""
+    flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
+    mean, covariance = x.method.activate(activation, flat, x.covariance)
+    return x.replace(mean.reshape(x.shape), covariance)
+
+
+def register(
+    functions: Sequence[Callable[..., Any]],
+    factory: Factory,
+    name: str,
+    treatment: str,
+    in_place_functions: Sequence[Callable[..., Any]] = (),
+    kind: str = "element-wise",
+) -> None:
+    """Register an activation's factory under all its spellings."""
+    signature = inspect.signature(factory)
+
+    @rule(*functions, kind=kind, treatment=treatment, name=name)
+    def body(
+        function: Callable[..., Any], x: Any = None, *args: Any, **kwargs: Any
+    ) -> GaussianTensor:
+        x = kwargs.pop("input", x)
+        if not isinstance(x, GaussianTensor) or any(
+            isinstance(other, GaussianTensor) for other in (*args, *kwargs.values())
+        ):
+            raise UnsupportedOperation(
+                f"{name_of(function)} has a rule for a Gaussian as its first argument alone"
+            )
+        replaced = [f for f in x.method.activations if f in functions]
+        chosen = x.method.activations[replaced[0]] if replaced else factory
+        options = signature.bind(*args, **kwargs) if not replaced else None
+        activation = chosen(*options.args, **options.kwargs) if options else chosen()
+        result = apply(activation, x)
+        if not (options and options.arguments.get("inplace")):
+            return result
+        x.become(result)
+        return x
+
+    for function in in_place_functions:
+        in_place(function, of=functions[0])
+
+
+for _declaration in DECLARATIONS:
+    register(
+        _declaration.functions,
+        _declaration.factory,
+        _declaration.name,
+        _declaration.treatment,
+        _declaration.in_place,
+    )
+
+
+@rule(*spellings("prelu"), kind="element-wise",
+      treatment="exact: closed form and one-dimensional integral", name="prelu")  # fmt: skip
+def prelu_rule(function: Callable[..., Any], x: GaussianTensor, weight: Tensor) -> GaussianTensor:
+    """One slope for all elements, or one for each entry of the second dimension."""
+    function(x.loc, weight)  # torch's own check of the shapes
+    shape = [1] * x.dim()
+    if weight.numel() > 1:
+        shape[1 if x.dim() > 1 else 0] = -1
+    slopes = weight.reshape(shape).expand(x.shape).reshape(*x.batch_shape, -1)
+    return apply(prelu(slopes.double()), x)
+
+
+@overload
+def activation(function: Callable[..., Tensor], *, kinks: Sequence[float] = ...) -> Callable[..., Any]: ...
+@overload
+def activation(function: None = None, *, kinks: Sequence[float] = ...) -> Callable[..., Callable[..., Any]]: ...
+def activation(
+    function: Callable[..., Tensor] | None = None, *, kinks: Sequence[float] = ()
+) -> Callable[..., Any]:
+    """Make an element-wise function, given as plain torch code, work on Gaussians by quadrature.
+
+    Use the result in a model in place of the function, or write @cp.activation above its
+    definition. The first argument is the tensor, the others are options. kinks: places where the
+    function bends; it must be continuous and smooth elsewhere.
+    """
+    if function is None:
+        return partial(activation, kinks=kinks)
+    plain = function
+
+    @wraps(plain)
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, GaussianTensor):
+            return plain(x, *args, **kwargs)
+        x.check_current()
+        scalar = wraps(plain)(lambda y: plain(y, *args, **kwargs))
+        return apply(Quadrature(scalar, tuple(kinks)), x)
+
+    return wrapped
+
+
+def register_activation(
+    *functions: Callable[..., Any],
+    activation: Factory | None = None,
+    kinks: Sequence[float] = (),
+) -> None:
+    """Register torch functions, all spellings of one element-wise function, as an activation.
+
+    activation: a factory that takes the function's options and returns an `Activation`; left away,
+    the first function itself is integrated by quadrature, with its kinks.
+    """
+    if not functions:
+        raise ValueError("name at least one torch function: cp.register_activation(torch.atan)")
+
+    def by_quadrature(*args: Any, **kwargs: Any) -> Activation:
+        return Quadrature(
+            wraps(functions[0])(lambda y: functions[0](y, *args, **kwargs)), tuple(kinks)
+        )
+
+    register(
+        functions,
+        activation or by_quadrature,
+        name_of(functions[0]),
+        "accurate to 1e-8: quadrature" if activation is None else "as its activation says",
+        kind="user",
+    )
+
+
+def find_activation(function: Callable[..., Any], **options: Any) -> Activation:
+    """The activation of a torch function, or of any element-wise function by quadrature."""
+    for declaration in DECLARATIONS:
+        if function in declaration.functions:
+            return declaration.factory(**options)
+    return Quadrature(partial(function, **options) if options else function)

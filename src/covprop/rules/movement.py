@@ -1,0 +1,80 @@
+"""Operations that only move, repeat or leave out elements.
+
+Run on a tensor of indices, the operation tells which element goes where; the covariance follows
+without arithmetic, and stays as it is where the order does not change.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.activations import spellings
+from covprop.dispatch import in_place, rule
+from covprop.rules.operands import batch_error, check_batch_shape, of_tensor, the_gaussian
+from covprop.tensor import GaussianTensor
+
+
+def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Move the mean, and the rows and columns of the covariance with it."""
+    x = the_gaussian(function, args, kwargs)
+    move = of_tensor(function, args, kwargs)
+    moved = move(x.loc)
+    size = x.event_shape.numel()
+    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    origins = move(numbers)
+    if isinstance(moved, Tensor):
+        return _moved(function, x, moved, origins, size)
+    results = [_moved(function, x, loc, origin, size) for loc, origin in zip(moved, origins, strict=True)]
+    return type(moved)(results)
+
+
+def _moved(
+    function: Callable[..., Any], x: GaussianTensor, loc: Tensor, origin: Tensor, size: int
+) -> GaussianTensor:
+    check_batch_shape(function, x, loc.shape)
+    batch = x.batch_shape.numel()
+    rows = origin.reshape(batch, -1) - torch.arange(batch, device=x.device)[:, None] * size
+    index = rows[0] if batch else rows.new_zeros(rows.shape[1])
+    if bool((rows != index).any()) or bool(((index < 0) | (index >= size)).any()):
+        raise batch_error(function, x)
+    covariance = x.covariance.take(index)
+    return GaussianTensor(loc, covariance, x.method, view_of=x)
+
+
+def _movement(*names: str) -> None:
+    functions = spellings(*names)
+    rule(*functions, kind="shape", treatment="exact", name=names[0])(movement)
+    for name in names:
+        for function in spellings(f"{name}_"):
+            in_place(function, of=getattr(torch.Tensor, name))
+
+
+_movement("flatten")
+_movement("reshape")
+_movement("view")
+_movement("unflatten")
+_movement("squeeze")
+_movement("unsqueeze")
+_movement("permute")
+_movement("transpose", "swapaxes", "swapdims")
+_movement("t")
+_movement("movedim", "moveaxis")
+_movement("flip")
+_movement("roll")
+_movement("expand", "expand_as", "broadcast_to")
+_movement("repeat")
+_movement("repeat_interleave")
+_movement("tile")
+_movement("narrow")
+_movement("select")
+_movement("index_select")
+_movement("__getitem__")
+_movement("chunk")
+_movement("split")
+_movement("tensor_split")
+_movement("unbind")
+_movement("pixel_shuffle")
+_movement("pixel_unshuffle")
+_movement("channel_shuffle")

@@ -1,0 +1,225 @@
+"""The in-flight Gaussian: what a module's forward sees instead of a tensor."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance import Covariance, LinearMap
+from covprop.dispatch import IN_PLACE, RULES, leaves, name_of, unsupported
+from covprop.errors import UnsupportedOperation
+from covprop.methods import LayerwiseMethod
+
+
+@dataclass
+class _Storage:
+    """What views of one tensor share: a count of the in-place changes to it."""
+
+    version: int = 0
+
+
+@final
+class GaussianTensor:
+    """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
+
+    Every torch function that has a rule works on it, as a function and as a method; anything else
+    raises `UnsupportedOperation`. `loc` is the mean tensor and `covariance` its covariance.
+    """
+
+    __slots__ = ("_storage", "_version", "covariance", "loc", "method")
+
+    def __init__(
+        self,
+        loc: Tensor,
+        covariance: Covariance,
+        method: LayerwiseMethod,
+        view_of: "GaussianTensor | None" = None,
+    ) -> None:
+        """Wrap a mean (*batch, *event) and a covariance with the batch shape of the latter."""
+        self.loc, self.covariance, self.method = loc, covariance, method
+        self._storage = _Storage() if view_of is None else view_of._storage
+        self._version = self._storage.version
+
+    # What rules use.
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions, which no operation may touch."""
+        return self.covariance.batch_shape
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """The other dimensions."""
+        return self.loc.shape[len(self.batch_shape) :]
+
+    def replace(self, loc: Tensor, covariance: Covariance) -> "GaussianTensor":
+        """A new tensor with this one's method."""
+        return GaussianTensor(loc, covariance, self.method)
+
+    def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
+        """The result of an affine operation: its value at the mean, and its linear part."""
+        return self.replace(loc, self.covariance.push(linear))
+
+    def become(self, other: "GaussianTensor") -> None:
+        """Take another's value in place; older views of this tensor become invalid."""
+        self._storage.version += 1
+        self._version = self._storage.version
+        self.loc, self.covariance = other.loc, other.covariance
+
+    def check_current(self) -> None:
+        """Raise if this is a view of something that changed in place since."""
+        if self._version != self._storage.version:
+            raise UnsupportedOperation(
+                "this tensor was changed in place through another view of it, which covprop cannot "
+                "follow; use the out-of-place operation (inplace=False)"
+            )
+
+    # What a model may ask of a tensor.
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Hand torch's function to its rule."""
+        del types
+        return dispatch(func, args, kwargs or {})
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the mean."""
+        return self.loc.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.loc.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype."""
+        return self.loc.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return self.loc.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is on a CUDA device."""
+        return self.loc.is_cuda
+
+    @property
+    def is_nested(self) -> bool:
+        """Never a nested tensor."""
+        return False
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows the mean or the covariance."""
+        return self.loc.requires_grad or self.covariance.diagonal().requires_grad
+
+    @property
+    def T(self) -> "GaussianTensor":  # noqa: N802
+        """The transpose of a matrix."""
+        return dispatch(torch.Tensor.t, (self,), {})  # type: ignore[no-any-return]
+
+    @property
+    def mT(self) -> "GaussianTensor":  # noqa: N802
+        """The last two dimensions exchanged."""
+        return dispatch(torch.Tensor.transpose, (self, -2, -1), {})  # type: ignore[no-any-return]
+
+    def size(self, dim: int | None = None) -> Any:
+        """Tensor.size."""
+        return self.loc.size() if dim is None else self.loc.size(dim)
+
+    def dim(self) -> int:
+        """Tensor.dim."""
+        return self.loc.dim()
+
+    def numel(self) -> int:
+        """Tensor.numel."""
+        return self.loc.numel()
+
+    def is_floating_point(self) -> bool:
+        """Tensor.is_floating_point."""
+        return True
+
+    def __len__(self) -> int:
+        """The size of the first dimension."""
+        return len(self.loc)
+
+    def __iter__(self) -> Iterator["GaussianTensor"]:
+        """Along the first dimension."""
+        return iter([dispatch(torch.Tensor.__getitem__, (self, i), {}) for i in range(len(self))])
+
+    def __repr__(self) -> str:
+        """Shapes only."""
+        return (
+            f"GaussianTensor(shape={tuple(self.shape)}, batch_shape={tuple(self.batch_shape)}, "
+            f"covariance={type(self.covariance).__name__})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods of torch.Tensor: each is its rule, or says that there is none."""
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("__") or not callable(function):
+            raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
+        return lambda *args, **kwargs: dispatch(function, (self, *args), kwargs)
+
+
+def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the rule of a torch function."""
+    for leaf in leaves((args, kwargs)):
+        if isinstance(leaf, GaussianTensor):
+            leaf.check_current()
+    if kwargs.get("out") is not None:
+        raise UnsupportedOperation(
+            f"{name_of(function)} with out=... would write a Gaussian into a plain tensor; leave "
+            "out away"
+        )
+    if function in IN_PLACE:
+        return _in_place(function, args, kwargs)
+    if function not in RULES:
+        raise unsupported(function)
+    return RULES[function](function, *args, **kwargs)
+
+
+def _in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target = args[0]
+    if not isinstance(target, GaussianTensor):
+        raise UnsupportedOperation(
+            f"{name_of(function)} would write a Gaussian into a plain tensor; write the "
+            "out-of-place form, as in t = t + x"
+        )
+    result = dispatch(IN_PLACE[function], args, kwargs)
+    if result.shape != target.shape:
+        raise UnsupportedOperation(f"{name_of(function)} cannot change the shape of its target")
+    target.become(result)
+    return target
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    function = getattr(torch.Tensor, name)
+
+    def method(self: GaussianTensor, *others: Any) -> Any:
+        return dispatch(function, (self, *others), {})
+
+    return method
+
+
+_OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "matmul": "matmul", "pow": "pow",
+    "neg": "neg", "abs": "abs", "getitem": "__getitem__", "setitem": "__setitem__",
+    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
+    "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
+    "bool": "__bool__", "float": "__float__", "int": "__int__", "index": "__index__",
+    "floordiv": "floor_divide", "mod": "remainder",
+    "radd": "add", "rmul": "mul", "rsub": "__rsub__", "rtruediv": "__rtruediv__",
+    "rpow": "__rpow__",
+}  # fmt: skip
+for _python, _torch in _OPERATORS.items():
+    setattr(GaussianTensor, f"__{_python}__", _operator(_torch))
+GaussianTensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,0 +1,107 @@
+"""Whether a mean and a covariance describe a Gaussian: checked at the gate, trusted inside."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from covprop.covariance import Covariance, Dense
+from covprop.errors import InvalidGaussian
+
+SUPPORTED = (torch.float32, torch.float64)
+EXACT_CHECK = 512
+"""Up to this size eigenvalues are computed; beyond it, conditions that cost O(n^2)."""
+ROUNDING = 100.0
+"""In units of machine epsilon: asymmetry and negative eigenvalues that rounding explains."""
+
+
+def check_tensors(mean: object, covariance: object) -> None:
+    """Types, dtypes and devices."""
+    if not isinstance(mean, Tensor):
+        raise InvalidGaussian(f"the mean must be a tensor, not {type(mean).__name__}")
+    if not isinstance(covariance, Tensor | Covariance):
+        raise InvalidGaussian(
+            f"the covariance must be a tensor or a Covariance, not {type(covariance).__name__}"
+        )
+    for name, dtype in (("mean", mean.dtype), ("covariance", covariance.dtype)):
+        if dtype not in SUPPORTED:
+            raise InvalidGaussian(
+                f"the {name} has dtype {dtype}; covprop computes in float32 or float64, so convert "
+                "it with .float() or .double()"
+            )
+    if mean.dtype != covariance.dtype:
+        raise InvalidGaussian(
+            f"the mean has dtype {mean.dtype} and the covariance {covariance.dtype}; convert one"
+        )
+    if mean.device != covariance.device:
+        raise InvalidGaussian(
+            f"the mean is on {mean.device} and the covariance on {covariance.device}; move one"
+        )
+
+
+def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
+    """The batch of the covariance leads the mean, and the rest has n elements."""
+    if isinstance(covariance, Tensor):
+        shape = tuple(covariance.shape)
+        if covariance.dim() < 2 or shape[-1] != shape[-2]:  # noqa: PLR2004
+            raise InvalidGaussian(
+                f"a covariance has shape (*batch, n, n), not {shape}; for variances alone use "
+                "cp.Gaussian.diagonal(mean, variance)"
+            )
+        batch, size = shape[:-2], shape[-1]
+    else:
+        batch, size = tuple(covariance.batch_shape), covariance.size
+    event = tuple(mean.shape[len(batch) :])
+    if tuple(mean.shape[: len(batch)]) != batch:
+        raise InvalidGaussian(
+            f"the covariance is a batch of shape {batch}, but the mean has shape "
+            f"{tuple(mean.shape)}, which does not begin with it"
+        )
+    if math.prod(event) != size:
+        raise InvalidGaussian(
+            f"the covariance is for {size} features, but the mean has {math.prod(event)} "
+            f"(shape {tuple(mean.shape)}, of which {batch} is the batch); give the covariance the "
+            "shape (*batch, n, n) with n the number of elements of one event"
+        )
+
+
+@torch.no_grad()
+def check_values(mean: Tensor, covariance: Covariance) -> None:
+    """Finite, symmetric and positive semi-definite, up to rounding."""
+    if not bool(torch.isfinite(mean).all()):
+        raise InvalidGaussian("the mean has NaN or infinite entries")
+    variance = covariance.diagonal()
+    if not bool(torch.isfinite(variance).all()):
+        raise InvalidGaussian("the covariance has NaN or infinite entries")
+    rounding = ROUNDING * torch.finfo(mean.dtype).eps
+    scale = variance.abs().amax() if variance.numel() else variance.sum()
+    if bool((variance < -rounding * scale).any()):
+        raise InvalidGaussian(f"the covariance has a negative variance ({variance.min():.3g})")
+    if isinstance(covariance, Dense):
+        _check_matrix(covariance.values, variance.clamp(min=0), rounding)
+
+
+def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
+    if not bool(torch.isfinite(matrix).all()):
+        raise InvalidGaussian("the covariance has NaN or infinite entries")
+    largest = variance.amax(-1)[..., None, None]
+    asymmetry = (matrix - matrix.mT).abs()
+    if bool((asymmetry > rounding * largest).any()):
+        raise InvalidGaussian(
+            f"the covariance is not symmetric (entries differ by up to {asymmetry.max():.3g}); "
+            "use (covariance + covariance.mT) / 2"
+        )
+    bound = (variance[..., :, None] * variance[..., None, :]).sqrt()
+    if bool((matrix.abs() > bound + rounding * largest).any()):
+        raise InvalidGaussian(
+            "the covariance is not positive semi-definite: an entry exceeds the product of its two "
+            "standard deviations"
+        )
+    size = matrix.shape[-1]
+    if math.prod(matrix.shape[:-2]) * size**3 > EXACT_CHECK**3:
+        return
+    lowest = torch.linalg.eigvalsh(matrix)[..., 0]
+    if bool((lowest < -rounding * size * largest[..., 0, 0]).any()):
+        raise InvalidGaussian(
+            f"the covariance is not positive semi-definite (an eigenvalue is {lowest.min():.3g})"
+        )
