@@ -24,7 +24,9 @@ def series_error_bound(
     """
     if order < 1:
         raise ValueError(f"the order of a series is a whole number from 1, not {order}")
-    activation = function if isinstance(function, Activation) else find_activation(function, **options)
+    activation = (
+        function if isinstance(function, Activation) else find_activation(function, **options)
+    )
     variance = x.covariance.diagonal().double()
     mean = x.mean.double().reshape(variance.shape)
     output = activation.variance(mean, variance)

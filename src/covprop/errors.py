@@ -21,5 +21,9 @@ class QuadratureError(CovpropError, ArithmeticError):
     """A function whose moments quadrature cannot find to the accuracy promised."""
 
 
+class MomentOverflow(CovpropError, OverflowError):
+    """An activation whose moments are too large for the dtype."""
+
+
 class ToleranceNotReached(CovpropError, ArithmeticError):
     """A series whose error bound stays above the tolerance at the largest order."""

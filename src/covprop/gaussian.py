@@ -23,7 +23,7 @@ class Gaussian:
     """A Gaussian over tensors: mean (*batch, *event), covariance (*batch, n, n), n = prod(event).
 
     The covariance is a tensor or a structure (`covprop.covariance`); its batch shape says which
-    dimensions of the mean are the batch. Immutable. `validate_args=False` skips the checks of values.
+    dimensions of the mean are the batch. Immutable. `validate_args=False` skips checks of values.
     """
 
     __slots__ = ("_covariance", "_mean", "_method")
@@ -85,7 +85,7 @@ class Gaussian:
 
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
-        """From MultivariateNormal, LowRankMultivariateNormal (made dense) or Independent(Normal)."""
+        """From MultivariateNormal, LowRankMultivariateNormal (made dense), Independent(Normal)."""
         if isinstance(distribution, MultivariateNormal | LowRankMultivariateNormal):
             return cls(distribution.mean, distribution.covariance_matrix, validate_args=False)
         if isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):

@@ -11,9 +11,11 @@ from covprop.gaussian import Gaussian
 from covprop.methods import Exact, LayerwiseMethod
 from covprop.tensor import GaussianTensor
 
+EXACT = Exact()
+
 
 def propagate(
-    module: nn.Module | Callable[..., Any], x: Gaussian, method: LayerwiseMethod | None = None
+    module: nn.Module | Callable[..., Any], x: Gaussian, method: LayerwiseMethod = EXACT
 ) -> Any:
     """The mean and covariance of a network's output for a Gaussian input.
 
@@ -24,7 +26,6 @@ def propagate(
     """
     if not isinstance(x, Gaussian):
         raise TypeError(f"propagate takes a cp.Gaussian, not {type(x).__name__}")
-    method = Exact() if method is None else method
     if not isinstance(method, LayerwiseMethod):
         raise TypeError(
             f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
@@ -90,7 +91,7 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, list | tuple):
         return type(result)(_unwrap(item, method) for item in result)
     if isinstance(result, dict):
-        return type(result)((key, _unwrap(item, method)) for key, item in result.items())
+        return {key: _unwrap(item, method) for key, item in result.items()}
     if result is None or isinstance(result, Tensor | bool | int | float | str):
         return result
     raise UnsupportedOperation(

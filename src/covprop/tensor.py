@@ -39,7 +39,7 @@ class GaussianTensor:
     ) -> None:
         """Wrap a mean (*batch, *event) and a covariance with the batch shape of the latter."""
         self.loc, self.covariance, self.method = loc, covariance, method
-        self._storage = _Storage() if view_of is None else view_of._storage
+        self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
 
     # What rules use.
@@ -122,14 +122,14 @@ class GaussianTensor:
         return self.loc.requires_grad or self.covariance.diagonal().requires_grad
 
     @property
-    def T(self) -> "GaussianTensor":  # noqa: N802
+    def T(self) -> "GaussianTensor":
         """The transpose of a matrix."""
-        return dispatch(torch.Tensor.t, (self,), {})  # type: ignore[no-any-return]
+        return dispatch(torch.Tensor.t, (self,), {})
 
     @property
-    def mT(self) -> "GaussianTensor":  # noqa: N802
+    def mT(self) -> "GaussianTensor":
         """The last two dimensions exchanged."""
-        return dispatch(torch.Tensor.transpose, (self, -2, -1), {})  # type: ignore[no-any-return]
+        return dispatch(torch.Tensor.transpose, (self, -2, -1), {})
 
     def size(self, dim: int | None = None) -> Any:
         """Tensor.size."""
@@ -222,4 +222,3 @@ _OPERATORS = {
 }  # fmt: skip
 for _python, _torch in _OPERATORS.items():
     setattr(GaussianTensor, f"__{_python}__", _operator(_torch))
-GaussianTensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,12 +1,11 @@
 """What covprop must know of a scalar function to carry a Gaussian through it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import TypeAlias
 
 from torch import Tensor
 
-Elements: TypeAlias = Sequence[Tensor]
+Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (..., n), or broadcastable to it."""
 
 

@@ -54,6 +54,7 @@ class DaunizeauSigmoid(Activation):
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """There is no exact covariance of an approximation."""
+        del mean, variance
         raise UnsupportedOperation(
             "Daunizeau's sigmoid has no exact covariance; use cp.Series(order=...) with it, or the "
             "accurate sigmoid"

@@ -77,7 +77,7 @@ class Sinusoid(Activation):
     def _derivative(self, y: Tensor, k: int) -> Tensor:
         k = k + 1 if self.cosine else k
         value = torch.sin(y) if k % 2 == 0 else torch.cos(y)
-        return value if k % 4 < 2 else -value
+        return -value if k // 2 % 2 else value
 
 
 @final
@@ -105,7 +105,7 @@ class Polynomial(Activation):
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """E[g^(k)] / sqrt(k!) for k = 1 ... degree."""
         derivatives = self._expected_derivatives(mean, variance)[1:]
-        return [d / math.sqrt(math.factorial(k)) for k, d in enumerate(derivatives, start=1)]
+        return tuple(d / math.sqrt(math.factorial(k)) for k, d in enumerate(derivatives, start=1))
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """sum_k c^k E[g^(k)]_i E[g^(k)]_j / k!."""

@@ -19,8 +19,9 @@ from covprop.kernels.normal import (
     density,
     partial_expectation,
     standard_deviation,
+    standardise,
 )
-from covprop.kernels.plackett import plackett
+from covprop.kernels.plackett import bivariate_density, gap_to_one, plackett
 
 GELU_SWITCH = 0.5
 """The |R| below which GELU's covariance is integrated and above which it is closed."""
@@ -153,17 +154,17 @@ def _gelu_closed(
     """E[G_i G_j] by the relu of u and its conditional expectations given u = 0, less the means."""
     del slope1, slope2
     rho = c / (s1 * s2)
-    rest = 1 - rho.square()
-    root = rest.sqrt()
+    gap = gap_to_one(rho)
+    root = standard_deviation(gap * (2 - gap))  # sqrt(1 - rho^2), 0 for huge variances
     relu = s1 * s2 * (rho * cumulative(a) * cumulative(b) + plackett(a, b, rho)[1])
 
     def given_zero(a: Tensor, b: Tensor, ratio: Tensor) -> Tensor:
-        inner = root * partial_expectation((b - rho * a) / root) - partial_expectation(b)
+        shift = b - rho * a
+        tail = partial_expectation(-standardise(shift, root).abs())
+        inner = shift.clamp(min=0) + root * tail - partial_expectation(b)
         return density(a) * ratio * inner
 
-    exponent = rho * (2 * a * b - rho * (a.square() + b.square())) / (2 * rest)
-    both = torch.expm1(exponent - torch.log1p(-rho.square()) / 2)
-    both = density(a) * density(b) / (s1 * s2) * both
+    both = (bivariate_density(a, b, rho) - density(a) * density(b)) / (s1 * s2)
     return relu - given_zero(a, b, s2 / s1) - given_zero(b, a, s1 / s2) + both
 
 

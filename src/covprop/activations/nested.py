@@ -45,19 +45,19 @@ def nested_covariance(
         torch.where(swap, mean_1, mean_2),
         torch.where(swap, stddev_1, stddev_2),
     )
-    return _Nested.apply(scalar, *ordered, rho)  # type: ignore[no-any-return, no-untyped-call]
+    return _Nested.apply(scalar, *ordered, rho)
 
 
 class _Nested(Function):
     @staticmethod
-    def forward(ctx: Any, scalar: Scalar, *pairs: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, scalar: Scalar, *pairs: Tensor) -> Tensor:
         ctx.save_for_backward(*pairs)
         ctx.scalar = scalar
         return torch.cat([_covariance(scalar, *part) for part in _parts(pairs)])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         parts = [_partials(ctx.scalar, *part) for part in _parts(ctx.saved_tensors)]
         return None, *(gradient * torch.cat(column) for column in zip(*parts, strict=True))
 
@@ -123,7 +123,7 @@ def _covariance(
 def _partials(
     scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> tuple[Tensor, ...]:
-    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, none of which differentiates twice.
+    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, from g and g' alone.
 
     d/drho = sigma_1 sigma_2 E[g'(y1) g'(y2)] (Price); the others move one argument.
     """

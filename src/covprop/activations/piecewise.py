@@ -89,7 +89,7 @@ class Piecewise(Activation):
         return torch.where(variance > 0, result, variance * slope.square()).clamp(min=0)
 
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
-        """a_k = (-1)^k phi(a) [ w sigma He_{k-2}(a) - h He_{k-1}(a) ] / sqrt(k!), summed over knots."""
+        """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
         stddev = standard_deviation(variance)
         positions = [standardise(mean - knot, stddev) for knot in self.knots]
         inverse = torch.where(variance > 0, 1 / torch.where(variance > 0, stddev, 1), 0)

@@ -1,7 +1,8 @@
 """Any function, by quadrature: nothing derived by hand.
 
-Everything follows from the derivative g', which autograd gives: a_k = sigma E[g' He_{k-1}] / sqrt(k!),
-and g(y) - g(mu) is the integral of g', so that no moment is the small difference of large numbers.
+Everything follows from the derivative g', which autograd gives: a_k = sigma E[g' He_{k-1}] /
+sqrt(k!), and g(y) - g(mu) is the integral of g', so that no moment is the small difference of
+large numbers.
 """
 
 import math
@@ -36,7 +37,7 @@ error of the finer one is far smaller."""
 LADDER = (8, 16, 32, 64)
 """Orders that the exact covariance tries before it integrates a pair directly."""
 ACCURACY = {torch.float32: 2e-6, torch.float64: 1e-11}
-"""Error bound of the exact covariance, relative to the standard deviations, that ends the series."""
+"""Bound of the exact covariance's error, relative to the standard deviations: ends the series."""
 SMALLEST_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 """Below this standard deviation, second derivatives are taken at it: rounding would eat them."""
 
@@ -90,20 +91,18 @@ class Quadrature(Activation):
             t[hard].double()
             for t in torch.broadcast_tensors(mean_i, stddev_i, mean_j, stddev_j, rho)
         ]
-        direct = nested_covariance(
-            Scalar(self.function, self.kinks, self.conditional_mean), *pairs
-        )
+        direct = nested_covariance(Scalar(self.function, self.kinks, self.conditional_mean), *pairs)
         return result.masked_scatter(hard, direct.to(result.dtype))
 
     def _moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
-        return _Moments.apply(mean, variance, self, order)  # type: ignore[no-any-return, no-untyped-call]
+        return _Moments.apply(mean, variance, self, order)
 
 
 class _Moments(Function):
-    """Mean, variance and coefficients over sigma; their gradients by Stein's and Price's identities."""
+    """Mean, variance and coefficients over sigma; gradients by Stein's and Price's identities."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, mean: Tensor, variance: Tensor, activation: Quadrature, order: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(mean, variance)
@@ -113,7 +112,7 @@ class _Moments(Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor, grad_rows: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor, grad_rows: Tensor) -> Any:
         mean, variance = ctx.saved_tensors
         order = ctx.order
         stddev = standard_deviation(variance)

@@ -57,15 +57,13 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False)
 def clamp(min: Any = None, max: Any = None) -> Activation:
     """Y held between two numbers, either of which may be missing."""
     low, high = _number("clamp", min), _number("clamp", max)
-    if low is None and high is None:
-        raise ValueError("clamp needs at least one of min and max")
     if high is None:
+        if low is None:
+            raise ValueError("clamp needs at least one of min and max")
         return continuous(partial(torch.clamp, min=low), [low], [0.0, 1.0], low)
     if low is None:
         return continuous(partial(torch.clamp, max=high), [high], [1.0, 0.0], high)
-    if low > high:  # torch's convention: everything becomes max
-        low = high
-    return hardtanh(low, high)
+    return hardtanh(min(low, high), high)  # torch's convention: with min > max all becomes max
 
 
 @declare("clamp_min", treatment=EXACT)

@@ -67,7 +67,7 @@ def square() -> Activation:
     return power(2)
 
 
-@declare("pow", "__pow__", "float_power", treatment=CLOSED)
+@declare("pow", "__pow__", treatment=CLOSED)
 def integer_power(exponent: Any) -> Activation:
     """y^n for a whole number n >= 0."""
     number = exponent.item() if isinstance(exponent, Tensor) and exponent.numel() == 1 else exponent
@@ -112,7 +112,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     """log(1 + exp(beta y)) / beta; torch's switch to y at the threshold is a detail of its own."""
     if threshold < SMOOTH_THRESHOLD:
         raise UnsupportedOperation(
-            f"softplus with threshold {threshold} jumps where it becomes linear; use a threshold of "
+            f"softplus with threshold {threshold} jumps where it becomes linear; use one of "
             f"at least {SMOOTH_THRESHOLD:g}"
         )
     return Quadrature(partial(_softplus, rate=float(beta)))
@@ -154,7 +154,7 @@ class _Tanhshrink(torch.autograd.Function):
               929569 / 638512875, -6404582 / 10854718875, 443861162 / 1856156927625)  # fmt: skip
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, y: Tensor) -> Tensor:
         ctx.save_for_backward(y)
         square, series = y.square(), torch.zeros_like(y)
         for coefficient in reversed(_Tanhshrink.TAYLOR):
@@ -162,6 +162,6 @@ class _Tanhshrink(torch.autograd.Function):
         return torch.where(y.abs() < _Tanhshrink.CLOSE, series * square * y, y - torch.tanh(y))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         return gradient * torch.tanh(y).square()

@@ -9,8 +9,8 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-PairFunction: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
-"""(elements of the rows, elements of the columns, covariance block) -> a block of the same shape."""
+PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
+"""(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
 
 
 @final
@@ -82,7 +82,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Covariance":
-        """Apply a function to the tensors inside: a change of dtype or device, an index of the batch."""
+        """Apply a function to the tensors inside: a change of dtype, an index of the batch."""
 
     @property
     def dtype(self) -> torch.dtype:

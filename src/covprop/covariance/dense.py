@@ -49,9 +49,7 @@ class Dense(Covariance):
         """f_i S_ij f_j."""
         return Dense(self.values * (factor[..., :, None] * factor[..., None, :]))
 
-    def pairwise(
-        self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
-    ) -> "Dense":
+    def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Dense":
         """Evaluate `pair` block by block; a backward pass evaluates each block again."""
         blocks = list(self._blocks(pair, elements))
         matrix = torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0]
@@ -82,7 +80,7 @@ class Dense(Covariance):
     def _blocks(self, pair: PairFunction, elements: Sequence[Tensor]) -> Iterator[Tensor]:
         rows = max(1, BLOCK // max(1, batch_count(self) * self.size))
         elements = [element.to(self.dtype) for element in elements]
-        right = [element[..., None, :] for element in elements]
+        right = tuple(element[..., None, :] for element in elements)
         again = rows < self.size and torch.is_grad_enabled()
         for start in range(0, self.size, rows):
             block = self.values[..., start : start + rows, :]
@@ -91,7 +89,7 @@ class Dense(Covariance):
             block = torch.diagonal_scatter(
                 block, torch.zeros_like(diagonal), offset=start, dim1=-2, dim2=-1
             )
-            left = [element[..., start : start + rows, None] for element in elements]
+            left = tuple(element[..., start : start + rows, None] for element in elements)
             if again:
                 yield checkpoint(
                     pair, left, right, block, use_reentrant=False, preserve_rng_state=False

@@ -43,13 +43,12 @@ class Panels:
     def __init__(self, breakpoints: Tensor, count: int) -> None:
         """Place `count` nodes on every panel."""
         nodes, weights, cumulative = _legendre(count)
-        like = {"dtype": breakpoints.dtype, "device": breakpoints.device}
         half = breakpoints.diff(dim=-1)[..., None] / 2
         middle = (breakpoints[..., 1:] + breakpoints[..., :-1])[..., None] / 2
-        self.nodes = middle + half * torch.as_tensor(nodes, **like)
-        self.weights = half * torch.as_tensor(weights, **like)
+        self.nodes = middle + half * torch.as_tensor(nodes).to(breakpoints)
+        self.weights = half * torch.as_tensor(weights).to(breakpoints)
         self._half = half
-        self._cumulative = torch.as_tensor(cumulative, **like)
+        self._cumulative = torch.as_tensor(cumulative).to(breakpoints)
 
     def integral_from_zero(self, values: Tensor) -> Tensor:
         """Integral of a function, given by its values at the nodes, from 0 to each node.

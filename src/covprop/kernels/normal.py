@@ -1,6 +1,7 @@
 """The standard normal distribution: the one place where its functions are written."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def cumulative_difference(high: Tensor, low: Tensor) -> Tensor:
 
 class _PartialExpectation(Function):
     @staticmethod
-    def forward(ctx, z: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, z: Tensor) -> Tensor:
         ctx.save_for_backward(z)
         tail = z.abs() / SQRT_2
         # z Phi(z) + phi(z) cancels for z << 0; erfcx keeps what is left.
@@ -40,14 +41,14 @@ class _PartialExpectation(Function):
         return below + z.clamp(min=0)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
         return gradient * cumulative(z)
 
 
 def partial_expectation(z: Tensor) -> Tensor:
     """m(z) = E[relu(z + xi)] = z Phi(z) + phi(z), accurate relative to itself for every z."""
-    return _PartialExpectation.apply(z)  # type: ignore[no-any-return, no-untyped-call]
+    return _PartialExpectation.apply(z)
 
 
 def standard_deviation(variance: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The two integrals over the correlation that every piecewise-linear covariance reduces to.
 
-    K0(a, b, rho) = int_0^rho           phi2(a, b; r) dr     = Cov(1(x > -a), 1(y > -b))
-    K1(a, b, rho) = int_0^rho (rho - r) phi2(a, b; r) dr     = Cov(relu(x + a), relu(y + b)) - rho Phi(a) Phi(b)
+    K0(a, b, rho) = int_0^rho           phi2(a, b; r) dr = Cov(1(x > -a), 1(y > -b))
+    K1(a, b, rho) = int_0^rho (rho - r) phi2(a, b; r) dr
+                  = Cov(relu(x + a), relu(y + b)) - rho Phi(a) Phi(b)
 
 for standard normal x, y of correlation rho (Price 1958, Plackett 1954). Moderate correlations use
 Gauss-Legendre nodes in arcsin(r) from r = 0; large ones a closed series from the degenerate end
@@ -38,7 +39,7 @@ DEGENERATE = 4.0
 
 def plackett(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     """K0 and K1 of broadcastable a, b and rho, with exact gradients."""
-    return _Plackett.apply(*torch.broadcast_tensors(a, b, rho))  # type: ignore[no-any-return, no-untyped-call]
+    return _Plackett.apply(*torch.broadcast_tensors(a, b, rho))
 
 
 def plackett_degenerate(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,7 @@ def gap_to_one(rho: Tensor) -> Tensor:
 
 class _Plackett(Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         # K0(a, b, -rho) = -K0(a, -b, rho) and K1(a, b, -rho) = K1(a, -b, rho).
         sign = torch.where(rho < 0, -1, 1).to(rho.dtype)
         flipped, size = b * sign, rho.abs()
@@ -70,7 +71,9 @@ class _Plackett(Function):
             first, second = _from_zero(a, flipped, size)
         else:
             first, second = torch.empty_like(size), torch.empty_like(size)
-            first[central], second[central] = _from_zero(a[central], flipped[central], size[central])
+            first[central], second[central] = _from_zero(
+                a[central], flipped[central], size[central]
+            )
             end = ~central
             first[end], second[end] = _from_one(a[end], flipped[end], gap_to_one(rho[end]))
         first = first * sign
@@ -78,7 +81,9 @@ class _Plackett(Function):
         return first, second
 
     @staticmethod
-    def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(
+        ctx: Any, grad_first: Tensor, grad_second: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         a, b, rho, first = ctx.saved_tensors
         shift_a, shift_b = _shift(a, b, rho), _shift(b, a, rho)
         grad_a = grad_first * shift_a + grad_second * (b * first + shift_b + rho * shift_a)
@@ -103,8 +108,9 @@ def _from_zero(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
 def _from_one(a: Tensor, b: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
     """K0 and K1 for rho = 1 - gap near 1: their values at 1 less closed series in the gap.
 
-    With y = 1 - r, D = (a-b)^2/4 and S = (a+b)^2/4, phi2 = exp(-D/y - S/(2-y)) / (2 pi sqrt(y (2-y))).
-    f_k are the Taylor coefficients of (2-y)^(-1/2) exp(-S/(2-y)), J_k = int_0^gap y^(k-1/2) e^(-D/y) dy.
+    With y = 1 - r, D = (a-b)^2/4, S = (a+b)^2/4: phi2 = exp(-D/y - S/(2-y)) / (2 pi sqrt(y(2-y))).
+    f_k are the Taylor coefficients of (2-y)^(-1/2) exp(-S/(2-y)), and
+    J_k = int_0^gap y^(k-1/2) exp(-D/y) dy.
     """
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     at_one = cumulative(low) * cumulative(-high)
@@ -137,9 +143,7 @@ def bivariate_density(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
     sign = torch.where(rho < 0, -1, 1).to(rho.dtype)
     other = 2 - width
     exponent = (a - sign * b).square() / width + (a + sign * b).square() / other
-    return torch.where(
-        inside, torch.exp(-exponent / 4) / (2 * math.pi * (width * other).sqrt()), 0
-    )
+    return torch.where(inside, torch.exp(-exponent / 4) / (2 * math.pi * (width * other).sqrt()), 0)
 
 
 def _shift(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:

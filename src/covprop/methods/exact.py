@@ -14,7 +14,7 @@ from covprop.methods.base import LayerwiseMethod
 @final
 @dataclass(frozen=True)
 class Exact(LayerwiseMethod):
-    """Exact mean, variance and pairwise covariance of each nonlinearity, given Gaussian input to it.
+    """Exact mean, variance and covariance of each nonlinearity, given that its input is Gaussian.
 
     activations: replacements for declared activations, by torch function.
     """

@@ -1,6 +1,6 @@
 """The paper's Theorem 1: a Hermite series in the correlation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activation
+from covprop.activations.base import Elements
 from covprop.covariance import Covariance
 from covprop.errors import ToleranceNotReached
 from covprop.kernels.hermite import power_series
@@ -29,7 +30,7 @@ class Series(LayerwiseMethod):
     order: the number of terms (4 if neither order nor tolerance is given);
     tolerance: instead, the smallest order of each layer whose error bound is at most this,
     relative to the product of the two standard deviations;
-    exact_variance: put the exact variance on the diagonal (the truncated one is what was published);
+    exact_variance: put the exact variance on the diagonal (published was the truncated one);
     activations: replacements for declared activations, by torch function.
     """
 
@@ -68,9 +69,7 @@ class Series(LayerwiseMethod):
         elements = (standard_deviation(variance), *coefficients)
         return result, covariance.pairwise(_series_pair, elements, output)
 
-    def _coefficients(
-        self, activation: Activation, mean: Tensor, covariance: Covariance
-    ) -> Tensor:
+    def _coefficients(self, activation: Activation, mean: Tensor, covariance: Covariance) -> Tensor:
         variance = covariance.diagonal().double()
         if self.tolerance is None:
             assert self.order is not None
@@ -79,7 +78,7 @@ class Series(LayerwiseMethod):
         return activation.coefficients(mean, variance, order)
 
 
-def _series_pair(left: Sequence[Tensor], right: Sequence[Tensor], covariance: Tensor) -> Tensor:
+def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
     rho = correlation(covariance, left[0], right[0])
     return covariance * power_series(rho, torch.stack(left[1:]), torch.stack(right[1:]))
 
@@ -101,12 +100,12 @@ def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: in
 def sufficient_order(
     activation: Activation, mean: Tensor, covariance: Covariance, tolerance: float
 ) -> int:
-    """The smallest order whose bound |rho|^(K+1) sqrt(R_i R_j) is within tolerance for all pairs."""
+    """The smallest order whose bound |rho|^(K+1) sqrt(R_i R_j) meets the tolerance everywhere."""
     variance = covariance.diagonal().double()
     stddev = standard_deviation(variance)
 
     def bound(rest: Tensor, order: int) -> float:
-        def pair(left: Sequence[Tensor], right: Sequence[Tensor], block: Tensor) -> Tensor:
+        def pair(left: Elements, right: Elements, block: Tensor) -> Tensor:
             size = correlation(block, left[0], right[0]).abs()
             return size ** (order + 1) * (left[1] * right[1])
 

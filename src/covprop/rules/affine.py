@@ -18,7 +18,9 @@ from covprop.errors import UnsupportedOperation
 from covprop.rules.operands import batch_error, check_batch_shape, of_tensor, the_gaussian
 from covprop.tensor import GaussianTensor
 
-Strip: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+Strip: TypeAlias = Callable[
+    [tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
+]
 """(args, kwargs) -> the same without the function's constant offset."""
 
 EXACT = "exact"
@@ -100,7 +102,9 @@ def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return torch.zeros_like(item)
         return 0 if isinstance(item, int | float) else item
 
-    others = {key: zero(item) if key in ("input", "other") else item for key, item in kwargs.items()}
+    others = {
+        key: zero(item) if key in ("input", "other") else item for key, item in kwargs.items()
+    }
     return tuple(zero(item) for item in args), others
 
 
@@ -129,6 +133,7 @@ _linear("adaptive_avg_pool3d")
 _linear("pad", strip=without(3, "value", 0.0))
 _linear("interpolate")
 _linear("upsample")
+_linear("unfold")
 _linear("fold")
 _linear("sum")
 _linear("mean")
@@ -195,7 +200,7 @@ def batch_norm(
     eps: float = 1e-5,
     *unused: Any,
 ) -> GaussianTensor:
-    """In evaluation an affine map of each channel; in training it would need the batch's moments."""
+    """In evaluation an affine map of each channel; training would need the batch's moments."""
     if training or running_mean is None or running_var is None:
         raise UnsupportedOperation(
             "batch norm in training mode would use the statistics of the batch; call model.eval(), "

@@ -12,7 +12,7 @@ from covprop.activations import DECLARATIONS, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import Factory
 from covprop.dispatch import in_place, name_of, rule
-from covprop.errors import UnsupportedOperation
+from covprop.errors import MomentOverflow, UnsupportedOperation
 from covprop.tensor import GaussianTensor
 
 
@@ -20,6 +20,11 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
     """Carry a Gaussian through an activation in the way of its method."""
     flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
     mean, covariance = x.method.activate(activation, flat, x.covariance)
+    if not bool(torch.isfinite(mean).all() and torch.isfinite(covariance.diagonal()).all()):
+        raise MomentOverflow(
+            f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
+            "down, or convert model and Gaussian to float64"
+        )
     return x.replace(mean.reshape(x.shape), covariance)
 
 
@@ -45,12 +50,12 @@ def register(
             raise UnsupportedOperation(
                 f"{name_of(function)} has a rule for a Gaussian as its first argument alone"
             )
+        options = signature.bind(*args, **kwargs)
+        changes_input = options.arguments.pop("inplace", False)
         replaced = [f for f in x.method.activations if f in functions]
         chosen = x.method.activations[replaced[0]] if replaced else factory
-        options = signature.bind(*args, **kwargs) if not replaced else None
-        activation = chosen(*options.args, **options.kwargs) if options else chosen()
-        result = apply(activation, x)
-        if not (options and options.arguments.get("inplace")):
+        result = apply(chosen(*options.args, **options.kwargs), x)
+        if not changes_input:
             return result
         x.become(result)
         return x
@@ -82,9 +87,13 @@ def prelu_rule(function: Callable[..., Any], x: GaussianTensor, weight: Tensor) 
 
 
 @overload
-def activation(function: Callable[..., Tensor], *, kinks: Sequence[float] = ...) -> Callable[..., Any]: ...
+def activation(
+    function: Callable[..., Tensor], *, kinks: Sequence[float] = ...
+) -> Callable[..., Any]: ...
 @overload
-def activation(function: None = None, *, kinks: Sequence[float] = ...) -> Callable[..., Callable[..., Any]]: ...
+def activation(
+    function: None = None, *, kinks: Sequence[float] = ...
+) -> Callable[..., Callable[..., Any]]: ...
 def activation(
     function: Callable[..., Tensor] | None = None, *, kinks: Sequence[float] = ()
 ) -> Callable[..., Any]:

@@ -26,7 +26,9 @@ def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     origins = move(numbers)
     if isinstance(moved, Tensor):
         return _moved(function, x, moved, origins, size)
-    results = [_moved(function, x, loc, origin, size) for loc, origin in zip(moved, origins, strict=True)]
+    results = [
+        _moved(function, x, loc, origin, size) for loc, origin in zip(moved, origins, strict=True)
+    ]
     return type(moved)(results)
 
 

@@ -16,8 +16,8 @@ def the_gaussian(function: Callable[..., Any], args: Any, kwargs: Any) -> Gaussi
     found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     if len(found) > 1:
         raise UnsupportedOperation(
-            f"{name_of(function)} joins two tensors that both depend on the input, and covprop does "
-            "not carry the dependence between branches yet"
+            f"{name_of(function)} joins two tensors that both depend on the input, and covprop "
+            "does not carry the dependence between branches yet"
         )
     return found[0]
 

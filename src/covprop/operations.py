@@ -1,0 +1,49 @@
+"""The table of supported operations, as README and the documentation show it.
+
+`python -m covprop.operations FILE ...` rewrites the table in files that have the two markers.
+"""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from covprop import rules
+from covprop.dispatch import OPERATIONS
+
+BEGIN = "<!-- operations: made by `python -m covprop.operations` -->"
+END = "<!-- end of operations -->"
+
+
+def operations_table() -> str:
+    """A Markdown table of what has a rule and how exact that rule is."""
+    assert rules  # importing the rules fills the table
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for operation in OPERATIONS:
+        if operation.kind != "user":
+            names = operation.name.split(", ")
+            groups[operation.kind, operation.treatment] += [f"`{name}`" for name in names]
+    lines = ["| kind | operations | covariance |", "| --- | --- | --- |"]
+    lines += [
+        f"| {kind} | {', '.join(names)} | {treatment} |"
+        for (kind, treatment), names in groups.items()
+    ]
+    return "\n".join(lines)
+
+
+def with_table(text: str) -> str:
+    """A page with the table between its markers made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{operations_table()}\n{END}{after}"
+
+
+def main(paths: list[str]) -> None:
+    """Rewrite the table in each of these pages."""
+    for path in map(Path, paths):
+        path.write_text(with_table(path.read_text()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,41 @@
+"""What README says is what the code does."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from covprop.operations import operations_table, with_table
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "docs/operations.md"]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_first_example_prints_what_readme_says():
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(blocks("README.md", "python")[0], {})
+    assert printed.getvalue() == blocks("README.md", "text")[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_table_of_operations_is_the_registry(page):
+    text = (ROOT / page).read_text()
+    assert with_table(text) == text, f"run python -m covprop.operations {' '.join(PAGES)}"
+
+
+def test_the_table_names_what_the_registry_has():
+    table = operations_table()
+    for name in ("linear", "conv2d", "relu", "gelu", "flatten", "batch_norm", "softsign"):
+        assert f"`{name}`" in table or f".{name}`" in table
+
+
+def test_a_page_without_markers_is_an_error():
+    with pytest.raises(ValueError, match="the page has no"):
+        with_table("# a page")
