@@ -20,8 +20,9 @@ def operations_table() -> str:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for operation in OPERATIONS:
         if operation.kind != "user":
-            names = operation.name.split(", ")
-            groups[operation.kind, operation.treatment] += [f"`{name}`" for name in names]
+            names = [f"`{name}`" for name in operation.name.split(", ")]
+            group = groups[operation.kind, operation.treatment]
+            group += [name for name in names if name not in group]
     lines = ["| kind | operations | covariance |", "| --- | --- | --- |"]
     lines += [
         f"| {kind} | {', '.join(names)} | {treatment} |"

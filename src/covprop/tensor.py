@@ -11,6 +11,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.dispatch import IN_PLACE, RULES, leaves, name_of, unsupported
 from covprop.errors import UnsupportedOperation
 from covprop.methods import LayerwiseMethod
+from covprop.validation import SUPPORTED
 
 
 @dataclass
@@ -29,6 +30,7 @@ class GaussianTensor:
     """
 
     __slots__ = ("_storage", "_version", "covariance", "loc", "method")
+    __array_ufunc__ = None  # numpy leaves its operators to ours
 
     def __init__(
         self,
@@ -38,6 +40,12 @@ class GaussianTensor:
         view_of: "GaussianTensor | None" = None,
     ) -> None:
         """Wrap a mean (*batch, *event) and a covariance with the batch shape of the latter."""
+        if loc.dtype not in SUPPORTED:
+            raise UnsupportedOperation(
+                f"covprop computes in float32 or float64, and this operation gives {loc.dtype}"
+            )
+        if covariance.dtype != loc.dtype:  # torch has promoted the mean
+            covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
         self.loc, self.covariance, self.method = loc, covariance, method
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
@@ -195,7 +203,7 @@ def _in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             "out-of-place form, as in t = t + x"
         )
     result = dispatch(IN_PLACE[function], args, kwargs)
-    if result.shape != target.shape:
+    if result.numel() != target.numel():
         raise UnsupportedOperation(f"{name_of(function)} cannot change the shape of its target")
     target.become(result)
     return target
@@ -212,7 +220,8 @@ def _operator(name: str) -> Callable[..., Any]:
 
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "matmul": "matmul", "pow": "pow",
-    "neg": "neg", "abs": "abs", "getitem": "__getitem__", "setitem": "__setitem__",
+    "neg": "neg", "pos": "positive", "abs": "abs",
+    "getitem": "__getitem__", "setitem": "__setitem__",
     "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
     "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
     "bool": "__bool__", "float": "__float__", "int": "__int__", "index": "__index__",

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 Elements: TypeAlias = tuple[Tensor, ...]
-"""Numbers of each element that `pair` needs: tensors of shape (..., n), or broadcastable to it."""
+"""Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
 
 
 class Activation(ABC):
@@ -40,5 +40,5 @@ class Activation(ABC):
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """Cov[g(y_i), g(y_j)] from the elements of i, those of j, and Cov[y_i, y_j].
 
-        left has shape (..., rows, 1), right (..., 1, columns), covariance (..., rows, columns).
+        left has shapes (..., rows, 1), right (..., 1, columns), covariance (*batch, rows, columns).
         """

@@ -22,7 +22,7 @@ class DaunizeauSigmoid(Activation):
     """E[sigmoid(y)] ~ sigmoid(mu / beta), beta = sqrt(1 + alpha sigma^2), and its derivatives.
 
     Its series is asymptotic: use it at the paper's low orders, with `cp.Series`. The variance on
-    the diagonal is the accurate one.
+    the diagonal is the accurate one, or the truncated sum where the approximation exceeds it.
     """
 
     alpha: float = FITTED

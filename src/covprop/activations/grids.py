@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from covprop.errors import QuadratureError
+from covprop.kernels.hermite import hermite_functions
+from covprop.kernels.nodes import Panels
 
 REACH = 12.0
 """Quadrature covers this many standard deviations on either side."""
@@ -18,9 +21,14 @@ NODES = 10
 def breakpoints(
     kinks: Sequence[float], mean: Tensor, stddev: Tensor, panels: int, reach: float = REACH
 ) -> Tensor:
-    """An even grid over `reach` standard deviations, the kinks of each element sorted in."""
+    """An even grid over `reach` standard deviations, the kinks of each element sorted in.
+
+    Shape (*shape of mean, breakpoints) with kinks, (breakpoints,) without.
+    """
     grid = torch.linspace(-reach, reach, panels + 1, dtype=mean.dtype, device=mean.device)
     grid[panels // 2] = 0
+    if not kinks:
+        return grid
     grid = grid.expand(*mean.shape, panels + 1)
     return insert(grid, [(kink - mean) / torch.where(stddev > 0, stddev, 1) for kink in kinks])
 
@@ -35,15 +43,31 @@ def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
 
 
 def panel_count(stddev: Tensor, order: int = 1) -> int:
-    """Even; narrow enough for features of unit size and for the waves of He_order."""
+    """A multiple of 4; narrow enough for features of unit size and for the waves of He_order.
+
+    In powers of two, so that few different grids are ever made.
+    """
     widest = float(stddev.max()) if stddev.numel() else 0.0
-    return 2 * math.ceil(REACH / 2 * max(1.0, widest / 2, math.sqrt(order) / 8)) * 2
+    needed = max(1.0, widest / 2, math.sqrt(order) / 8)
+    return 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
+
+
+@lru_cache(maxsize=8)
+def hermite_basis(panels: int, order: int) -> Tensor:
+    """What turns g' at the nodes of an even grid into a_k / sigma, k = 1 ... order.
+
+    Shape (order, panels * NODES), float64: weights times He_{k-1} phi / sqrt(k!).
+    """
+    zero = torch.zeros((), dtype=torch.float64)
+    grid = Panels(breakpoints((), zero, zero, panels), NODES)
+    rows = zip(range(1, order + 1), hermite_functions(grid.nodes), strict=False)
+    return torch.stack([(grid.weights * h / math.sqrt(k)).flatten() for k, h in rows])
 
 
 def value_and_slope(function: Callable[[Tensor], Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    """g(y) and g'(y), the latter by autograd, without touching the caller's graph."""
-    with torch.enable_grad():
-        point = y.detach().requires_grad_()
+    """g(y) and g'(y), the latter by autograd, whatever the caller's mode of it."""
+    with torch.inference_mode(False), torch.enable_grad():
+        point = y.detach().clone().requires_grad_()  # a clone: y may be an inference tensor
         value = function(point)
         if not isinstance(value, Tensor) or value.shape != y.shape:
             raise QuadratureError(

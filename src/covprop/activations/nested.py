@@ -14,24 +14,30 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covprop.activations.grids import NODES, breakpoints, insert, panel_count, value_and_slope
-from covprop.kernels.nodes import Panels
+from covprop.kernels.nodes import Panels, hermite_rule
 from covprop.kernels.normal import density
 
 INNER_REACH = 9.0
 """Standard deviations covered on either side by the variable that is integrated first."""
 SOFTENED = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
 """Breakpoints around a kink of the second variable, in units of the width that blurs it."""
+GENTLE = {0.1: 8, 0.3: 16, 1.0: 40}
+"""Gauss-Hermite nodes that suffice up to a standard deviation of the second given the first."""
 BUDGET = 2**22
 """Function values held at a time."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """The function of a pair: its code, its kinks, and its mean in closed form if it has one."""
+    """The function of a pair: its code, its kinks, its mean in closed form if it has one.
+
+    fineness: the multiple of the usual number of panels that its moments needed.
+    """
 
     function: Callable[[Tensor], Tensor]
     kinks: Sequence[float]
     conditional_mean: Callable[[Tensor, Tensor], Tensor] | None
+    fineness: int = 1
 
 
 def nested_covariance(
@@ -53,20 +59,22 @@ class _Nested(Function):
     def forward(ctx: Any, scalar: Scalar, *pairs: Tensor) -> Tensor:
         ctx.save_for_backward(*pairs)
         ctx.scalar = scalar
-        return torch.cat([_covariance(scalar, *part) for part in _parts(pairs)])
+        return torch.cat([_covariance(scalar, *part) for part in _parts(pairs, scalar.fineness)])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        parts = [_partials(ctx.scalar, *part) for part in _parts(ctx.saved_tensors)]
+        scalar = ctx.scalar
+        parts = [_partials(scalar, *p) for p in _parts(ctx.saved_tensors, scalar.fineness)]
         return None, *(gradient * torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _parts(pairs: Sequence[Tensor]) -> list[list[Tensor]]:
+def _parts(pairs: Sequence[Tensor], fineness: int) -> list[list[Tensor]]:
     """Cut vectors of pairs so that the function values of a part fit into the budget."""
     stddev_1, stddev_2 = pairs[1], pairs[3]
-    outer = panel_count(torch.maximum(stddev_1, stddev_2)) + 2
-    size = max(1, BUDGET // (outer * NODES * _inner_panels(stddev_2) * NODES))
+    outer = panel_count(torch.maximum(stddev_1, stddev_2)) * NODES * fineness
+    inner = _inner_panels(stddev_2 * _rest(pairs[4])) * NODES * fineness
+    size = max(1, BUDGET // (outer * inner))
     return [list(part) for part in zip(*(p.split(size) for p in pairs), strict=True)]
 
 
@@ -78,7 +86,7 @@ def _outer(
     scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the first variable: (pairs, nodes)."""
-    panels = panel_count(torch.maximum(stddev_1, stddev_2))
+    panels = panel_count(torch.maximum(stddev_1, stddev_2)) * scalar.fineness
     grid = breakpoints(scalar.kinks, mean_1, stddev_1, panels)
     # Given y1, a kink of g(y2) is blurred over the width sqrt(1 - rho^2).
     slope = torch.where(rho != 0, rho, 1)
@@ -95,12 +103,22 @@ def _outer(
 
 def _inner(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Nodes, weights, g and g' for the second variable given the first: (..., nodes)."""
-    quadrature = Panels(
-        breakpoints(scalar.kinks, mean, stddev, _inner_panels(stddev), INNER_REACH), NODES
-    )
-    nodes = quadrature.nodes.flatten(-2)
+    nodes, weights = _inner_rule(scalar, mean, stddev)
     value, slope = value_and_slope(scalar.function, mean[..., None] + stddev[..., None] * nodes)
-    return nodes, quadrature.weights.flatten(-2) * density(nodes), value, slope
+    return nodes, weights, value, slope
+
+
+def _inner_rule(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor]:
+    """A few Gauss-Hermite nodes where a smooth function hardly bends, panels elsewhere."""
+    spread = float(stddev.max()) * scalar.fineness
+    for limit, count in GENTLE.items():
+        if spread <= limit and not scalar.kinks:
+            rule = hermite_rule(count)
+            return torch.as_tensor(rule[0]).to(mean), torch.as_tensor(rule[1]).to(mean)
+    panels = _inner_panels(stddev) * scalar.fineness
+    quadrature = Panels(breakpoints(scalar.kinks, mean, stddev, panels, INNER_REACH), NODES)
+    nodes = quadrature.nodes.flatten(-2)
+    return nodes, quadrature.weights.flatten(-2) * density(nodes)
 
 
 def _covariance(

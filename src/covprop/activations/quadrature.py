@@ -19,6 +19,7 @@ from covprop.activations.grids import (
     NODES,
     REACH,
     breakpoints,
+    hermite_basis,
     name_of,
     panel_count,
     value_and_slope,
@@ -29,13 +30,23 @@ from covprop.kernels.hermite import hermite_functions, power_series
 from covprop.kernels.nodes import Panels
 from covprop.kernels.normal import correlation, density, standard_deviation
 
-FINEST = 4096
-"""Panels beyond which quadrature gives up."""
+FINEST = 128
+"""Multiple of the usual number of panels beyond which quadrature gives up."""
+HONEST = 1e-7
+"""Mismatch, relative to the standard deviation, between g and the integral of its derivative."""
+ROUNDING = 64.0
+"""In units of machine epsilon: what rounding alone may do to a deviation from the mean."""
 CONVERGED = 1e-8
 """Agreement, relative to the standard deviation, of a grid and one of half as many panels: the
 error of the finer one is far smaller."""
-LADDER = (8, 16, 32, 64)
+PART = 4096
+"""Elements whose grids are held at a time."""
+LADDER = (8, 16, 32, 64, 128, 256, 512)
 """Orders that the exact covariance tries before it integrates a pair directly."""
+LONGEST_WITH_KINKS = 64
+"""With kinks the coefficients cost more and fall more slowly."""
+LAST = 8
+"""How many of the last coefficients tell the size of those beyond."""
 ACCURACY = {torch.float32: 2e-6, torch.float64: 1e-11}
 """Bound of the exact covariance's error, relative to the standard deviations: ends the series."""
 SMALLEST_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
@@ -68,34 +79,40 @@ class Quadrature(Activation):
         return self._moments(mean, variance, order)[2]
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
-        """mu, sigma, the tail of the series after each order of LADDER, and the coefficients."""
-        _, output, coefficients = self._moments(mean, variance, LADDER[-1])
-        tails = _relative_tails(coefficients.detach(), output.detach(), variance.detach())
-        return (mean, standard_deviation(variance), *tails, *coefficients)
+        """mu, sigma, the grid's fineness, the tail after each order of LADDER, coefficients."""
+        order = LADDER[-1] if not self.kinks else LONGEST_WITH_KINKS
+        centre, output, coefficients, fineness = self._moments(mean, variance, order)
+        # A variance at the level of rounding has no correlation to speak of.
+        varies = output > (torch.finfo(output.dtype).eps * centre).square()
+        tails = _relative_tails(coefficients.detach(), output.detach() * varies, variance.detach())
+        return mean, standard_deviation(variance), fineness, tails, coefficients
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """The series at the first order whose bound suffices; pairs beyond all orders directly."""
-        (mean_i, stddev_i), (mean_j, stddev_j) = left[:2], right[:2]
+        (mean_i, stddev_i, fineness, tail_i, a), (mean_j, stddev_j, _, tail_j, b) = left, right
         rho = correlation(covariance, stddev_i, stddev_j)
-        size, first = rho.detach().abs(), 2 + len(LADDER)
-        for step, order in enumerate(LADDER):
-            bound = size ** (order + 1) * (left[2 + step] * right[2 + step])
-            hard = bound > ACCURACY[covariance.dtype]
+        size = rho.detach().abs()
+        for order, r_i, r_j in zip(LADDER, tail_i, tail_j, strict=False):
+            hard = size ** (order + 1) * (r_i * r_j) > ACCURACY[covariance.dtype]
             if not bool(hard.any()):
                 break
-        a, b = torch.stack(left[first : first + order]), torch.stack(right[first : first + order])
-        result = covariance * power_series(rho, a, b)
+        result = covariance * power_series(rho, a[:order], b[:order])
         if not bool(hard.any()):
             return result
         pairs = [
             t[hard].double()
             for t in torch.broadcast_tensors(mean_i, stddev_i, mean_j, stddev_j, rho)
         ]
-        direct = nested_covariance(Scalar(self.function, self.kinks, self.conditional_mean), *pairs)
+        scalar = Scalar(self.function, self.kinks, self.conditional_mean, int(fineness.max()))
+        direct = nested_covariance(scalar, *pairs)
         return result.masked_scatter(hard, direct.to(result.dtype))
 
-    def _moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
-        return _Moments.apply(mean, variance, self, order)
+    def _moments(self, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
+        """Mean, variance, coefficients and the grid's fineness, some elements at a time."""
+        parts = zip(mean.flatten().split(PART), variance.flatten().split(PART), strict=True)
+        results = zip(*(_Moments.apply(*part, self, order) for part in parts), strict=True)
+        joined = [torch.cat(result, dim=-1) for result in results]
+        return [result.reshape(*result.shape[:-1], *mean.shape) for result in joined]
 
 
 class _Moments(Function):
@@ -104,15 +121,18 @@ class _Moments(Function):
     @staticmethod
     def forward(
         ctx: Any, mean: Tensor, variance: Tensor, activation: Quadrature, order: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(mean, variance)
         ctx.activation, ctx.order = activation, order
         grid = _converged_grid(activation, mean, standard_deviation(variance), order)
-        return grid.mean(), grid.variance(), grid.coefficients(order)
+        fineness = torch.full_like(mean, grid.fineness)
+        ctx.mark_non_differentiable(fineness)
+        return grid.mean(), grid.variance(), grid.coefficients(order), fineness
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor, grad_rows: Tensor) -> Any:
+    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor, *grads: Tensor) -> Any:
+        grad_rows = grads[0]
         mean, variance = ctx.saved_tensors
         order = ctx.order
         stddev = standard_deviation(variance)
@@ -134,16 +154,23 @@ class _Moments(Function):
 
 
 class _Grid:
-    """g and g' on panels around every element, with the weights of the normal density."""
+    """g and g' on panels around every element, with the weights of the normal density.
 
-    def __init__(self, activation: Quadrature, mean: Tensor, stddev: Tensor, panels: int) -> None:
-        self._mean, self._stddev = mean, stddev
+    fineness multiplies the usual number of panels.
+    """
+
+    def __init__(
+        self, activation: Quadrature, mean: Tensor, stddev: Tensor, order: int, fineness: float
+    ) -> None:
+        self.fineness, self._stddev, self._even = fineness, stddev, not activation.kinks
+        panels = int(panel_count(stddev, order) * fineness)
         grid = Panels(breakpoints(activation.kinks, mean, stddev, panels), NODES)
         self._nodes, self._weights = grid.nodes, grid.weights
         self._normal = grid.weights * density(grid.nodes)
         points = mean[..., None, None] + stddev[..., None, None] * grid.nodes
         self._value, self._slope = value_and_slope(activation.function, points)
         self._centre = activation.function(mean)
+        self._argument = mean.abs() + stddev
         self._rise = stddev[..., None, None] * grid.integral_from_zero(self._slope)
         self._expected_rise = self._expect(self._rise)
         self._deviation = self._rise - self._expected_rise[..., None, None]
@@ -155,15 +182,12 @@ class _Grid:
         return self._expect(self._deviation.square())
 
     def coefficients(self, order: int) -> Tensor:
+        if self._even:
+            basis = hermite_basis(len(self._nodes), order).to(self._slope)
+            return (self._slope.flatten(-2) @ basis.mT).movedim(-1, 0)
         weighted = self._slope * self._weights
-        return torch.stack(
-            [
-                (weighted * hermite).sum((-2, -1)) / math.sqrt(k)
-                for k, hermite in zip(
-                    range(1, order + 1), hermite_functions(self._nodes), strict=False
-                )
-            ]
-        )
+        rows = zip(range(1, order + 1), hermite_functions(self._nodes), strict=False)
+        return torch.stack([(weighted * h).sum((-2, -1)) / math.sqrt(k) for k, h in rows])
 
     def variance_gradient(self) -> tuple[Tensor, Tensor]:
         """2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2."""
@@ -174,55 +198,73 @@ class _Grid:
             varies, by_variance, self._expect(self._slope).square()
         )
 
-    def derivative_is_honest(self) -> bool:
-        """Whether g' integrates back to g, which fails where g jumps."""
-        mismatch = self._value - self._centre[..., None, None] - self._rise
-        rounding = 1e3 * torch.finfo(mismatch.dtype).eps * self._expect(self._value.square())
-        return bool(
-            (self._expect(mismatch.square()) <= CONVERGED * self.variance() + rounding).all()
-        )
+    def mismatch(self) -> float:
+        """How far g' is from integrating back to g, in standard deviations; rounding aside."""
+        difference = self._value - self._centre[..., None, None] - self._rise
+        excess = (self._expect(difference.square()) - self._rounding()).clamp(min=0)
+        variance = self.variance()
+        share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
+        return float(share.max().sqrt())
+
+    def agrees_with(self, coarse: "_Grid") -> bool:
+        """Whether mean and variance have not moved, but for rounding."""
+        variance, floor = self.variance(), self._rounding()
+        drift = (variance - coarse.variance()).abs()
+        shift = (self.mean() - coarse.mean()).square()
+        still = (drift <= CONVERGED * variance + floor) & (shift <= CONVERGED**2 * variance + floor)
+        return bool(still.all())
+
+    def _rounding(self) -> Tensor:
+        """The square of what rounding, of values and of arguments, does to a deviation."""
+        size = self._expect(self._value.square()) + self._argument.square()
+        return (ROUNDING * torch.finfo(size.dtype).eps) ** 2 * size
 
     def _expect(self, values: Tensor) -> Tensor:
         return (values * self._normal).sum((-2, -1))
 
 
 def _converged_grid(activation: Quadrature, mean: Tensor, stddev: Tensor, order: int) -> _Grid:
-    """Double the panels until mean and variance stand still."""
+    """Double the panels until mean and variance stand still and g' integrates back to g."""
+    name = name_of(activation.function)
     with torch.no_grad():
-        count = panel_count(stddev, order)
-        coarse = _Grid(activation, mean, stddev, 2 * math.ceil(count / 4))
-        while count <= FINEST:
-            fine = _Grid(activation, mean, stddev, count)
-            scale = fine.variance()
-            drift = (fine.variance() - coarse.variance()).abs()
-            shift = (fine.mean() - coarse.mean()).square()
-            if not bool(torch.isfinite(scale).all() and torch.isfinite(fine.mean()).all()):
+        coarse = _Grid(activation, mean, stddev, order, 0.5)
+        _check_element_wise(activation.function, mean)
+        fineness, before = 1, math.inf
+        while fineness <= FINEST:
+            fine = _Grid(activation, mean, stddev, order, fineness)
+            if not bool(torch.isfinite(fine.variance() + fine.mean()).all()):
                 raise QuadratureError(
-                    f"{name_of(activation.function)} is not finite within {REACH:g} standard "
-                    "deviations of the mean, so its moments do not exist; bound it first"
+                    f"{name} is not finite within {REACH:g} standard deviations of the mean, so "
+                    "its moments do not exist; bound it first"
                 )
-            resolved = fine.mean().square() * torch.finfo(scale.dtype).eps
-            if bool(((drift <= CONVERGED * scale) | (scale <= resolved**2)).all()) and bool(
-                (shift <= CONVERGED**2 * scale + resolved**2).all()
-            ):
-                break
-            coarse, count = fine, 2 * count
-        else:
-            raise QuadratureError(
-                f"the moments of {name_of(activation.function)} did not settle with {FINEST} "
-                "panels; name the places where it bends with cp.activation(function, kinks=(...))"
-            )
-        if not fine.derivative_is_honest():
-            raise QuadratureError(
-                f"autograd's derivative of {name_of(activation.function)} does not integrate back "
-                "to it: it jumps, or defines a gradient of its own; a piecewise-linear function "
-                "with jumps is a covprop.activations.Piecewise"
-            )
-        return fine
+            mismatch, settled = fine.mismatch(), fine.agrees_with(coarse)
+            if settled and mismatch <= HONEST:
+                return fine
+            if settled and mismatch > before / 2:
+                raise QuadratureError(
+                    f"autograd's derivative of {name} does not integrate back to it: it jumps, or "
+                    "defines a gradient of its own; a piecewise-linear function with jumps is a "
+                    "covprop.activations.Piecewise"
+                )
+            coarse, fineness, before = fine, 2 * fineness, mismatch
+    raise QuadratureError(
+        f"the moments of {name} do not settle on ever finer grids; name the places where it bends "
+        "with cp.activation(function, kinks=(...))"
+    )
 
 
-def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> list[Tensor]:
-    """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER.
+def _check_element_wise(function: Callable[[Tensor], Tensor], mean: Tensor) -> None:
+    """The value at one element must be the same without the others."""
+    together, alone = function(mean).flatten()[-1:], function(mean.flatten()[-1:])
+    if not bool(torch.isclose(alone, together, rtol=HONEST, equal_nan=True).all()):
+        raise QuadratureError(
+            f"{name_of(function)} is not element-wise: an element's value depends on the others; "
+            "write a rule for it with @cp.rule"
+        )
+
+
+def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> Tensor:
+    """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER that the coefficients reach.
 
     What lies beyond the last coefficient is the rest of the variance, as far as rounding shows it,
     and no more than coefficients of the size of the last ones would make.
@@ -232,8 +274,6 @@ def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> l
     total = torch.where(positive, output / torch.where(positive, variance, 1), 1)
     rounding = 8 * torch.finfo(total.dtype).eps * total
     rest = (total - squares.sum(0)).clamp(min=0) + rounding
-    rest = torch.minimum(rest, 2 * LADDER[-1] * squares[-8:].amax(0))
-    return [
-        torch.where(positive, ((squares[order:].sum(0) + rest) / total).sqrt(), 0)
-        for order in LADDER
-    ]
+    rest = torch.minimum(rest, 2 * len(squares) * squares[-LAST:].amax(0))
+    beyond = [squares[order:].sum(0) + rest for order in LADDER if order <= len(squares)]
+    return torch.stack([torch.where(positive, (tail / total).sqrt(), 0) for tail in beyond])

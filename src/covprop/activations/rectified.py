@@ -63,7 +63,7 @@ def clamp(min: Any = None, max: Any = None) -> Activation:
         return continuous(partial(torch.clamp, min=low), [low], [0.0, 1.0], low)
     if low is None:
         return continuous(partial(torch.clamp, max=high), [high], [1.0, 0.0], high)
-    return hardtanh(min(low, high), high)  # torch's convention: with min > max all becomes max
+    return hardtanh(low if low < high else high, high)  # torch: min > max makes all max
 
 
 @declare("clamp_min", treatment=EXACT)
@@ -111,7 +111,8 @@ def heaviside(values: Tensor) -> Activation:
     at_zero = values.detach().reshape(())
 
     def function(y: Tensor) -> Tensor:
-        return torch.heaviside(y, at_zero.to(y))
+        # torch.heaviside has no derivative, which is zero.
+        return torch.where(y == 0, at_zero.to(y), (y > 0).to(y))
 
     return Piecewise(function, [0.0], [0.0, 0.0], 0.0, [1.0])
 

@@ -13,7 +13,14 @@ from covprop.activations.gaussian_error import GaussianErrorLinear, Probit
 from covprop.activations.quadrature import Quadrature
 from covprop.activations.registry import declare
 from covprop.errors import UnsupportedOperation
-from covprop.kernels.normal import SQRT_2
+from covprop.kernels.normal import (
+    SQRT_2,
+    cumulative,
+    density,
+    partial_expectation,
+    standard_deviation,
+    standardise,
+)
 
 CLOSED = "exact: closed form"
 INTEGRAL = "exact: closed form and one-dimensional integral"
@@ -133,7 +140,7 @@ def softsign() -> Activation:
 @declare("hardswish", treatment=QUADRATURE)
 def hardswish(inplace: bool = False) -> Activation:
     """Y relu6(y + 3) / 6."""
-    return Quadrature(F.hardswish, kinks=(-3.0, 3.0))
+    return Quadrature(F.hardswish, kinks=(-3.0, 3.0), conditional_mean=_hardswish_mean)
 
 
 @declare("tanhshrink", treatment=QUADRATURE)
@@ -144,6 +151,21 @@ def tanhshrink() -> Activation:
 
 def _softplus(y: Tensor, rate: float) -> Tensor:
     return torch.logaddexp(rate * y, torch.zeros_like(y)) / rate
+
+
+def _hardswish_mean(mean: Tensor, variance: Tensor) -> Tensor:
+    """By y relu6(y + 3) / 6 = [q(y + 3) - 3 r(y + 3) - q(y - 3) - 3 r(y - 3)] / 6, q = r^2."""
+    upper, lower = _truncated(mean + 3, variance), _truncated(mean - 3, variance)
+    return (upper[1] - lower[1] - 3 * (upper[0] + lower[0])) / 6
+
+
+def _truncated(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """E[relu(y)] and E[relu(y)^2], the far side by what the tail lacks."""
+    stddev = standard_deviation(variance)
+    tail = -standardise(mean, stddev).abs()
+    beyond = variance * ((1 + tail.square()) * cumulative(tail) + tail * density(tail))
+    square = torch.where(mean > 0, mean.square() + variance - beyond, beyond)
+    return mean.clamp(min=0) + stddev * partial_expectation(tail), square
 
 
 class _Tanhshrink(torch.autograd.Function):

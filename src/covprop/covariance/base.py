@@ -30,12 +30,14 @@ class LinearMap:
         """Map vectors (*batch, count, n) to (*batch, count, m)."""
         batch = vectors.shape[:-2]
         if self.leading:
-            mapped = self.function(vectors.unflatten(-1, self.event_shape or (1,)))
-            return mapped.reshape(*vectors.shape[:-1], -1)
+            mapped = self.function(vectors.unflatten(-1, self.event_shape))
+            size = mapped.shape[vectors.dim() - 1 :].numel()
+            return mapped.reshape(*vectors.shape[:-1], size)
         stacked = vectors.movedim(-2, 0)
         stacked = stacked.reshape(*stacked.shape[:-1], *self.event_shape)
         mapped = torch.func.vmap(self.function)(stacked)
-        return mapped.reshape(len(mapped), *batch, -1).movedim(0, -2)
+        size = mapped.shape[1 + len(batch) :].numel()
+        return mapped.reshape(len(mapped), *batch, size).movedim(0, -2)
 
 
 class Covariance(ABC):

@@ -52,7 +52,7 @@ class Dense(Covariance):
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Dense":
         """Evaluate `pair` block by block; a backward pass evaluates each block again."""
         blocks = list(self._blocks(pair, elements))
-        matrix = torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0]
+        matrix = symmetric(torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0])
         return Dense(torch.diagonal_scatter(matrix, variance.to(self.dtype), dim1=-2, dim2=-1))
 
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
@@ -99,5 +99,5 @@ class Dense(Covariance):
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part, which differs from A S A^T as computed only by rounding."""
-    return (matrix + matrix.mT) / 2
+    """The symmetric part of a matrix that is symmetric but for rounding."""
+    return (matrix + matrix.mT).mul_(0.5)

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from covprop.kernels.normal import density
 
@@ -22,13 +25,38 @@ def hermite_functions(x: Tensor) -> Iterator[Tensor]:
 
 
 def power_series(correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """sum_k rho^k left_k right_k by Horner's rule; left and right carry k in their first dimension.
+    """sum_k rho^k left_k right_k; left (order, ..., rows, 1), right (order, ..., 1, columns).
 
     With left_k = a_{k+1}(i) / sigma_i, the covariance of two activated Gaussians is
     c_ij times this sum (Wright et al. 2024, Theorem 1, with one factor rho taken out so that the
     gradient is right where sigma = 0).
     """
-    total = left[-1] * right[-1]
-    for k in reversed(range(len(left) - 1)):
-        total = total * correlation + left[k] * right[k]
-    return total
+    return _PowerSeries.apply(correlation, left, right)
+
+
+class _PowerSeries(Function):
+    """Horner's rule, whose backward pass stores none of its steps."""
+
+    @staticmethod
+    def forward(ctx: Any, correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(correlation, left, right)
+        total = left[-1] * right[-1]
+        for k in reversed(range(len(left) - 1)):
+            total = torch.addcmul(left[k] * right[k], total, correlation)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        correlation, left, right = ctx.saved_tensors
+        order = len(left)
+        slope = torch.zeros_like(correlation)
+        for k in reversed(range(1, order)):
+            slope = torch.addcmul(k * left[k] * right[k], slope, correlation)
+        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
+        power = gradient
+        for k in range(order):
+            grad_left[k] = (power * right[k]).sum(-1, keepdim=True)
+            grad_right[k] = (power * left[k]).sum(-2, keepdim=True)
+            power = power * correlation
+        return gradient * slope, grad_left, grad_right

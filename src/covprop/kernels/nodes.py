@@ -16,6 +16,13 @@ def unit_interval(count: int) -> list[tuple[float, float]]:
 
 
 @lru_cache
+def hermite_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss-Hermite quadrature for the standard normal density."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return nodes, weights / weights.sum()
+
+
+@lru_cache
 def _legendre(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     nodes, weights = np.polynomial.legendre.leggauss(count)
     # Row q integrates the interpolating polynomial from -1 to node q.

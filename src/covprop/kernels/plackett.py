@@ -33,6 +33,13 @@ NODES = {torch.float32: 6, torch.float64: 12}
 TERMS = {torch.float32: 7, torch.float64: 14}
 """Nodes below and terms above SWITCH: errors stay below 1e-7 and 1e-13 (see the tests)."""
 
+TAIL = 8.0
+"""The (a + b)^2 (1 - rho) above which that series would need more terms."""
+
+TAIL_NODES = {torch.float32: 12, torch.float64: 24}
+TAIL_DEPTH = {torch.float32: 18.0, torch.float64: 36.0}
+"""Nodes there, and the exponent by which the integrand falls over the interval they cover."""
+
 DEGENERATE = 4.0
 """In units of machine epsilon: a correlation this close to one is one, up to rounding."""
 
@@ -56,15 +63,19 @@ def plackett_mixed(a: Tensor, b: Tensor, rho: Tensor, first: Tensor) -> Tensor:
 
 def gap_to_one(rho: Tensor) -> Tensor:
     """1 - |rho|, and exactly 0 where rounding cannot tell it from 0."""
-    gap = 1 - rho.abs()
+    gap = 1 - rho * _sign(rho)  # not abs, whose gradient at rho = 0 is zero
     return torch.where(gap > DEGENERATE * torch.finfo(rho.dtype).eps, gap, 0)
+
+
+def _sign(rho: Tensor) -> Tensor:
+    return torch.where(rho < 0, -1, 1).to(rho.dtype)
 
 
 class _Plackett(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         # K0(a, b, -rho) = -K0(a, -b, rho) and K1(a, b, -rho) = K1(a, -b, rho).
-        sign = torch.where(rho < 0, -1, 1).to(rho.dtype)
+        sign = _sign(rho)
         flipped, size = b * sign, rho.abs()
         central = size <= SWITCH
         if bool(central.all()):
@@ -74,8 +85,12 @@ class _Plackett(Function):
             first[central], second[central] = _from_zero(
                 a[central], flipped[central], size[central]
             )
-            end = ~central
-            first[end], second[end] = _from_one(a[end], flipped[end], gap_to_one(rho[end]))
+            gap = gap_to_one(rho)
+            tail = ~central & ((a + flipped).square() * gap > TAIL)
+            end = ~central & ~tail
+            first[end], second[end] = _from_one(a[end], flipped[end], gap[end])
+            if bool(tail.any()):
+                first[tail], second[tail] = _in_tail(a[tail], flipped[tail], gap[tail])
         first = first * sign
         ctx.save_for_backward(a, b, rho, first)
         return first, second
@@ -132,7 +147,32 @@ def _from_one(a: Tensor, b: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.where(inside, first / (2 * math.pi), 0)
     second = torch.where(inside, second / (2 * math.pi), 0)
     outer = partial_expectation(low) * partial_expectation(-high)
-    return at_one - first, (1 - gap) * at_one - outer + second
+    # Both are integrals of something positive.
+    return (at_one - first).clamp(min=0), ((1 - gap) * at_one - outer + second).clamp(min=0)
+
+
+def _in_tail(a: Tensor, b: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
+    """K0 and K1 for rho = 1 - gap near 1 and both a and b far from zero on the same side.
+
+    Both are tiny, and differences of larger numbers elsewhere. With y = v^2 as above, the
+    integrand 2 exp(-D/v^2 - S/(2-v^2)) / (2 pi sqrt(2-v^2)) is smooth and positive from
+    v = sqrt(gap) on; beyond its peak at y = 2 / (1 + sqrt(S/D)) it falls like exp(-S/(2-y)).
+    """
+    difference, total = (a - b).square() / 4, (a + b).square() / 4
+    root = difference.sqrt()
+    peak = torch.maximum(2 * root / (root + total.sqrt()), gap)
+    depth = TAIL_DEPTH[gap.dtype] + difference / peak
+    reach = (2 - 1 / (1 / (2 - peak) + depth / total)).clamp(max=1)
+    start = gap.sqrt()
+    width = reach.sqrt() - start
+    first, second = torch.zeros_like(gap), torch.zeros_like(gap)
+    for node, weight in unit_interval(TAIL_NODES[gap.dtype]):
+        y = (start + width * node).square()
+        value = torch.exp(-difference / y - total / (2 - y)) / (2 - y).sqrt() * weight
+        first += value
+        second += value * (y - gap)
+    scale = width / math.pi
+    return first * scale, second * scale
 
 
 def bivariate_density(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
@@ -140,7 +180,7 @@ def bivariate_density(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
     gap = gap_to_one(rho)
     inside = gap > 0
     width = torch.where(inside, gap, 1)
-    sign = torch.where(rho < 0, -1, 1).to(rho.dtype)
+    sign = _sign(rho)
     other = 2 - width
     exponent = (a - sign * b).square() / width + (a + sign * b).square() / other
     return torch.where(inside, torch.exp(-exponent / 4) / (2 * math.pi * (width * other).sqrt()), 0)
@@ -151,7 +191,7 @@ def _shift(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
     gap = gap_to_one(rho)
     inside = gap > 0
     width = torch.where(inside, gap, 1)
-    sign = torch.where(rho < 0, -1, 1).to(rho.dtype)
+    sign = _sign(rho)
     distance = b - sign * a + sign * gap * a  # b - rho a without cancellation near |rho| = 1
     limit = torch.sign(distance) * SATURATION
     conditional = torch.where(inside, distance / (width * (2 - width)).sqrt(), limit)

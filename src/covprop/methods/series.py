@@ -66,7 +66,7 @@ class Series(LayerwiseMethod):
             # Never below the truncated sum, or the matrix would not be positive semi-definite;
             # above it for every true activation.
             output = torch.maximum(activation.variance(point, variance), truncated)
-        elements = (standard_deviation(variance), *coefficients)
+        elements = (standard_deviation(variance), coefficients)
         return result, covariance.pairwise(_series_pair, elements, output)
 
     def _coefficients(self, activation: Activation, mean: Tensor, covariance: Covariance) -> Tensor:
@@ -80,7 +80,7 @@ class Series(LayerwiseMethod):
 
 def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
     rho = correlation(covariance, left[0], right[0])
-    return covariance * power_series(rho, torch.stack(left[1:]), torch.stack(right[1:]))
+    return covariance * power_series(rho, left[1], right[1])
 
 
 def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> Tensor:

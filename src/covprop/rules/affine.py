@@ -24,6 +24,8 @@ Strip: TypeAlias = Callable[
 """(args, kwargs) -> the same without the function's constant offset."""
 
 EXACT = "exact"
+PROBE_SCALES = 31
+"""Powers of two that scale a float32 without overflow or rounding."""
 
 
 def affine(
@@ -55,7 +57,7 @@ def scaling(
     if loc.shape != x.shape:  # a constant that broadcasts the event
         return affine(function, *args, strip=strip, **kwargs)
     linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
-    factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, -1)
+    factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, x.event_shape.numel())
     return x.replace(loc, x.covariance.scale(factor))
 
 
@@ -63,20 +65,21 @@ def _check_batch_is_separate(
     function: Callable[..., Any], linear: Callable[[Tensor], Tensor], x: GaussianTensor
 ) -> None:
     """Scaling each element of the batch must scale its result and nothing else."""
-    count = x.batch_shape.numel()
-    if count <= 1:
-        return
-    with torch.no_grad():
+    count, divisor = x.batch_shape.numel(), 1
+    index = torch.arange(count, device=x.device)
+    while divisor < count:  # the digits of its index tell every element from every other
         # Powers of two scale without rounding; any vector without structure will do.
-        scale = 2.0 ** (torch.arange(count, device=x.device) % 31)
+        scale = 2.0 ** (index // divisor % PROBE_SCALES)
         scale = scale.to(x.dtype).reshape(x.batch_shape)
         probe = torch.cos(torch.arange(x.numel(), device=x.device, dtype=x.dtype)) + 2
         probe = probe.reshape(x.shape)
-        apart = linear(probe) * _trailing(scale, linear(probe).dim())
-        together = linear(probe * _trailing(scale, x.dim()))
-        size = apart.abs().amax() if apart.numel() else apart.sum()
-        if not bool((apart - together).abs().amax() <= size * torch.finfo(x.dtype).eps):
+        with torch.no_grad():
+            apart = linear(probe)
+            apart = apart * _trailing(scale, apart.dim())
+            together = linear(probe * _trailing(scale, x.dim()))
+        if not torch.equal(apart, together):
             raise batch_error(function, x)
+        divisor *= PROBE_SCALES
 
 
 def _trailing(values: Tensor, dims: int) -> Tensor:
@@ -131,8 +134,6 @@ _linear("adaptive_avg_pool1d")
 _linear("adaptive_avg_pool2d")
 _linear("adaptive_avg_pool3d")
 _linear("pad", strip=without(3, "value", 0.0))
-_linear("interpolate")
-_linear("upsample")
 _linear("unfold")
 _linear("fold")
 _linear("sum")
@@ -149,8 +150,13 @@ def _scaling(*names: str, strip: Strip | None = None) -> None:
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return scaling(function, *args, strip=strip, **kwargs)
 
-    for function in spellings(f"{names[0]}_"):
-        in_place(function, of=functions[0])
+    _in_place_forms(*names)
+
+
+def _in_place_forms(*names: str) -> None:
+    for name in names:
+        for function in spellings(f"{name}_"):
+            in_place(function, of=getattr(torch.Tensor, name))
 
 
 _scaling("mul", "multiply", "__rmul__")
@@ -162,7 +168,7 @@ def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianT
     """Division by a constant."""
     if kwargs.get("rounding_mode") is not None:
         raise UnsupportedOperation("division with a rounding mode is a step function without rule")
-    if not isinstance(args[0], GaussianTensor):
+    if not isinstance(args[0] if args else kwargs["input"], GaussianTensor):
         raise UnsupportedOperation(
             "covprop has no rule for division by a Gaussian, which has no finite moments where the "
             "divisor can be zero"
@@ -170,7 +176,7 @@ def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianT
     return scaling(function, *args, **kwargs)
 
 
-in_place(torch.Tensor.div_, of=torch.Tensor.div)
+_in_place_forms("div", "divide", "true_divide")
 
 
 @rule(*spellings("add", "sub", "subtract", "rsub", "__radd__", "__rsub__"), kind="linear",
@@ -179,16 +185,40 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
     """A sum with a constant; where it only moves the mean, the covariance stays as it is."""
     x = the_gaussian(function, args, kwargs)
     result = scaling(function, *args, strip=without_terms, **kwargs)
-    only_moves = args[0] is x and result.shape == x.shape and "rsub" not in function.__name__
+    first = args[0] if args else kwargs.get("input")
+    only_moves = first is x and result.shape == x.shape and "rsub" not in function.__name__
     return x.replace(result.loc, x.covariance) if only_moves else result
 
 
-in_place(torch.Tensor.add_, of=torch.Tensor.add)
-in_place(torch.Tensor.sub_, of=torch.Tensor.sub)
+_in_place_forms("add", "sub", "subtract")
 
 
-@rule(F.batch_norm, torch.batch_norm, kind="linear", treatment="exact (evaluation mode)")
-def batch_norm(
+def _batch_norm(
+    input: GaussianTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+) -> GaussianTensor:
+    """In evaluation an affine map of each channel; training would need the batch's moments."""
+    if training or running_mean is None or running_var is None:
+        raise UnsupportedOperation(
+            "batch norm in training mode would use the statistics of the batch; call model.eval(), "
+            "and keep its running statistics"
+        )
+    centred = (torch.zeros_like(running_mean), running_var, weight, None, False, 0.0, eps)
+
+    def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (args[0], *centred), kwargs
+
+    parameters = (running_mean, running_var, weight, bias, False, 0.0, eps)
+    return scaling(F.batch_norm, input, *parameters, strip=strip)
+
+
+@rule(F.batch_norm, kind="linear", treatment="exact (evaluation mode)", name="batch_norm")
+def functional_batch_norm(
     function: Callable[..., Any],
     input: GaussianTensor,
     running_mean: Tensor | None,
@@ -198,18 +228,23 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *unused: Any,
 ) -> GaussianTensor:
-    """In evaluation an affine map of each channel; training would need the batch's moments."""
-    if training or running_mean is None or running_var is None:
-        raise UnsupportedOperation(
-            "batch norm in training mode would use the statistics of the batch; call model.eval(), "
-            "and keep its running statistics"
-        )
-    check = (running_mean, running_var, weight, bias, False, momentum, eps)
-    stripped = (torch.zeros_like(running_mean), running_var, weight, None, False, momentum, eps)
+    """torch.nn.functional's order of arguments."""
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)
 
-    def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args[0], *stripped), kwargs
 
-    return scaling(F.batch_norm, input, *check, strip=strip)
+@rule(torch.batch_norm, kind="linear", treatment="exact (evaluation mode)", name="batch_norm")
+def torch_batch_norm(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> GaussianTensor:
+    """torch's own order of arguments."""
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)

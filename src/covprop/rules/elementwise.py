@@ -76,14 +76,17 @@ for _declaration in DECLARATIONS:
 
 @rule(*spellings("prelu"), kind="element-wise",
       treatment="exact: closed form and one-dimensional integral", name="prelu")  # fmt: skip
-def prelu_rule(function: Callable[..., Any], x: GaussianTensor, weight: Tensor) -> GaussianTensor:
+def prelu_rule(
+    function: Callable[..., Any], input: GaussianTensor, weight: Tensor
+) -> GaussianTensor:
     """One slope for all elements, or one for each entry of the second dimension."""
-    function(x.loc, weight)  # torch's own check of the shapes
-    shape = [1] * x.dim()
+    function(input.loc, weight)  # torch's own check of the shapes
+    shape = [1] * input.dim()
     if weight.numel() > 1:
-        shape[1 if x.dim() > 1 else 0] = -1
-    slopes = weight.reshape(shape).expand(x.shape).reshape(*x.batch_shape, -1)
-    return apply(prelu(slopes.double()), x)
+        shape[1 if input.dim() > 1 else 0] = -1
+    slopes = weight.reshape(shape).expand(input.shape)
+    slopes = slopes.reshape(*input.batch_shape, input.event_shape.numel())
+    return apply(prelu(slopes.double()), input)
 
 
 @overload

@@ -12,16 +12,19 @@ from covprop.errors import UnsupportedOperation
 from covprop.tensor import GaussianTensor
 
 
-@rule(*spellings("clone", "contiguous"), kind="shape", treatment="exact", name="clone, contiguous")
-def copy(function: Callable[..., Any], x: GaussianTensor, **kwargs: Any) -> GaussianTensor:
+@rule(*spellings("clone", "contiguous", "positive"), kind="shape", treatment="exact",
+      name="clone, contiguous, positive")  # fmt: skip
+def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> GaussianTensor:
     """Covariances are never changed in place, so a copy may share them."""
-    return x.replace(function(x.loc, **kwargs), x.covariance)
+    loc = function(input.loc, **kwargs)
+    return input if loc is input.loc else input.replace(loc, input.covariance)
 
 
 @rule(*spellings("detach"), kind="shape", treatment="exact", name="detach")
-def detach(function: Callable[..., Any], x: GaussianTensor) -> GaussianTensor:
+def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """Leave autograd's graph with mean and covariance."""
-    return x.replace(x.loc.detach(), x.covariance.map(torch.Tensor.detach))
+    covariance = input.covariance.map(torch.Tensor.detach)
+    return GaussianTensor(input.loc.detach(), covariance, input.method, view_of=input)
 
 
 @rule(*spellings("to", "type_as", "float", "double", "cpu", "cuda"), kind="shape",
@@ -32,9 +35,9 @@ def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
         return x.to(args[0].loc, *args[1:], **kwargs)
     others = [other.loc if isinstance(other, GaussianTensor) else other for other in args]
     loc = function(x.loc, *others, **kwargs)
-    if not loc.dtype.is_floating_point:
-        raise UnsupportedOperation(f"a Gaussian cannot be converted to {loc.dtype}")
-    return x.replace(loc, x.covariance.map(lambda t: t.to(loc.dtype).to(loc.device)))
+    if loc is x.loc:
+        return x
+    return x.replace(loc, x.covariance.map(lambda t: t.to(loc.device)))
 
 
 @rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
@@ -42,7 +45,7 @@ def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
       kind="shape", treatment="exact (evaluation mode)", name="dropout")  # fmt: skip
 def dropout(
     function: Callable[..., Any],
-    x: GaussianTensor,
+    input: GaussianTensor,
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
@@ -53,4 +56,4 @@ def dropout(
         raise UnsupportedOperation(
             "dropout in training mode draws noise of its own; call model.eval() first"
         )
-    return x
+    return input

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.dispatch import in_place, rule
+from covprop.rules.affine import affine
 from covprop.rules.operands import batch_error, check_batch_shape, of_tensor, the_gaussian
 from covprop.tensor import GaussianTensor
 
@@ -22,7 +24,7 @@ def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     move = of_tensor(function, args, kwargs)
     moved = move(x.loc)
     size = x.event_shape.numel()
-    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    numbers = torch.arange(x.numel(), dtype=torch.float64, device=x.device).reshape(x.shape)
     origins = move(numbers)
     if isinstance(moved, Tensor):
         return _moved(function, x, moved, origins, size)
@@ -37,8 +39,12 @@ def _moved(
 ) -> GaussianTensor:
     check_batch_shape(function, x, loc.shape)
     batch = x.batch_shape.numel()
-    rows = origin.reshape(batch, -1) - torch.arange(batch, device=x.device)[:, None] * size
-    index = rows[0] if batch else rows.new_zeros(rows.shape[1])
+    size_now = loc.shape[len(x.batch_shape) :].numel()
+    rows = (
+        origin.long().reshape(batch, size_now)
+        - torch.arange(batch, device=x.device)[:, None] * size
+    )
+    index = rows[0] if batch else rows.new_zeros(size_now)
     if bool((rows != index).any()) or bool(((index < 0) | (index >= size)).any()):
         raise batch_error(function, x)
     covariance = x.covariance.take(index)
@@ -51,6 +57,15 @@ def _movement(*names: str) -> None:
     for name in names:
         for function in spellings(f"{name}_"):
             in_place(function, of=getattr(torch.Tensor, name))
+
+
+@rule(F.upsample, kind="linear", treatment="exact", name="upsample")
+@rule(F.interpolate, kind="linear", treatment="exact", name="interpolate")
+def interpolate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Nearest neighbours move elements; the other modes are linear."""
+    options = dict(zip(("input", "size", "scale_factor", "mode"), args, strict=False)) | kwargs
+    nearest = options.get("mode", "nearest").startswith("nearest")
+    return (movement if nearest else affine)(function, *args, **kwargs)
 
 
 _movement("flatten")
