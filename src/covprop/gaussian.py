@@ -1,5 +1,6 @@
 """The public value: a Gaussian, or a batch of them."""
 
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -57,6 +58,11 @@ class Gaussian:
             raise InvalidGaussian(
                 f"stddev of shape {tuple(width.shape)} is more than one number for each of "
                 f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
+            )
+        if width.dim() and width.shape != mean.shape[:batch_dims]:
+            raise InvalidGaussian(
+                f"the batch has shape {tuple(mean.shape[:batch_dims])} and stddev "
+                f"{tuple(width.shape)}; give one number, or one for each Gaussian of the batch"
             )
         if bool((width < 0).any()):
             raise InvalidGaussian("a standard deviation cannot be negative")
@@ -191,6 +197,10 @@ class Gaussian:
                 "not indexed: select its elements with cp.propagate(lambda x: x[...], gaussian)"
             )
         return self._map(lambda tensor: tensor[index])
+
+    def __iter__(self) -> Iterator["Gaussian"]:
+        """Along the first batch dimension."""
+        return iter([self[i] for i in range(len(self))])
 
     def __len__(self) -> int:
         """The size of the first batch dimension."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.errors import UnsupportedOperation
+from covprop.errors import CovpropError, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Exact, LayerwiseMethod
 from covprop.tensor import GaussianTensor
@@ -35,7 +35,7 @@ def propagate(
     start = GaussianTensor(x.mean, x.covariance, method)
     try:
         result = module(start)
-    except UnsupportedOperation as error:
+    except CovpropError as error:
         path = _module_path(module, error)
         if path is None:
             raise

@@ -23,6 +23,8 @@ SOFTENED = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
 """Breakpoints around a kink of the second variable, in units of the width that blurs it."""
 GENTLE = {0.1: 8, 0.3: 16, 1.0: 40}
 """Gauss-Hermite nodes that suffice up to a standard deviation of the second given the first."""
+PART = 2**18
+"""Nodes of the first variable, of all pairs together, that are held at a time."""
 BUDGET = 2**22
 """Function values held at a time."""
 
@@ -70,11 +72,9 @@ class _Nested(Function):
 
 
 def _parts(pairs: Sequence[Tensor], fineness: int) -> list[list[Tensor]]:
-    """Cut vectors of pairs so that the function values of a part fit into the budget."""
-    stddev_1, stddev_2 = pairs[1], pairs[3]
-    outer = panel_count(torch.maximum(stddev_1, stddev_2)) * NODES * fineness
-    inner = _inner_panels(stddev_2 * _rest(pairs[4])) * NODES * fineness
-    size = max(1, BUDGET // (outer * inner))
+    """Cut vectors of pairs so that the nodes of a part are few."""
+    outer = panel_count(torch.maximum(pairs[1], pairs[3])) * NODES * fineness
+    size = max(1, PART // outer)
     return [list(part) for part in zip(*(p.split(size) for p in pairs), strict=True)]
 
 
@@ -101,11 +101,26 @@ def _outer(
     return nodes, quadrature.weights.flatten(-2) * density(nodes)
 
 
-def _inner(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Nodes, weights, g and g' for the second variable given the first: (..., nodes)."""
-    nodes, weights = _inner_rule(scalar, mean, stddev)
-    value, slope = value_and_slope(scalar.function, mean[..., None] + stddev[..., None] * nodes)
-    return nodes, weights, value, slope
+def _given_first(
+    scalar: Scalar, mean: Tensor, stddev: Tensor, positions: Tensor, rest: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """E[g(y2) | y1], E[g'(y2) | y1] and E[x2 g'(y2) | y1], x2 the standardised y2.
+
+    mean and stddev (pairs, nodes) of y2 given y1; x2 = positions + rest z for standard normal z.
+    A few nodes of the first variable at a time, as many as fit into the budget.
+    """
+    nodes, _ = _inner_rule(scalar, mean[:, :1], stddev[:, :1])
+    size = max(1, BUDGET // (len(mean) * nodes.shape[-1]))
+    columns: list[tuple[Tensor, ...]] = []
+    for centre, spread, place in zip(
+        mean.split(size, -1), stddev.split(size, -1), positions.split(size, -1), strict=True
+    ):
+        z, weight = _inner_rule(scalar, centre, spread)
+        value, slope = value_and_slope(scalar.function, centre[..., None] + spread[..., None] * z)
+        x2 = place[..., None] + rest[:, None, None] * z
+        columns.append(tuple((weight * t).sum(-1) for t in (value, slope, slope * x2)))
+    first, second, third = (torch.cat(column, dim=-1) for column in zip(*columns, strict=True))
+    return first, second, third
 
 
 def _inner_rule(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +145,7 @@ def _covariance(
     if scalar.conditional_mean is not None:
         second = scalar.conditional_mean(mean, stddev.square())
     else:
-        _, inner, value, _ = _inner(scalar, mean, stddev)
-        second = (inner * value).sum(-1)
+        second = _given_first(scalar, mean, stddev, x, _rest(rho))[0]
     first = scalar.function(mean_1[:, None] + stddev_1[:, None] * x)
     first = first - (weight * first).sum(-1, keepdim=True)
     second = second - (weight * second).sum(-1, keepdim=True)
@@ -147,10 +161,8 @@ def _partials(
     """
     x, weight = _outer(scalar, mean_1, stddev_1, mean_2, stddev_2, rho)
     mean, stddev = _conditional(mean_2, stddev_2, rho, x)
-    z, inner, value, slope = _inner(scalar, mean, stddev)
-    second, second_slope = (inner * value).sum(-1), (inner * slope).sum(-1)
-    position = rho[:, None, None] * x[..., None] + _rest(rho)[:, None, None] * z
-    stretched = (inner * slope * position).sum(-1)
+    positions = rho[:, None] * x
+    second, second_slope, stretched = _given_first(scalar, mean, stddev, positions, _rest(rho))
     first, first_slope = value_and_slope(scalar.function, mean_1[:, None] + stddev_1[:, None] * x)
     first = first - (weight * first).sum(-1, keepdim=True)
     second = second - (weight * second).sum(-1, keepdim=True)

@@ -109,6 +109,8 @@ class Quadrature(Activation):
 
     def _moments(self, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
         """Mean, variance, coefficients and the grid's fineness, some elements at a time."""
+        if mean.numel() == 0:
+            return [mean, variance, mean.expand(order, *mean.shape), mean]
         parts = zip(mean.flatten().split(PART), variance.flatten().split(PART), strict=True)
         results = zip(*(_Moments.apply(*part, self, order) for part in parts), strict=True)
         joined = [torch.cat(result, dim=-1) for result in results]

@@ -47,7 +47,7 @@ class Series(LayerwiseMethod):
             raise ValueError("give Series an order or a tolerance, not both")
         if self.order is None and self.tolerance is None:
             object.__setattr__(self, "order", DEFAULT_ORDER)
-        if self.order is not None and (not isinstance(self.order, int) or self.order < 1):
+        if self.order is not None and (type(self.order) is not int or self.order < 1):
             raise ValueError(f"the order of a series is a whole number from 1, not {self.order}")
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"a tolerance is a positive number, not {self.tolerance}")

@@ -138,7 +138,7 @@ _linear("unfold")
 _linear("fold")
 _linear("sum")
 _linear("mean")
-_linear("matmul", "__matmul__", "__rmatmul__", "mm", "mv", "bmm")
+_linear("matmul", "__rmatmul__", "mm", "mv", "bmm")
 _linear("einsum")
 
 
@@ -159,7 +159,7 @@ def _in_place_forms(*names: str) -> None:
             in_place(function, of=getattr(torch.Tensor, name))
 
 
-_scaling("mul", "multiply", "__rmul__")
+_scaling("mul", "multiply")
 _scaling("neg", "negative")
 
 
@@ -169,18 +169,24 @@ def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianT
     if kwargs.get("rounding_mode") is not None:
         raise UnsupportedOperation("division with a rounding mode is a step function without rule")
     if not isinstance(args[0] if args else kwargs["input"], GaussianTensor):
-        raise UnsupportedOperation(
-            "covprop has no rule for division by a Gaussian, which has no finite moments where the "
-            "divisor can be zero"
-        )
+        return reciprocal(function, *args, **kwargs)
     return scaling(function, *args, **kwargs)
+
+
+@rule(*spellings("reciprocal"), kind="user", name="reciprocal")
+def reciprocal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """Refuse, with the reason."""
+    raise UnsupportedOperation(
+        "covprop has no rule for division by a Gaussian, which has no finite moments where the "
+        "divisor can be zero"
+    )
 
 
 _in_place_forms("div", "divide", "true_divide")
 
 
-@rule(*spellings("add", "sub", "subtract", "rsub", "__radd__", "__rsub__"), kind="linear",
-      treatment=EXACT, name="add, sub")  # fmt: skip
+@rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind="linear", treatment=EXACT,
+      name="add, sub")  # fmt: skip
 def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A sum with a constant; where it only moves the mean, the covariance stays as it is."""
     x = the_gaussian(function, args, kwargs)

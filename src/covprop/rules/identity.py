@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.dispatch import rule
@@ -27,8 +28,8 @@ def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTenso
     return GaussianTensor(input.loc.detach(), covariance, input.method, view_of=input)
 
 
-@rule(*spellings("to", "type_as", "float", "double", "cpu", "cuda"), kind="shape",
-      treatment="exact", name="to, float, double, cpu, cuda")  # fmt: skip
+@rule(Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.cpu, Tensor.cuda,
+      kind="shape", treatment="exact", name="to, type_as, float, double, cpu, cuda")  # fmt: skip
 def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """Change dtype or device of mean and covariance."""
     if not isinstance(x, GaussianTensor):  # tensor.to(x): only x's type matters

@@ -59,7 +59,6 @@ def _movement(*names: str) -> None:
             in_place(function, of=getattr(torch.Tensor, name))
 
 
-@rule(F.upsample, kind="linear", treatment="exact", name="upsample")
 @rule(F.interpolate, kind="linear", treatment="exact", name="interpolate")
 def interpolate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Nearest neighbours move elements; the other modes are linear."""

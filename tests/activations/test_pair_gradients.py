@@ -1,0 +1,103 @@
+"""Gradients of covariances: finite differences inside, Price's theorem at the degenerate end."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import covprop as cp
+from tests.cases import CASES, CONTINUOUS
+from tests.oracles import assert_close, normal_rule
+
+MEAN, STDDEV = 0.3, 1.2
+PRICE = 1e-7
+"""torch has the derivative of hardsigmoid as a float32: 1/6 is off by 3e-8, its square by 6e-8."""
+
+
+def covariance(name: str, mean: Tensor, variance: Tensor, cross: Tensor) -> Tensor:
+    """The matrix (2, 2) of a pair, given as a vector so that it can be differentiated freely."""
+    first, second = torch.stack([variance[0], cross]), torch.stack([cross, variance[1]])
+    matrix = torch.stack([first, second])
+    x = cp.Gaussian(mean, matrix, validate_args=False)
+    return cp.propagate(CASES[name].function, x).covariance_matrix
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.4, -0.85, 0.97])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_agree_with_finite_differences(name, rho):
+    mean = torch.tensor([-0.6, 0.35], dtype=torch.float64, requires_grad=True)
+    variance = torch.tensor([1.3, 0.4], dtype=torch.float64, requires_grad=True)
+    cross = torch.tensor(rho * (1.3 * 0.4) ** 0.5, dtype=torch.float64, requires_grad=True)
+    inputs = (mean, variance, cross)
+    assert gradcheck(lambda *args: covariance(name, *args), inputs, atol=1e-6, rtol=1e-6)
+
+
+def duplicated(sign: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of y, sign y and a constant."""
+    mean = torch.tensor([MEAN, sign * MEAN, 0.7], dtype=torch.float64, requires_grad=True)
+    direction = torch.tensor([STDDEV, sign * STDDEV, 0.0], dtype=torch.float64)
+    return mean, torch.outer(direction, direction).requires_grad_()
+
+
+def derivatives_on_nodes(name: str, sign: float) -> tuple[Tensor, ...]:
+    """Nodes, weights, and g and g' of y and of sign y."""
+    case = CASES[name]
+    kinks = [*case.kinks, *(sign * kink for kink in case.kinks)]
+    nodes, weights = (torch.from_numpy(t) for t in normal_rule(MEAN, STDDEV, kinks))
+    columns = []
+    for y in (MEAN + STDDEV * nodes, sign * (MEAN + STDDEV * nodes)):
+        point = y.requires_grad_()
+        value = case.function(point)
+        columns.append(value.detach())
+        columns.append(torch.autograd.grad(value.sum(), point)[0])
+    return nodes, weights, *columns
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_gradients_of_a_duplicated_unit_are_expectations_of_derivatives(name, sign):
+    mean, matrix = duplicated(sign)
+    x = cp.Gaussian(mean, matrix, validate_args=False)
+    result = cp.propagate(CASES[name].function, x).covariance_matrix
+    anchor = 0 * (mean.sum() + matrix.sum())  # a constant has no graph of its own
+    by_mean, by_matrix = torch.autograd.grad(result[0, 1] + anchor, (mean, matrix))
+    z, weight, first, first_slope, second, second_slope = derivatives_on_nodes(name, sign)
+
+    def covary(left: Tensor, right: Tensor) -> Tensor:
+        centred = left - (weight * left).sum()
+        return (weight * centred * right).sum()
+
+    # d/dc = E[g'(y1) g'(y2)] (Price), d/dmu_1 = Cov(g'(y1), g(y2)).
+    cross = (weight * first_slope * second_slope).sum()
+    assert_close(by_matrix[0, 1] + by_matrix[1, 0], cross, rtol=PRICE, atol=1e-10)
+    expected = torch.stack([covary(first_slope, second), covary(first, second_slope)])
+    assert_close(by_mean[:2], expected, rtol=PRICE, atol=1e-10)
+    # d/dv_1 = E[g''(y1) g(y2)] / 2, integrated by parts where g' jumps.
+    bend = covary(second, first_slope * z) / STDDEV - sign * cross
+    assert_close(by_matrix[0, 0], bend / 2, rtol=PRICE, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_with_duplicates_and_constants_are_finite(name, sign, dtype):
+    mean, matrix = (t.detach().to(dtype).requires_grad_() for t in duplicated(sign))
+    result = cp.propagate(CASES[name].function, cp.Gaussian(mean, matrix))
+    anchor = 0 * (mean.sum() + matrix.sum())
+    total = result.mean.sum() + result.covariance_matrix.sum() + anchor
+    for gradient in torch.autograd.grad(total, (mean, matrix)):
+        assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_units_on_their_kink_without_variance_are_finite(name):
+    kinks = CASES[name].kinks or (0.0,)
+    mean = torch.tensor([*kinks, 0.1], dtype=torch.float64, requires_grad=True)
+    matrix = torch.zeros(len(mean), len(mean), dtype=torch.float64, requires_grad=True)
+    result = cp.propagate(CASES[name].function, cp.Gaussian(mean, matrix))
+    assert_close(result.mean, CASES[name].function(mean.detach()), atol=1e-15)
+    assert_close(result.covariance_matrix, torch.zeros_like(matrix), rtol=0.0)
+    anchor = 0 * (mean.sum() + matrix.sum())
+    total = result.mean.sum() + result.covariance_matrix.sum() + anchor
+    for gradient in torch.autograd.grad(total, (mean, matrix)):
+        assert bool(torch.isfinite(gradient).all())

@@ -1,0 +1,181 @@
+"""Every structure behind every door, against the full matrix written out."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
+from tests.oracles import assert_close
+
+BATCHES = [(), (2,), (2, 3)]
+N = 6
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def variances(batch: tuple[int, ...]) -> Tensor:
+    return numbers(*batch, N).square()
+
+
+def dense(batch: tuple[int, ...]) -> Dense:
+    factor = numbers(*batch, N, N)
+    return Dense(factor @ factor.mT)
+
+
+STRUCTURES: dict[str, Callable[[tuple[int, ...]], Covariance]] = {
+    "dense": dense,
+    "diagonal": lambda batch: Diagonal(variances(batch)),
+    "dense without dependence": lambda batch: Dense(torch.diag_embed(variances(batch))),
+}
+every_batch = pytest.mark.parametrize("batch", BATCHES)
+every_structure = pytest.mark.parametrize("name", STRUCTURES)
+
+
+def pair(left: Sequence[Tensor], right: Sequence[Tensor], covariance: Tensor) -> Tensor:
+    """Any function of two elements and their covariance that is symmetric and 0 at covariance 0."""
+    return covariance * torch.exp(left[0] * right[0]) + covariance.square() * (left[1] + right[1])
+
+
+def paired(matrix: Tensor, elements: Sequence[Tensor], variance: Tensor) -> Tensor:
+    """The same written as a loop over the entries."""
+    result = torch.zeros_like(matrix)
+    for i in range(N):
+        for j in range(N):
+            c = matrix[..., i, j]
+            scale = torch.exp(elements[0][..., i] * elements[0][..., j])
+            added = c.square() * (elements[1][..., i] + elements[1][..., j])
+            result[..., i, j] = variance[..., i] if i == j else c * scale + added
+    return result
+
+
+@every_structure
+@every_batch
+def test_the_basic_facts_are_those_of_the_matrix(name: str, batch: tuple[int, ...]) -> None:
+    covariance = STRUCTURES[name](batch)
+    matrix = covariance.matrix()
+    assert matrix.shape == (*batch, N, N)
+    assert covariance.batch_shape == batch
+    assert covariance.size == N
+    assert (covariance.dtype, covariance.device) == (matrix.dtype, matrix.device)
+    assert_close(covariance.diagonal(), matrix.diagonal(dim1=-2, dim2=-1), rtol=0.0)
+
+
+MATRIX, KERNEL = numbers(N, 4), numbers(3, 2, 3)
+MAPS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "matrix": (lambda t: t.flatten(-2) @ MATRIX, True),
+    "convolution": (lambda t: F.conv1d(t, KERNEL, padding=1), False),
+    "sum": (lambda t: t.sum(-1), True),
+    "to a number": (lambda t: t.flatten(-2) @ MATRIX[:, 0], True),
+}
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@every_structure
+@pytest.mark.parametrize("batch", BATCHES[:2])
+def test_push_is_a_product_from_both_sides(name: str, kind: str, batch: tuple[int, ...]) -> None:
+    function, leading = MAPS[kind]
+    covariance = STRUCTURES[name](batch)
+    slope = torch.autograd.functional.jacobian(function, numbers(1, 2, 3)).reshape(-1, N)
+    expected = slope @ covariance.matrix() @ slope.mT
+    for flag in {leading, False}:
+        result = covariance.push(LinearMap(function, torch.Size((2, 3)), flag))
+        assert result.batch_shape == batch
+        assert_close(result.matrix(), expected, atol=1e-12)
+        assert_close(result.matrix(), result.matrix().mT, rtol=0.0)
+
+
+@every_structure
+@every_batch
+@pytest.mark.parametrize("index", [range(N), [3, 0, 5], [2, 2, 1], [0, 0, 1, 3], [4], []], ids=repr)
+def test_take_leaves_rows_and_columns(
+    name: str, batch: tuple[int, ...], index: Sequence[int]
+) -> None:
+    covariance = STRUCTURES[name](batch)
+    chosen = torch.tensor(list(index), dtype=torch.long)
+    expected = covariance.matrix()[..., chosen, :][..., :, chosen]
+    result = covariance.take(chosen)
+    assert result.batch_shape == batch
+    assert_close(result.matrix(), expected, rtol=0.0)
+
+
+@every_structure
+@every_batch
+def test_scale_multiplies_rows_and_columns(name: str, batch: tuple[int, ...]) -> None:
+    covariance, factor = STRUCTURES[name](batch), numbers(*batch, N, seed=4)
+    expected = torch.diag_embed(factor) @ covariance.matrix() @ torch.diag_embed(factor)
+    assert_close(covariance.scale(factor).matrix(), expected, rtol=1e-14)
+
+
+@every_structure
+@every_batch
+@pytest.mark.parametrize("block", [1, 20, 2**18])
+def test_pairwise_is_a_loop_over_the_entries(
+    name: str, batch: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covprop.covariance.dense.BLOCK", block)
+    covariance = STRUCTURES[name](batch)
+    elements = numbers(*batch, N, seed=5), numbers(*batch, N, seed=6)
+    variance = numbers(*batch, N, seed=7).square()
+    result = covariance.pairwise(pair, elements, variance)
+    assert_close(result.matrix(), paired(covariance.matrix(), elements, variance), rtol=1e-14)
+
+
+@every_structure
+@every_batch
+@pytest.mark.parametrize("block", [1, 20, 2**18])
+def test_largest_is_over_the_entries_off_the_diagonal(
+    name: str, batch: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covprop.covariance.dense.BLOCK", block)
+    covariance = STRUCTURES[name](batch)
+    elements = numbers(*batch, N, seed=5).abs(), numbers(*batch, N, seed=6).abs()
+    zero = torch.zeros(*batch, N, dtype=torch.float64)
+    entries = paired(covariance.matrix(), elements, zero)
+    assert covariance.largest(pair, elements) == pytest.approx(float(entries.max()), rel=1e-14)
+
+
+@every_structure
+@every_batch
+def test_noise_has_the_covariance(name: str, batch: tuple[int, ...]) -> None:
+    covariance, count = STRUCTURES[name](batch), 20_000
+    draws = covariance.noise(count, torch.Generator().manual_seed(9))
+    assert draws.shape == (count, *batch, N)
+    got = torch.einsum("s...i,s...j->...ij", draws, draws) / count
+    matrix, variance = covariance.matrix(), covariance.diagonal()
+    spread = variance[..., :, None] * variance[..., None, :] + matrix.square()
+    assert bool(((got - matrix).abs() <= 5 * (spread / count).sqrt()).all())
+
+
+@every_structure
+def test_map_reaches_every_tensor_inside(name: str) -> None:
+    covariance = STRUCTURES[name]((2,))
+    assert covariance.map(torch.Tensor.float).dtype == torch.float32
+    first = covariance.map(lambda t: t[0])
+    assert type(first) is type(covariance)
+    assert_close(first.matrix(), covariance.matrix()[0], rtol=0.0)
+
+
+def test_independent_elements_stay_diagonal_where_they_can() -> None:
+    covariance, ones = Diagonal(variances(())), torch.ones(N, dtype=torch.float64)
+    assert isinstance(covariance.take(torch.tensor([3, 0])), Diagonal)
+    assert isinstance(covariance.take(torch.tensor([3, 3])), Dense)
+    assert isinstance(covariance.scale(ones), Diagonal)
+    assert isinstance(covariance.pairwise(pair, (ones, ones), ones), Diagonal)
+    assert isinstance(covariance.push(LinearMap(lambda t: t, torch.Size((N,)))), Dense)
+
+
+@every_structure
+def test_structures_are_frozen(name: str) -> None:
+    with pytest.raises(AttributeError):
+        STRUCTURES[name](()).values = numbers(N)
+
+
+def test_a_covariance_that_stays_in_order_is_not_copied() -> None:
+    covariance = dense(())
+    assert covariance.take(torch.arange(N)) is covariance

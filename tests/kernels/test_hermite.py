@@ -1,0 +1,64 @@
+"""Normalised Hermite functions and the series in the correlation."""
+
+import itertools
+
+import mpmath as mp
+import pytest
+import torch
+
+from covprop.kernels.hermite import hermite_functions, power_series
+from tests.oracles import DIGITS, assert_close
+
+
+def exact_hermite_function(k: int, x: float) -> mp.mpf:
+    """He_k(x) phi(x) / sqrt(k!), He_k(x) = 2^(-k/2) H_k(x / sqrt 2)."""
+    with mp.workdps(DIGITS + k // 2):
+        z = mp.mpf(x)
+        polynomial = mp.hermite(k, z / mp.sqrt(2)) / mp.mpf(2) ** (mp.mpf(k) / 2)
+        weight = mp.exp(-z * z / 2) / mp.sqrt(2 * mp.pi)
+        return polynomial * weight / mp.sqrt(mp.factorial(k))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hermite_functions_agree_with_the_polynomials_up_to_order_64(dtype):
+    x = torch.tensor([-9.0, -3.25, -1.0, 0.0, 0.125, 2.0, 5.5], dtype=dtype)
+    found = torch.stack(list(itertools.islice(hermite_functions(x), 65)))
+    expected = [[float(exact_hermite_function(k, float(v))) for v in x] for k in range(65)]
+    assert_close(found, torch.tensor(expected, dtype=dtype), atol=50 * torch.finfo(dtype).eps)
+
+
+def test_hermite_functions_stay_bounded_at_high_order():
+    x = torch.linspace(-60, 60, 481, dtype=torch.float64)
+    for function in itertools.islice(hermite_functions(x), 1024):
+        assert float(function.abs().max()) < 0.4  # phi(0) = 0.3989 is the largest of all
+
+
+def test_hermite_functions_are_orthonormal_over_the_density():
+    x, step = torch.linspace(-20, 20, 8001, dtype=torch.float64), 40 / 8000
+    functions = torch.stack(list(itertools.islice(hermite_functions(x), 20)))
+    phi = functions[0]
+    keep = phi > 1e-80
+    gram = (functions[:, keep] / phi[keep]) @ functions[:, keep].T * step
+    assert_close(gram, torch.eye(20, dtype=torch.float64), atol=1e-12)
+
+
+def test_power_series_is_the_sum_term_by_term():
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, 7, 5, generator=generator, dtype=torch.float64)
+    rho = torch.tensor([-1.0, -0.3, 0.0, 0.9, 1.0], dtype=torch.float64)
+    expected = sum(rho**k * left[k] * right[k] for k in range(7))
+    assert_close(power_series(rho, left, right), expected, atol=1e-14)
+
+
+def test_power_series_of_one_term_ignores_the_correlation():
+    left, right = torch.tensor([[2.0, 3.0]]), torch.tensor([[5.0, 7.0]])
+    found = power_series(torch.tensor([0.1, -0.9]), left, right)
+    assert_close(found, torch.tensor([10.0, 21.0]), rtol=0.0)
+
+
+def test_power_series_has_the_gradients_of_its_sum():
+    generator = torch.Generator().manual_seed(1)
+    left = torch.randn(4, 3, 1, generator=generator, dtype=torch.float64, requires_grad=True)
+    right = torch.randn(4, 1, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    rho = torch.tensor([[0.5, -1.0], [0.0, 0.9], [1.0, -0.2]], dtype=torch.float64)
+    assert torch.autograd.gradcheck(power_series, (rho.requires_grad_(), left, right))

@@ -1,0 +1,178 @@
+"""Linear operations: the mean is the function's, the covariance J S J^T to rounding."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import covprop as cp
+from covprop.activations import DECLARATIONS
+from covprop.covariance import Dense, Diagonal
+from covprop.dispatch import IN_PLACE, OPERATIONS, RULES, name_of
+from tests.oracles import assert_close
+from tests.rules.linear_cases import BATCH, LINEAR_CASES, Layer, LinearCase
+
+ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5}
+"""Relative to |J| |S| |J|^T, which is what rounding is relative to."""
+
+every_case = pytest.mark.parametrize("case", LINEAR_CASES, ids=lambda case: case.label)
+single_case = pytest.mark.parametrize(
+    "case", [case for case in LINEAR_CASES if case.single], ids=lambda case: case.label
+)
+every_structure = pytest.mark.parametrize("structure", [Dense, Diagonal])
+
+
+def numbers(shape: tuple[int, ...], size: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return size * torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def gaussian(
+    shape: tuple[int, ...], batch_dims: int, structure: type = Dense, **sizes: float
+) -> cp.Gaussian:
+    """A Gaussian whose elements all depend on each other, or are all independent."""
+    n = torch.Size(shape[batch_dims:]).numel()
+    factor = numbers((*shape[:batch_dims], n, n + 1))
+    matrix = sizes.get("variance", 1.0) * (factor @ factor.mT) / n
+    values = Dense(matrix) if structure is Dense else Diagonal(matrix.diagonal(dim1=-2, dim2=-1))
+    return cp.Gaussian(numbers(shape, sizes.get("mean", 1.0)), values)
+
+
+@cache
+def jacobians(function: Callable[[Tensor], Any], shape: tuple[int, ...]) -> list[Tensor]:
+    """(*output, *input) for each output of the function, by autograd."""
+    result = torch.autograd.functional.jacobian(function, numbers(shape))
+    return [t.double() for t in (result if isinstance(result, tuple) else [result])]
+
+
+def assert_affine(function: Callable[[Any], Any], x: cp.Gaussian) -> None:
+    """propagate gives function(mean) and J S J^T for every output and element of the batch."""
+    means, results = function(x.mean.clone()), cp.propagate(function, x)
+    if isinstance(means, Tensor):
+        means, results = [means], [results]
+    assert len(means) == len(results)
+    count, size = x.batch_shape.numel(), x.event_shape.numel()
+    matrices = x.covariance_matrix.reshape(count, size, size).double()
+    slopes = jacobians(function, tuple(x.mean.shape))
+    for mean, result, slope in zip(means, results, slopes, strict=True):
+        rounding = ROUNDING[mean.dtype]
+        assert result.batch_shape == x.batch_shape
+        assert_close(result.mean, mean, rtol=0.0)
+        features = mean.numel() // count
+        covariances = result.covariance_matrix.reshape(count, features, features)
+        assert_close(covariances, covariances.mT, rtol=0.0)
+        blocks = slope.reshape(count, features, count, size)
+        for b, covariance in enumerate(covariances):
+            assert not any(blocks[b, :, c].any() for c in range(count) if c != b)
+            own = blocks[b, :, b]
+            scale = own.abs() @ matrices[b].abs() @ own.abs().mT
+            scale = torch.where(scale > 0, scale, 1)
+            expected = own @ matrices[b] @ own.mT
+            assert_close(covariance.double() / scale, expected / scale, atol=rounding)
+
+
+@every_structure
+@every_case
+def test_a_batch_of_gaussians_goes_through(case: LinearCase, structure: type) -> None:
+    assert_affine(case.function, gaussian((BATCH, *case.event), 1, structure))
+
+
+@every_structure
+@single_case
+def test_one_gaussian_goes_through(case: LinearCase, structure: type) -> None:
+    assert case.single is not None
+    assert_affine(case.single, gaussian(case.event, 0, structure))
+
+
+@every_case
+def test_what_is_a_batch_to_torch_may_be_part_of_the_event(case: LinearCase) -> None:
+    assert_affine(case.function, gaussian((BATCH, *case.event), 0))
+
+
+@every_case
+def test_a_tiny_covariance_does_not_see_a_large_mean_or_offset(case: LinearCase) -> None:
+    x = gaussian((BATCH, *case.event), 1, mean=1e3, variance=1e-12)
+    assert_affine(case.function, x)
+
+
+@every_case
+def test_float32_goes_through_in_float32(case: LinearCase) -> None:
+    assert_affine(case.function, gaussian((BATCH, *case.event), 1).to(torch.float32))
+
+
+@every_case
+def test_nothing_that_was_given_changes(case: LinearCase) -> None:
+    x = gaussian((BATCH, *case.event), 1)
+    given = [x.mean, x.covariance_matrix]
+    if isinstance(case.function, Layer):
+        given += case.function.modules[torch.float64].state_dict().values()
+    before = [tensor.clone() for tensor in given]
+    cp.propagate(case.function, x)
+    assert all(torch.equal(*pair) for pair in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("batch", [(2, 3), (1,), (1, 2), (0,)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.linear(x, numbers((2, 4)), numbers((2,))),
+        lambda x: x.sum(-1),
+        lambda x: (3 - x * numbers((3, 4))).mT,
+        lambda x: x[..., 1:, [0, 2]].flatten(-2),
+    ],
+)
+def test_a_batch_has_any_shape(batch: tuple[int, ...], function: Callable[[Any], Any]) -> None:
+    x = gaussian((*batch, 3, 4), len(batch))
+    y = cp.propagate(function, x)
+    assert y.batch_shape == batch
+    assert y.mean.shape == function(x.mean).shape
+    for index in torch.cartesian_prod(*map(torch.arange, batch)).reshape(-1, len(batch)):
+        one, alone = y[tuple(index)], cp.propagate(function, x[tuple(index)])
+        assert_close(one.mean, alone.mean, rtol=1e-14)
+        assert_close(one.covariance_matrix, alone.covariance_matrix, rtol=1e-12, atol=1e-13)
+
+
+@every_structure
+def test_nothing_may_be_left(structure: type) -> None:
+    y = cp.propagate(lambda x: x[..., :0], gaussian((2, 3, 4), 1, structure))
+    assert (y.mean.shape, y.covariance_matrix.shape) == ((2, 3, 0), (2, 0, 0))
+
+
+def test_every_linear_operation_has_a_case() -> None:
+    rows = [row.name for row in OPERATIONS if row.kind in ("linear", "shape")]
+    listed = {name for row in rows for name in row.split(", ")}
+    tested = {name for case in LINEAR_CASES for name in case.operation.split(", ")}
+    assert sorted(listed - tested) == []
+
+
+def test_every_spelling_of_a_linear_operation_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = set()
+
+    class Recorder(dict):
+        def __getitem__(self, function: Any) -> Any:
+            used.add(function)
+            return super().__getitem__(function)
+
+    monkeypatch.setattr("covprop.tensor.RULES", Recorder(RULES))
+    monkeypatch.setattr("covprop.tensor.IN_PLACE", Recorder(IN_PLACE))
+    for case in LINEAR_CASES:
+        with suppress(Exception):  # what fails fails in a test of its own
+            cp.propagate(case.function, gaussian((BATCH, *case.event), 1))
+        if case.single is not None:
+            with suppress(Exception):
+                cp.propagate(case.single, gaussian(case.event, 0))
+    elementwise = {f for row in DECLARATIONS for f in (*row.functions, *row.in_place)}
+    elementwise |= {f for f in RULES if "prelu" in name_of(f)}
+    unused = {*RULES, *IN_PLACE} - elementwise - used - UNREACHABLE
+    assert sorted(map(repr, unused)) == []
+
+
+UNREACHABLE = {
+    torch.Tensor.cuda,  # no such device here
+    torch.reciprocal,  # refused: test_refusals has it
+    torch.Tensor.reciprocal,
+}

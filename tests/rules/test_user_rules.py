@@ -1,0 +1,184 @@
+"""How a user adds an operation or an element-wise function."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from covprop import dispatch
+from covprop.covariance import Diagonal, LinearMap
+from tests.oracles import assert_close, moments, pair_covariance
+from tests.rules.test_elementwise import gaussian
+
+
+@pytest.fixture(autouse=True)
+def _the_registry_is_as_before() -> Iterator[None]:
+    tables = dispatch.RULES, dispatch.IN_PLACE, dispatch.OPERATIONS
+    before = [table.copy() for table in tables]
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        getattr(table, "update" if isinstance(table, dict) else "extend")(content)
+
+
+def assert_moments(
+    y: cp.Gaussian, x: cp.Gaussian, function: Callable[[Tensor], Tensor], **options: Any
+) -> None:
+    """Mean, variance and one covariance of an element-wise function, by quadrature."""
+    means, stddevs = x.mean.tolist(), x.stddev.tolist()
+    expected = [moments(function, m, s, **options)[:2] for m, s in zip(means, stddevs, strict=True)]
+    expected = torch.tensor(expected, dtype=torch.float64)
+    assert_close(y.mean, expected[:, 0], atol=1e-8)
+    assert_close(y.variance, expected[:, 1], rtol=1e-7)
+    rho = float(x.correlation_matrix[0, 1])
+    covariance = pair_covariance(function, means[:2], stddevs[:2], rho, **options)
+    scale = float(y.stddev[0] * y.stddev[1])
+    assert abs(float(y.covariance_matrix[0, 1]) - covariance) <= 1e-7 * scale
+
+
+def test_a_rule_is_what_the_function_does() -> None:
+    @cp.rule(torch.cumsum, torch.Tensor.cumsum)
+    def cumulative_sum(function: Any, x: cp.GaussianTensor, dim: int) -> cp.GaussianTensor:
+        linear = LinearMap(lambda t: function(t, dim), x.event_shape)
+        return x.through(function(x.loc, dim), linear)
+
+    x = gaussian()
+    lower = torch.ones(3, 3, dtype=torch.float64).tril()
+    for call in (lambda x: torch.cumsum(x, -1), lambda x: x.cumsum(dim=-1)):
+        y = cp.propagate(call, x)
+        assert_close(y.mean, lower @ x.mean, atol=1e-14)
+        assert_close(y.covariance_matrix, lower @ x.covariance_matrix @ lower.mT, atol=1e-14)
+
+
+def test_a_rule_is_used_inside_a_model() -> None:
+    @cp.rule(torch.softmax)
+    def certain(function: Any, x: cp.GaussianTensor, dim: int) -> cp.GaussianTensor:
+        return x.replace(function(x.loc, dim), Diagonal(torch.zeros_like(x.covariance.diagonal())))
+
+    class Model(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.softmax(x, -1)
+
+    x = gaussian(2)
+    y = cp.propagate(Model(), x)
+    assert_close(y.mean, x.mean.softmax(-1), rtol=0.0)
+    assert not y.covariance_matrix.any()
+
+
+def nothing(function: Any, x: cp.GaussianTensor) -> cp.GaussianTensor:
+    del function
+    return x
+
+
+@pytest.mark.parametrize("function", [torch.relu, torch.Tensor.relu_, torch.flatten])
+def test_a_second_rule_for_a_function_raises(function: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="has a rule already"):
+        cp.rule(function)(nothing)
+
+
+def test_a_rule_that_raises_registers_nothing() -> None:
+    with pytest.raises(ValueError, match="has a rule already"):
+        cp.rule(torch.cumsum, torch.relu)(nothing)
+    with pytest.raises(cp.UnsupportedOperation, match="cumsum"):
+        cp.propagate(lambda x: torch.cumsum(x, -1), gaussian())
+
+
+def test_a_rule_and_an_activation_need_a_function() -> None:
+    with pytest.raises(ValueError, match="at least one torch function"):
+        cp.rule()
+    with pytest.raises(ValueError, match="at least one torch function"):
+        cp.register_activation()
+
+
+def test_a_registered_activation_is_integrated() -> None:
+    with pytest.raises(cp.UnsupportedOperation, match=r"no rule for torch\.atan"):
+        cp.propagate(torch.atan, gaussian())
+    cp.register_activation(torch.atan, torch.Tensor.atan)
+    x = gaussian()
+    assert_moments(cp.propagate(torch.atan, x), x, torch.atan)
+    assert_moments(cp.propagate(lambda x: x.atan(), x), x, torch.atan)
+
+
+def test_a_registered_activation_takes_options_and_kinks() -> None:
+    def bent(y: Any, slope: float = 1.0, *, offset: float = 0.0) -> Any:
+        if torch.overrides.has_torch_function_unary(y):
+            return torch.overrides.handle_torch_function(bent, (y,), y, slope, offset=offset)
+        return (slope * y).relu().square() + offset
+
+    cp.register_activation(bent, kinks=(0.0,))
+    x = gaussian()
+    y = cp.propagate(lambda x: bent(x, 2.0, offset=1.0), x)
+    assert_moments(y, x, lambda y: bent(y, 2.0, offset=1.0), kinks=[0.0])
+
+
+def test_a_registered_activation_may_bring_its_own_moments() -> None:
+    cp.register_activation(torch.atan, activation=lambda: cp.activations.smooth.erf())
+    x = gaussian()
+    assert_moments(cp.propagate(torch.atan, x), x, torch.erf)
+
+
+def test_an_activation_is_registered_once() -> None:
+    cp.register_activation(torch.atan)
+    with pytest.raises(ValueError, match=r"torch\.atan has a rule already"):
+        cp.register_activation(torch.atan)
+    with pytest.raises(ValueError, match="relu has a rule already"):
+        cp.register_activation(torch.relu)
+
+
+def swish(y: Any, rate: float = 1.0) -> Any:
+    return y * torch.sigmoid(rate * y)
+
+
+def test_an_activation_is_made_from_plain_torch_code() -> None:
+    x = gaussian()
+    wrapped = cp.activation(swish)
+    assert wrapped.__name__ == "swish"
+    assert_close(wrapped(x.mean), swish(x.mean), rtol=0.0)
+    assert_moments(cp.propagate(wrapped, x), x, swish)
+    y = cp.propagate(lambda x: wrapped(x, rate=3.0), x)
+    assert_moments(y, x, lambda y: swish(y, 3.0))
+
+
+def test_an_activation_is_a_decorator_with_or_without_kinks() -> None:
+    @cp.activation
+    def smooth(y: Any) -> Any:
+        return torch.exp(-y.square())
+
+    @cp.activation(kinks=(0.5,))
+    def bent(y: Any, slope: float) -> Any:
+        return torch.where(y > 0.5, slope * (y - 0.5), 0.0) + y.sin()
+
+    x = gaussian()
+    assert_moments(cp.propagate(smooth, x), x, smooth)
+    y = cp.propagate(lambda x: bent(x, 2.0), x)
+    assert_moments(y, x, lambda y: bent(y, 2.0), kinks=[0.5])
+
+
+def test_an_activation_works_in_a_model_with_every_method() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Any) -> Any:
+            return cp.activation(swish)(self.layer(x))
+
+    model = Model().double().requires_grad_(requires_grad=False)
+    x = gaussian(2)
+    exact, series = (cp.propagate(model, x, m) for m in (cp.Exact(), cp.Series(order=30)))
+    assert_close(series.covariance_matrix, exact.covariance_matrix)
+    middle = cp.propagate(model.layer, x)
+    for one, given in zip(exact, middle, strict=True):
+        assert_moments(one, given, swish)
+
+
+def test_a_jump_is_refused() -> None:
+    @cp.activation
+    def step(y: Any) -> Any:
+        return torch.where(y > 0.1, 1.0, 0.0) + y
+
+    with pytest.raises(cp.QuadratureError, match="step"):
+        cp.propagate(step, gaussian())

@@ -1,0 +1,127 @@
+"""The shape of the code: which module may import which, and how long modules are."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import covprop
+
+SOURCE = Path(covprop.__file__).parent
+LONGEST = 350
+"""Lines of a module; the aim is 250."""
+
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "kernels": {"errors"},
+    "covariance": {"errors", "kernels"},
+    "activations": {"errors", "kernels"},
+    "methods": {"errors", "kernels", "covariance", "activations"},
+    "dispatch": {"errors"},
+    "validation": {"errors", "kernels", "covariance"},
+    "gaussian": {"errors", "kernels", "covariance", "validation"},
+    "tensor": {"errors", "covariance", "methods", "dispatch", "validation"},
+    "rules": {"errors", "covariance", "activations", "methods", "dispatch", "tensor"},
+    "bound": {"errors", "kernels", "activations", "methods", "rules", "gaussian"},
+    "operations": {"errors", "dispatch", "activations", "rules"},
+    "propagate": {"errors", "gaussian", "methods", "tensor", "rules"},
+    "demo": {"", "kernels"},
+    "": {"activations", "covariance", "rules", "bound", "dispatch", "errors", "gaussian", "methods",
+         "operations", "propagate", "tensor"},
+}  # fmt: skip
+"""What each part may import besides itself; "" is the package itself."""
+
+MODULES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
+every_module = pytest.mark.parametrize("name", MODULES)
+
+
+def part_of(name: str) -> str:
+    """The part a file belongs to: its folder, or itself."""
+    return "" if name == "__init__.py" else name.split("/")[0].removesuffix(".py")
+
+
+def parts_imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, part) for every import of covprop, wherever in the module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            module = node.module or ""
+            whole = module == "covprop"
+            names = [f"covprop.{a.name}" for a in node.names] if whole else [module]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "covprop":
+                yield node.lineno, [*name.split("."), ""][1]
+
+
+@every_module
+def test_imports_point_one_way(name: str) -> None:
+    part = part_of(name)
+    assert part in LAYERS, f"give {name} a place in LAYERS"
+    wrong = [
+        f"{name}:{line} imports {target or 'covprop'}"
+        for line, target in parts_imported(ast.parse(MODULES[name].read_text()))
+        if target not in LAYERS[part] | {part}
+    ]
+    assert wrong == []
+
+
+def test_the_order_of_the_parts_has_no_cycle() -> None:
+    placed: set[str] = set()
+    waiting = dict(LAYERS)
+    while waiting:
+        ready = [part for part, needs in waiting.items() if needs <= placed]
+        assert ready, f"a cycle among {sorted(waiting)}"
+        for part in ready:
+            placed.add(part)
+            del waiting[part]
+
+
+def test_every_part_exists() -> None:
+    assert sorted(set(LAYERS) - {part_of(name) for name in MODULES}) == []
+
+
+@every_module
+def test_imports_are_at_the_top(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text())
+    top = {id(node) for node in tree.body}
+    nested = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top
+    ]
+    assert nested == [] or name == "demo.py"  # which asks for scikit-learn only when it runs
+
+
+@every_module
+def test_a_module_is_short_and_named_after_a_concept(name: str) -> None:
+    assert len(MODULES[name].read_text().splitlines()) <= LONGEST
+    stem = Path(name).stem.lower()
+    assert not any(word in stem for word in ("util", "helper", "common", "misc"))
+
+
+@every_module
+def test_nothing_prints(name: str) -> None:
+    calls = [
+        node.lineno
+        for node in ast.walk(ast.parse(MODULES[name].read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert calls == [] or name == "demo.py"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])
+def test_a_class_is_abstract_or_final(name: str) -> None:
+    """Only classes that say so are subclassed; autograd's functions and errors are torch's way."""
+    tree = ast.parse(MODULES[name].read_text())
+    for node in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+        bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
+        if bases & {"Covariance", "Activation", "LayerwiseMethod"}:
+            assert "final" in marks, f"{name}: {node.name} is not marked final"

@@ -1,0 +1,55 @@
+"""Activations far from their middle, and with correlations of exactly one, through propagate."""
+
+import pytest
+import torch
+
+import covprop as cp
+from tests.cases import CASES
+from tests.oracles import assert_close
+
+FAR = torch.tensor([0.0, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30], dtype=torch.float64)
+STDDEVS = [1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0, 3.0]
+
+every_activation = pytest.mark.parametrize("name", CASES)
+
+
+@every_activation
+@pytest.mark.parametrize("stddev", STDDEVS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_saturated_unit_has_moments(name: str, stddev: float, dtype: torch.dtype) -> None:
+    mean = torch.cat([FAR, -FAR]).to(dtype)
+    y = cp.propagate(CASES[name].function, cp.Gaussian.isotropic(mean, stddev, batch_dims=1))
+    assert bool(torch.isfinite(y.mean).all())
+    assert bool(torch.isfinite(y.variance).all())
+    assert bool((y.variance >= 0).all())
+    for order in (1, 4):
+        series = cp.propagate(
+            CASES[name].function,
+            cp.Gaussian.isotropic(mean, stddev, batch_dims=1),
+            cp.Series(order=order),
+        )
+        assert_close(series.mean, y.mean, rtol=0.0)
+        assert_close(series.variance, y.variance, rtol=1e-6)
+
+
+@every_activation
+@pytest.mark.parametrize("stddev", [1e-4, 0.1, 2.0])
+def test_perfectly_correlated_units_have_a_symmetric_covariance(name: str, stddev: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    direction = stddev * torch.randn((6, 1), dtype=torch.float64, generator=generator)
+    mean = 2 * torch.randn(6, dtype=torch.float64, generator=generator)
+    y = cp.propagate(CASES[name].function, cp.Gaussian(mean, direction @ direction.mT))
+    matrix = y.covariance_matrix
+    assert torch.equal(matrix, matrix.mT)
+    bound = y.stddev[:, None] * y.stddev[None, :]
+    assert bool((matrix.abs() <= bound * (1 + 1e-8)).all())
+
+
+@every_activation
+def test_a_copy_of_a_unit_has_its_variance_as_covariance(name: str) -> None:
+    mean = torch.tensor([-1.5, -0.2, 0.6, 2.0], dtype=torch.float64)
+    x = cp.Gaussian.diagonal(mean, torch.tensor([1.0, 0.3, 0.05, 2.0], dtype=torch.float64))
+    y = cp.propagate(lambda x: CASES[name].function(x[[0, 0, 1, 1, 2, 2, 3, 3]]), x)
+    between = y.covariance_matrix.diagonal(offset=1)[::2]
+    scale = torch.where(y.variance > 0, y.variance, 1)[::2]
+    assert_close(between / scale, y.variance[::2] / scale, atol=1e-8)

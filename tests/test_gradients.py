@@ -1,0 +1,189 @@
+"""Gradients through propagate: right everywhere, finite at the singular points."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.autograd.functional import jacobian
+from torch.func import functional_call
+
+import covprop as cp
+from tests.cases import CASES, CONTINUOUS
+from tests.oracles import assert_close
+
+EXACT, SERIES = cp.Exact(), cp.Series(order=4)
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "hardtanh": nn.Hardtanh(),
+    "tanh": nn.Tanh(),
+    "gelu": nn.GELU(),
+    "elu": nn.ELU(),
+}
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def moments(
+    model: Callable[[Any], Any], mean: Tensor, factor: Tensor, method: Any = EXACT
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the output, the input's covariance being factor factor^T."""
+    x = cp.Gaussian(mean, factor @ factor.mT, validate_args=False)
+    y = cp.propagate(model, x, method)
+    return y.mean, y.covariance_matrix
+
+
+def assert_gradients(model: nn.Module, mean: Tensor, factor: Tensor, method: Any) -> None:
+    """Gradcheck with respect to mean, factor and every parameter of the model."""
+    parameters = dict(model.named_parameters())
+
+    def function(mean: Tensor, factor: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+        given = dict(zip(parameters, values, strict=True))
+        return moments(lambda x: functional_call(model, given, (x,)), mean, factor, method)
+
+    inputs = [t.detach().clone().requires_grad_() for t in (mean, factor, *parameters.values())]
+    assert gradcheck(function, inputs, eps=1e-6, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [EXACT, SERIES], ids=repr)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_of_a_network_are_right(name: str, method: Any) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), ACTIVATIONS[name], nn.Linear(4, 2)).double()
+    assert_gradients(model, numbers(2, 3), numbers(2, 3, 3) / 2, method)
+
+
+def test_gradients_of_a_convolutional_network_are_right() -> None:
+    torch.manual_seed(1)
+    layers = nn.Conv1d(1, 2, 3, padding="same"), nn.BatchNorm1d(2), nn.ReLU(), nn.AvgPool1d(2)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 1)).double().eval()
+    assert_gradients(model, numbers(2, 1, 4), numbers(2, 4, 2) / 2, EXACT)
+
+
+def test_gradients_of_two_layers_are_right() -> None:
+    torch.manual_seed(2)
+    layers = nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.Sigmoid(), nn.Linear(3, 1)
+    assert_gradients(nn.Sequential(*layers).double(), numbers(2), numbers(2, 2) / 2, EXACT)
+
+
+def test_gradients_through_blocks_computed_again_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covprop.covariance.dense.BLOCK", 6)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.GELU()).double()
+    assert_gradients(model, numbers(2), numbers(2, 2) / 2, EXACT)
+
+
+@pytest.mark.parametrize("method", [EXACT, SERIES], ids=repr)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_with_a_constant_unit_are_right(name: str, method: Any) -> None:
+    """A unit whose weights are zero has no variance; its derivatives exist all the same."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), ACTIVATIONS[name], nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        model[0].weight[1] = 0.0
+    assert_gradients(model, numbers(3), numbers(3, 3) / 2, method)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_with_duplicated_units_are_right(name: str) -> None:
+    """Two equal units and one opposite: correlations are exactly 1 and -1."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), ACTIVATIONS[name], nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        for parameter in model[0].parameters():
+            parameter[1], parameter[2] = parameter[0], -parameter[0]
+    assert_gradients(model, numbers(3), numbers(3, 3) / 2, EXACT)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_with_a_singular_covariance_are_right(name: str) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), ACTIVATIONS[name], nn.Linear(4, 2)).double()
+    assert_gradients(model, numbers(3), numbers(3, 1) / 2, EXACT)
+
+
+@pytest.mark.parametrize("method", [EXACT, SERIES], ids=repr)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_without_variance_the_gradients_are_those_of_the_linearised_network(
+    name: str, method: Any
+) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), ACTIVATIONS[name], nn.Linear(4, 2)).double()
+    mean = numbers(3).requires_grad_()
+    covariance = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+    y = cp.propagate(model, cp.Gaussian(mean, covariance), method)
+    slope = jacobian(model, mean.detach())
+    weights = numbers(2, 2, seed=5)
+    (by_mean,) = torch.autograd.grad(y.mean @ weights[0], mean, retain_graph=True)
+    assert_close(by_mean, weights[0] @ slope, rtol=1e-12)
+    (by_covariance,) = torch.autograd.grad((y.covariance_matrix * weights).sum(), covariance)
+    symmetric = (by_covariance + by_covariance.mT) / 2
+    expected = slope.mT @ weights @ slope
+    assert_close(symmetric, (expected + expected.mT) / 2, atol=1e-12)
+
+
+CURVED = ["tanh", "gelu", "exp", "sin", "square", "pow(3)", "softplus", "erf", "silu"]
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_without_variance_the_mean_bends_with_half_the_second_derivative(name: str) -> None:
+    function = CASES[name].function
+    mean = numbers(4)
+    variance = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    y = cp.propagate(function, cp.Gaussian(mean, torch.diag_embed(variance)))
+    (gradient,) = torch.autograd.grad(y.mean.sum(), variance)
+    bend = torch.stack([jacobian(lambda t: jacobian(function, t, create_graph=True), m)
+                        for m in mean])  # fmt: skip
+    assert_close(gradient, bend / 2, atol=1e-8)
+
+
+SINGULAR = {
+    "no variance at all": torch.zeros(4, 1),
+    "some without variance": torch.tensor([[0.0], [1.0], [0.0], [0.5]]),
+    "duplicates and opposites": torch.tensor([[0.7], [0.7], [-0.7], [0.7]]),
+    "one direction": torch.tensor([[0.7], [0.2], [-0.4], [1.0]]),
+}
+
+
+@pytest.mark.parametrize("method", [EXACT, SERIES], ids=repr)
+@pytest.mark.parametrize("where", SINGULAR)
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_gradients_at_singular_points_are_finite(name: str, where: str, method: Any) -> None:
+    """On a kink (the first two means) as well as off it."""
+    mean = torch.tensor([0.0, 0.0, 1.0, -0.3], dtype=torch.float64)
+    factor = SINGULAR[where].double()
+    covariance = (factor @ factor.mT).requires_grad_()
+    for values in (mean.clone().requires_grad_(), torch.full_like(mean, 0.4).requires_grad_()):
+        y = cp.propagate(CASES[name].function, cp.Gaussian(values, covariance), method)
+        total = y.mean.sum() + (y.covariance_matrix * numbers(4, 4)).sum()
+        if not total.requires_grad:  # a power of zero is a constant
+            assert name == "pow(0)"
+            continue
+        gradients = torch.autograd.grad(total, (values, covariance), allow_unused=True)
+        assert all(g is None or torch.isfinite(g).all() for g in gradients)
+
+
+def test_float32_has_float32_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    mean = numbers(3).float().requires_grad_()
+    covariance = torch.eye(3).requires_grad_()
+    y = cp.propagate(model, cp.Gaussian(mean, covariance))
+    y.covariance_matrix.sum().backward()
+    for tensor in (mean, covariance, *model[0].parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.dtype == torch.float32
+        assert torch.isfinite(tensor.grad).all()
+
+
+def test_nothing_is_recorded_without_grad() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).double()
+    with torch.no_grad():
+        y = cp.propagate(model, cp.Gaussian(numbers(3), torch.eye(3, dtype=torch.float64)))
+    assert not y.mean.requires_grad
+    assert not y.covariance_matrix.requires_grad

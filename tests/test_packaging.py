@@ -1,0 +1,84 @@
+"""The wheel: built, installed into an empty environment and imported from there."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("hatchling")
+
+PROGRAM = """
+import warnings; warnings.simplefilter("error")
+import torch, covprop as cp
+y = cp.propagate(torch.nn.ReLU(), cp.Gaussian(torch.zeros(2), torch.eye(2)))
+print(cp.__file__)
+print(float(y.mean[0]))
+"""
+
+
+def run(*command: str | Path, **options: Path) -> str:
+    finished = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, **options
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel")
+    run(*pip, "--no-build-isolation", "--no-deps", "--no-index", "-w", target, ROOT)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_the_wheel_has_the_package_its_types_and_its_licence(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    source = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "covprop").rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    assert source <= set(names)
+    assert "covprop/py.typed" in names
+    assert any(name.endswith("LICENSE") for name in names)
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"covprop", next(top for top in tops if top.endswith(".dist-info"))}
+
+
+def test_the_wheel_needs_torch_and_numpy_alone(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    lines = archive.read(metadata).decode().splitlines()
+    needed = [
+        line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    assert sorted(line.split()[1].split(">")[0] for line in needed) == ["numpy", "torch"]
+
+
+def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    home = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", home)
+    (packages,) = home.glob("lib/python*/site-packages")
+    python = home / "bin" / "python"
+    run(
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
+    # The environment sees torch where it is installed already; what it has itself comes first.
+    (packages / "installed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    where, mean = run(python, "-I", "-c", PROGRAM, cwd=tmp_path).splitlines()
+    assert Path(where).is_relative_to(packages)
+    assert (packages / "covprop" / "py.typed").exists()
+    assert float(mean) == pytest.approx(0.3989423, rel=1e-6)
