@@ -41,15 +41,12 @@ def test_an_error_of_the_model_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "join",
     [
-        lambda x: x + torch.relu(x),
-        lambda x: x - x,
-        lambda x: x * torch.sigmoid(x),
         lambda x: x[..., None] @ x[..., None, :],
         lambda x: torch.einsum("...i,...i->...", x, x),
     ],
 )
-def test_branches_that_meet_are_refused(join: Callable[[Any], Any]) -> None:
-    with pytest.raises(cp.UnsupportedOperation, match="dependence between branches"):
+def test_products_of_two_gaussian_matrices_are_refused(join: Callable[[Any], Any]) -> None:
+    with pytest.raises(cp.UnsupportedOperation, match="one argument that depends on the input"):
         cp.propagate(join, gaussian())
 
 
@@ -70,9 +67,9 @@ def test_batch_statistics_in_a_function_are_refused() -> None:
     assert not norm.running_mean.any()
 
 
-def test_dropout_while_training_is_refused_and_other_layers_do_not_care() -> None:
+def test_alpha_dropout_while_training_is_refused_and_other_layers_do_not_care() -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"dropout .* call model\.eval\(\)"):
-        cp.propagate(nn.Sequential(nn.Dropout(0.1)).train(), gaussian())
+        cp.propagate(nn.Sequential(nn.AlphaDropout(0.1)).train(), gaussian())
     assert_same(cp.propagate(network().train(), gaussian()), cp.propagate(network(), gaussian()))
 
 

@@ -17,6 +17,7 @@ from covprop.gaussian import Gaussian
 from covprop.methods import Exact, Series
 from covprop.propagate import propagate
 from covprop.rules.elementwise import activation, register_activation
+from covprop.rules.noise import dropout_active
 from covprop.tensor import GaussianTensor
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "activation",
     "activations",
     "covariance",
+    "dropout_active",
     "propagate",
     "register_activation",
     "rule",

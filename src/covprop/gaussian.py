@@ -38,6 +38,7 @@ class Gaussian:
         method: object = None,
     ) -> None:
         """Check and keep; the tensors are not copied."""
+        covariance = covariance.values if isinstance(covariance, Dense) else covariance
         check_tensors(mean, covariance)
         check_shapes(mean, covariance)
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
@@ -86,8 +87,8 @@ class Gaussian:
                 f"variances have the shape of the mean {tuple(mean.shape)}, not "
                 f"{tuple(variance.shape)}"
             )
-        batch = mean.shape[:batch_dims]
-        return cls(mean, Diagonal(variance.reshape(*batch, mean[(0,) * batch_dims].numel())))
+        batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
+        return cls(mean, Diagonal(variance.reshape(*batch, size)))
 
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
@@ -191,9 +192,10 @@ class Gaussian:
         used = index if isinstance(index, tuple) else (index,)
         if any(item is Ellipsis or item is None for item in used):
             raise IndexError("index the batch with integers, slices or tensors")
-        if len(used) > len(self.batch_shape):
+        count = sum(_indexed_dims(item) for item in used)
+        if count > len(self.batch_shape):
             raise IndexError(
-                f"{len(used)} indices for a batch of shape {tuple(self.batch_shape)}; the event is "
+                f"{count} indices for a batch of shape {tuple(self.batch_shape)}; the event is "
                 "not indexed: select its elements with cp.propagate(lambda x: x[...], gaussian)"
             )
         return self._map(lambda tensor: tensor[index])
@@ -223,3 +225,8 @@ class Gaussian:
             validate_args=False,
             method=self._method,
         )
+
+
+def _indexed_dims(item: Any) -> int:
+    """How many dimensions one index takes up."""
+    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.errors import CovpropError, UnsupportedOperation
+from covprop.dispatch import RULES, leaves
+from covprop.errors import CovpropError, MomentOverflow, UnsupportedOperation
 from covprop.gaussian import Gaussian
+from covprop.lineage import Lineage, Node
 from covprop.methods import Exact, LayerwiseMethod
 from covprop.tensor import GaussianTensor
 
@@ -15,32 +18,68 @@ EXACT = Exact()
 
 
 def propagate(
-    module: nn.Module | Callable[..., Any], x: Gaussian, method: LayerwiseMethod = EXACT
+    module: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    method: LayerwiseMethod = EXACT,
+    **named_inputs: Any,
 ) -> Any:
-    """The mean and covariance of a network's output for a Gaussian input.
+    """The mean and covariance of a network's output for Gaussian input.
 
-    module: an nn.Module in evaluation mode, or any function of tensors; method: `cp.Exact()` by
-    default. The result is a `Gaussian`, or the nest of tuples, lists and dicts of them that the
-    module returns. Runs under the caller's autograd mode: wrap it in torch.no_grad() unless you
-    want gradients.
+    module: an nn.Module in evaluation mode, or any function of tensors; inputs: what to call it
+    with, `Gaussian`s (independent of each other) and anything else; method: `cp.Exact()` by
+    default, also as the last positional argument. The result is a `Gaussian`, or the nest of
+    tuples, lists and dicts of them that the module returns. Runs under the caller's autograd mode:
+    wrap it in torch.no_grad() unless you want gradients.
     """
-    if not isinstance(x, Gaussian):
-        raise TypeError(f"propagate takes a cp.Gaussian, not {type(x).__name__}")
+    if inputs and isinstance(inputs[-1], LayerwiseMethod):
+        *inputs, method = inputs  # type: ignore[assignment]
     if not isinstance(method, LayerwiseMethod):
         raise TypeError(
             f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
         )
+    for function in method.activations:
+        if function not in RULES:
+            raise ValueError(
+                f"{function!r} is no torch function with a rule, so no activation can replace it; "
+                "name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
+            )
+    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
+    _check_inputs(given, (*inputs, *named_inputs.values()))
     if isinstance(module, nn.Module):
-        _check_module(module, x)
-    start = GaussianTensor(x.mean, x.covariance, method)
+        _check_module(module, given[0])
+    lineage = Lineage(method)
     try:
-        result = module(start)
+        result = module(*_wrap(tuple(inputs), lineage), **_wrap(named_inputs, lineage))
     except CovpropError as error:
         path = _module_path(module, error)
         if path is None:
             raise
         raise type(error)(f"in module {path}: {error}") from error
     return _unwrap(result, method)
+
+
+def _check_inputs(given: list[Gaussian], inputs: tuple[Any, ...]) -> None:
+    if not given:
+        kinds = ", ".join(type(item).__name__ for item in inputs) or "nothing"
+        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}")
+    if len({id(x) for x in given}) < len(given):
+        raise ValueError(
+            "the same Gaussian is given twice; for one variable in two places use "
+            "propagate(lambda x: f(x, x), x), for two independent ones make a second Gaussian"
+        )
+    if len({x.batch_shape for x in given}) > 1:
+        shapes = ", ".join(str(tuple(x.batch_shape)) for x in given)
+        raise ValueError(f"all Gaussians need one batch shape, and these have {shapes}")
+
+
+def _wrap(nest: Any, lineage: Lineage) -> Any:
+    if isinstance(nest, Gaussian):
+        return GaussianTensor(nest.mean, Node(nest.covariance), lineage)
+    if isinstance(nest, list | tuple) and not hasattr(nest, "_fields"):
+        return type(nest)(_wrap(item, lineage) for item in nest)
+    if isinstance(nest, dict):
+        return {key: _wrap(item, lineage) for key, item in nest.items()}
+    return nest
 
 
 def _check_module(module: nn.Module, x: Gaussian) -> None:
@@ -85,6 +124,11 @@ def _module_path(module: object, error: BaseException) -> str | None:
 def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
+        if not all(bool(torch.isfinite(t).all()) for t in (result.loc, result.covariance.matrix())):
+            raise MomentOverflow(
+                f"the output's moments are not finite in {result.dtype}; look for NaN or infinity "
+                "in the model's weights, or convert model and Gaussian to float64"
+            )
         return Gaussian(result.loc, result.covariance, validate_args=False, method=method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_unwrap(item, method) for item in result))

@@ -7,9 +7,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from covprop.activations import Activated
 from covprop.covariance import Covariance, LinearMap
 from covprop.dispatch import IN_PLACE, RULES, leaves, name_of, unsupported
 from covprop.errors import UnsupportedOperation
+from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
 from covprop.validation import SUPPORTED
 
@@ -26,29 +28,29 @@ class GaussianTensor:
     """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
 
     Every torch function that has a rule works on it, as a function and as a method; anything else
-    raises `UnsupportedOperation`. `loc` is the mean tensor and `covariance` its covariance.
+    raises `UnsupportedOperation`. `loc` is the mean tensor, `covariance` its covariance, and
+    `cross(other)` its covariance with another tensor of the same propagation.
     """
 
-    __slots__ = ("_storage", "_version", "covariance", "loc", "method")
+    __slots__ = ("__weakref__", "_storage", "_version", "lineage", "loc", "node")
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
     def __init__(
         self,
         loc: Tensor,
-        covariance: Covariance,
-        method: LayerwiseMethod,
+        node: Node,
+        lineage: Lineage,
         view_of: "GaussianTensor | None" = None,
     ) -> None:
-        """Wrap a mean (*batch, *event) and a covariance with the batch shape of the latter."""
+        """Wrap a mean (*batch, *event) and the random vector around it."""
         if loc.dtype not in SUPPORTED:
             raise UnsupportedOperation(
                 f"covprop computes in float32 or float64, and this operation gives {loc.dtype}"
             )
-        if covariance.dtype != loc.dtype:  # torch has promoted the mean
-            covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
-        self.loc, self.covariance, self.method = loc, covariance, method
+        self.loc, self.node, self.lineage = loc, node, lineage
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
+        lineage.add(self)
 
     # What rules use.
 
@@ -62,19 +64,56 @@ class GaussianTensor:
         """The other dimensions."""
         return self.loc.shape[len(self.batch_shape) :]
 
-    def replace(self, loc: Tensor, covariance: Covariance) -> "GaussianTensor":
-        """A new tensor with this one's method."""
-        return GaussianTensor(loc, covariance, self.method)
+    @property
+    def method(self) -> LayerwiseMethod:
+        """How nonlinearities are treated."""
+        return self.lineage.method
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance of the flattened event."""
+        assert self.node.covariance is not None
+        return self.node.covariance
+
+    def replace(
+        self,
+        loc: Tensor,
+        covariance: Covariance,
+        transfer: Transfer | None = None,
+        activated: Activated | None = None,
+    ) -> "GaussianTensor":
+        """The result of an operation on this tensor: its mean and its covariance.
+
+        transfer: how Cov(this, w) becomes Cov(result, w), to first order in expectation; without
+        it the result cannot be joined with other tensors.
+        """
+        if covariance.dtype != loc.dtype:  # torch has promoted the mean
+            covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
+        edges = () if transfer is None else ((self.node, transfer),)
+        node = Node(covariance, edges, activated, opaque=transfer is None)
+        return GaussianTensor(loc, node, self.lineage)
+
+    def moved(self, loc: Tensor, view: bool = False) -> "GaussianTensor":
+        """The same random vector around another mean, or in another shape."""
+        if loc.dtype != self.dtype:
+            return self.replace(loc, self.covariance, transfer=lambda cross: cross)
+        return GaussianTensor(loc, self.node, self.lineage, view_of=self if view else None)
 
     def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
         """The result of an affine operation: its value at the mean, and its linear part."""
-        return self.replace(loc, self.covariance.push(linear))
+        return self.replace(
+            loc, self.covariance.push(linear), transfer=lambda cross: linear(cross.mT).mT
+        )
+
+    def cross(self, other: "GaussianTensor") -> Tensor | None:
+        """Cov(this, other) as (*batch, n, m), or None if they are independent."""
+        return self.lineage.cross(self.node, other.node)
 
     def become(self, other: "GaussianTensor") -> None:
         """Take another's value in place; older views of this tensor become invalid."""
         self._storage.version += 1
         self._version = self._storage.version
-        self.loc, self.covariance = other.loc, other.covariance
+        self.loc, self.node = other.loc, other.node
 
     def check_current(self) -> None:
         """Raise if this is a view of something that changed in place since."""
@@ -180,9 +219,10 @@ class GaussianTensor:
 
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
-    for leaf in leaves((args, kwargs)):
-        if isinstance(leaf, GaussianTensor):
-            leaf.check_current()
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    for tensor in tensors:
+        tensor.check_current()
+    tensors[0].lineage.collect()
     if kwargs.get("out") is not None:
         raise UnsupportedOperation(
             f"{name_of(function)} with out=... would write a Gaussian into a plain tensor; leave "

@@ -9,8 +9,10 @@ from covprop.covariance import Covariance, Dense
 from covprop.errors import InvalidGaussian
 
 SUPPORTED = (torch.float32, torch.float64)
+ALWAYS_EXACT = 64
 EXACT_CHECK = 512
-"""Up to this size eigenvalues are computed; beyond it, conditions that cost O(n^2)."""
+"""Eigenvalues are computed up to the first size for any batch, up to the second for a single
+matrix (or as much work); beyond, conditions that cost O(n^2)."""
 PROBES = 4
 ROUNDING = 100.0
 """In units of machine epsilon: asymmetry and negative eigenvalues that rounding explains."""
@@ -62,7 +64,8 @@ def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
         raise InvalidGaussian(
             f"the covariance is for {size} features, but the mean has {math.prod(event)} "
             f"(shape {tuple(mean.shape)}, of which {batch} is the batch); give the covariance the "
-            "shape (*batch, n, n) with n the number of elements of one event"
+            "shape (*batch, n, n), n the number of elements of one event, if need be with "
+            "covariance.expand(*batch, n, n)"
         )
 
 
@@ -84,27 +87,31 @@ def check_values(mean: Tensor, covariance: Covariance) -> None:
 
 
 def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
+    """In units of the standard deviations, so that neither large nor small ones hide anything."""
     if not bool(torch.isfinite(matrix).all()):
         raise InvalidGaussian("the covariance has NaN or infinite entries")
-    largest = variance.amax(-1)[..., None, None]
-    asymmetry = (matrix - matrix.mT).abs()
-    if bool((asymmetry > rounding * largest).any()):
+    # A variance that rounds to zero may leave rounding beside it.
+    floor = rounding * variance.amax(-1, keepdim=True)
+    stddev = torch.where(variance > 0, variance, floor).sqrt()
+    stddev = torch.where(stddev > 0, stddev, 1)
+    scaled = matrix / stddev[..., :, None] / stddev[..., None, :]
+    asymmetry = (scaled - scaled.mT).abs()
+    if bool((asymmetry > rounding).any()):
         raise InvalidGaussian(
-            f"the covariance is not symmetric (entries differ by up to {asymmetry.max():.3g}); "
-            "use (covariance + covariance.mT) / 2"
+            f"the covariance is not symmetric (entries differ by up to "
+            f"{(matrix - matrix.mT).abs().max():.3g}); use (covariance + covariance.mT) / 2"
         )
-    bound = (variance[..., :, None] * variance[..., None, :]).sqrt()
-    if bool((matrix.abs() > bound + rounding * largest).any()):
+    if bool((scaled.abs() > 1 + rounding).any()):
         raise InvalidGaussian(
             "the covariance is not positive semi-definite: an entry exceeds the product of its two "
             "standard deviations"
         )
     size = matrix.shape[-1]
-    small = math.prod(matrix.shape[:-2]) * size**3 <= EXACT_CHECK**3
-    lowest = torch.linalg.eigvalsh(matrix)[..., 0] if small else _lowest_quotient(matrix)
-    if bool((lowest < -rounding * size * largest[..., 0, 0]).any()):
+    small = size <= ALWAYS_EXACT or matrix.numel() * size <= EXACT_CHECK**3
+    lowest = torch.linalg.eigvalsh(scaled)[..., 0] if small else _lowest_quotient(scaled)
+    if bool((lowest < -rounding * size).any()):
         raise InvalidGaussian(
-            "the covariance is not positive semi-definite (an eigenvalue is "
+            "the covariance is not positive semi-definite (an eigenvalue of its correlations is "
             f"{'' if small else 'at most '}{lowest.min():.3g})"
         )
 

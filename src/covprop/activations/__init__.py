@@ -1,13 +1,14 @@
 """Declarations of scalar functions: their moments, coefficients and pairwise covariances."""
 
 from covprop.activations import exponential, rectified, smooth
-from covprop.activations.base import Activation
+from covprop.activations.base import Activated, Activation
 from covprop.activations.piecewise import Piecewise
 from covprop.activations.quadrature import Quadrature
 from covprop.activations.registry import DECLARATIONS, Declaration, declare, spellings
 
 __all__ = [
     "DECLARATIONS",
+    "Activated",
     "Activation",
     "Declaration",
     "Piecewise",

@@ -1,12 +1,23 @@
 """What covprop must know of a scalar function to carry a Gaussian through it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
+
+
+@dataclass(frozen=True)
+class Activated:
+    """An activation of a Gaussian vector with these moments, (*batch, n) in float64."""
+
+    activation: "Activation"
+    mean: Tensor
+    variance: Tensor
 
 
 class Activation(ABC):
@@ -31,6 +42,11 @@ class Activation(ABC):
         a_k = E[g(mu + sigma xi) He_k(xi)] / sqrt(k!). The first is E[g'(y)]; the division keeps the
         limit at sigma = 0. Shape (order, *batch, n).
         """
+
+    @property
+    @abstractmethod
+    def key(self) -> Hashable:
+        """What `pair` depends on beside the elements: activations of equal keys share it."""
 
     @abstractmethod
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:

@@ -1,6 +1,7 @@
 """The approximate sigmoid of the paper's appendix."""
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import final
 
@@ -51,6 +52,11 @@ class DaunizeauSigmoid(Activation):
             slopes = [p * c for p, c in enumerate(polynomial)]
             polynomial = [c - d for c, d in zip([*slopes, 0.0], [0.0, *slopes], strict=True)]
         return torch.stack(rows)
+
+    @property
+    def key(self) -> Hashable:
+        """The constant."""
+        return self.alpha
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """There is no exact covariance of an approximation."""

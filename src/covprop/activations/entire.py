@@ -1,7 +1,7 @@
 """Exponentials, sines, cosines and polynomials: closed by the moment generating function."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -29,13 +29,18 @@ class Exponential(Activation):
         """a_k = sigma^k E[g] / sqrt(k!)."""
         return _from_derivatives([self.mean(mean, variance)] * order, variance)
 
+    @property
+    def key(self) -> Hashable:
+        """There is but one."""
+        return None
+
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """E[g]."""
         return (self.mean(mean, variance),)
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """E[g_i] E[g_j] (exp(c) - 1)."""
-        return (left[0] * right[0]) * torch.expm1(covariance)
+        return left[0] * (right[0] * torch.expm1(covariance))  # left * right may overflow
 
 
 @final
@@ -59,6 +64,11 @@ class Sinusoid(Activation):
         decay = torch.exp(-variance / 2)
         derivatives = [self._derivative(mean, k) * decay for k in range(1, order + 1)]
         return _from_derivatives(derivatives, variance)
+
+    @property
+    def key(self) -> Hashable:
+        """Sine and cosine differ by their elements."""
+        return None
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """g(mu), g'(mu) and sigma^2 / 2."""
@@ -102,6 +112,11 @@ class Polynomial(Activation):
         derivatives += [torch.zeros_like(mean)] * (order - len(derivatives))
         return _from_derivatives(derivatives, variance)
 
+    @property
+    def key(self) -> Hashable:
+        """The degree."""
+        return len(self.polynomial)
+
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """E[g^(k)] / sqrt(k!) for k = 1 ... degree."""
         derivatives = self._expected_derivatives(mean, variance)[1:]
@@ -109,9 +124,10 @@ class Polynomial(Activation):
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """sum_k c^k E[g^(k)]_i E[g^(k)]_j / k!."""
-        result = torch.zeros_like(covariance)
-        for a, b in reversed(list(zip(left, right, strict=True))):
-            result = (result + a * b) * covariance
+        result, power = torch.zeros_like(covariance), torch.ones_like(covariance)
+        for a, b in zip(left, right, strict=True):
+            power = power * covariance
+            result = result + a * (b * power)  # a * b may overflow
         return result
 
     def _expected_derivatives(self, mean: Tensor, variance: Tensor) -> list[Tensor]:

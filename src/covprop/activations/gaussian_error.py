@@ -5,6 +5,7 @@ of variance sigma^2 behaves like one of variance S^2 = 1 + sigma^2 at a hard ste
 """
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import final
 
@@ -64,6 +65,11 @@ class Probit(Activation):
             ]
         )
 
+    @property
+    def key(self) -> Hashable:
+        """The height; the rate is in the elements."""
+        return self.height
+
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """A and rate / S."""
         return self._position(mean, variance)
@@ -103,6 +109,11 @@ class GaussianErrorLinear(Activation):
             inner = hermite[k] / spread - spread * hermite[k - 2] / math.sqrt(k * (k - 1))
             rows.append(powers[k - 1] * inner / spread)
         return torch.stack(rows)
+
+    @property
+    def key(self) -> Hashable:
+        """There is but one."""
+        return None
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """A, S and E[g']."""

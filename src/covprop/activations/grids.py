@@ -16,6 +16,10 @@ REACH = 12.0
 """Quadrature covers this many standard deviations on either side."""
 NODES = 10
 """Gauss-Legendre nodes on each panel."""
+WIDE = 8.0
+"""Standard deviation above which an even grid would need too many panels."""
+GROWTH = 1.25
+"""Ratio of the distances from zero, or a kink, of neighbouring points for wide elements."""
 
 
 def breakpoints(
@@ -23,14 +27,34 @@ def breakpoints(
 ) -> Tensor:
     """An even grid over `reach` standard deviations, the kinks of each element sorted in.
 
-    Shape (*shape of mean, breakpoints) with kinks, (breakpoints,) without.
+    Where the standard deviation is wide against features of unit size, panels that grow with the
+    distance from zero and from the kinks are sorted in too. Shape (*shape of mean, breakpoints),
+    or (breakpoints,) if the grid is the same for all elements.
     """
     grid = torch.linspace(-reach, reach, panels + 1, dtype=mean.dtype, device=mean.device)
     grid[panels // 2] = 0
-    if not kinks:
-        return grid
-    grid = grid.expand(*mean.shape, panels + 1)
-    return insert(grid, [(kink - mean) / torch.where(stddev > 0, stddev, 1) for kink in kinks])
+    places = graded(kinks, mean, stddev, panels / (2 * reach), reach)
+    return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
+
+
+def graded(
+    kinks: Sequence[float], mean: Tensor, stddev: Tensor, density: float, reach: float
+) -> list[Tensor]:
+    """Kinks, and for wide elements points around them and zero, in standard deviations."""
+    scale = torch.where(stddev > 0, stddev, 1)
+    places = [(kink - mean) / scale for kink in kinks]
+    widest = float(stddev.max()) if stddev.numel() else 0.0
+    if widest <= WIDE:
+        return places
+    span = reach * widest + float(mean.abs().max())
+    step, growth = 2 / density, GROWTH ** (1 / density)
+    distances = [0.0]
+    while distances[-1] < span:
+        distances.append(max(distances[-1] + step, distances[-1] * growth))
+    for centre in {0.0, *kinks}:
+        for distance in distances:
+            places += [(centre + side * distance - mean) / scale for side in (-1, 1)]
+    return places
 
 
 def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
@@ -48,7 +72,9 @@ def panel_count(stddev: Tensor, order: int = 1) -> int:
     In powers of two, so that few different grids are ever made.
     """
     widest = float(stddev.max()) if stddev.numel() else 0.0
-    needed = max(1.0, widest / 2, math.sqrt(order) / 8)
+    needed = max(1.0, min(widest, WIDE) / 2, math.sqrt(order) / 8)
+    if widest > WIDE:  # the graded points see to the function, the even ones to the density
+        needed = max(1.0, math.sqrt(order) / 8)
     return 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
 
 

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.grids import NODES, breakpoints, insert, panel_count, value_and_slope
+from covprop.activations.grids import (
+    NODES,
+    REACH,
+    WIDE,
+    breakpoints,
+    graded,
+    insert,
+    panel_count,
+    value_and_slope,
+)
+from covprop.kernels.gradients import first_order
 from covprop.kernels.nodes import Panels, hermite_rule
 from covprop.kernels.normal import density
 
@@ -64,7 +74,7 @@ class _Nested(Function):
         return torch.cat([_covariance(scalar, *part) for part in _parts(pairs, scalar.fineness)])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
         scalar = ctx.scalar
         parts = [_partials(scalar, *p) for p in _parts(ctx.saved_tensors, scalar.fineness)]
@@ -79,7 +89,8 @@ def _parts(pairs: Sequence[Tensor], fineness: int) -> list[list[Tensor]]:
 
 
 def _inner_panels(stddev: Tensor) -> int:
-    return 2 * math.ceil(INNER_REACH / 4 * max(1.0, float(stddev.max()))) * 2
+    widest = float(stddev.max())
+    return 2 * math.ceil(INNER_REACH / 4 * max(1.0, widest if widest <= WIDE else 1.0)) * 2
 
 
 def _outer(
@@ -87,7 +98,7 @@ def _outer(
 ) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the first variable: (pairs, nodes)."""
     panels = panel_count(torch.maximum(stddev_1, stddev_2)) * scalar.fineness
-    grid = breakpoints(scalar.kinks, mean_1, stddev_1, panels)
+    grid = breakpoints(scalar.kinks, mean_1, stddev_1, panels).expand(len(mean_1), -1)
     # Given y1, a kink of g(y2) is blurred over the width sqrt(1 - rho^2).
     slope = torch.where(rho != 0, rho, 1)
     width = _rest(rho) / slope.abs()
@@ -96,6 +107,8 @@ def _outer(
         for kink in scalar.kinks
         for offset in SOFTENED
     ]
+    if float(stddev_2.max()) > WIDE:  # features of g(y2), seen from y1
+        places += graded((), mean_2, stddev_2 * slope, panels / (2 * REACH), REACH)
     quadrature = Panels(insert(grid, places), NODES)
     nodes = quadrature.nodes.flatten(-2)
     return nodes, quadrature.weights.flatten(-2) * density(nodes)

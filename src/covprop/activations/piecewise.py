@@ -5,7 +5,7 @@ pairwise covariances of these units, written so that what is far from a knot con
 instead of cancelling.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -105,6 +105,11 @@ class Piecewise(Activation):
                 if jump and k + 1 <= order:
                     rows[k] = rows[k] + (sign * jump / (k + 1) ** 0.5) * hermite * inverse
         return torch.stack(rows)
+
+    @property
+    def key(self) -> Hashable:
+        """The jumps; knots and slopes are in the elements."""
+        return tuple(self.jumps)
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """sigma, E[slope], sum h phi(a), then a_t for every knot, then w_t sigma for every knot."""

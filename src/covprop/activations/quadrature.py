@@ -6,7 +6,7 @@ large numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -18,6 +18,7 @@ from covprop.activations.base import Activation, Elements
 from covprop.activations.grids import (
     NODES,
     REACH,
+    WIDE,
     breakpoints,
     hermite_basis,
     name_of,
@@ -26,11 +27,12 @@ from covprop.activations.grids import (
 )
 from covprop.activations.nested import Scalar, nested_covariance
 from covprop.errors import QuadratureError
+from covprop.kernels.gradients import first_order
 from covprop.kernels.hermite import hermite_functions, power_series
 from covprop.kernels.nodes import Panels
 from covprop.kernels.normal import correlation, density, standard_deviation
 
-FINEST = 128
+FINEST = 32
 """Multiple of the usual number of panels beyond which quadrature gives up."""
 HONEST = 1e-7
 """Mismatch, relative to the standard deviation, between g and the integral of its derivative."""
@@ -39,7 +41,7 @@ ROUNDING = 64.0
 CONVERGED = 1e-8
 """Agreement, relative to the standard deviation, of a grid and one of half as many panels: the
 error of the finer one is far smaller."""
-PART = 4096
+PART = 1024
 """Elements whose grids are held at a time."""
 LADDER = (8, 16, 32, 64, 128, 256, 512)
 """Orders that the exact covariance tries before it integrates a pair directly."""
@@ -78,6 +80,11 @@ class Quadrature(Activation):
         """E[g' He_{k-1}] / sqrt(k!)."""
         return self._moments(mean, variance, order)[2]
 
+    @property
+    def key(self) -> Hashable:
+        """The function."""
+        return (self.function, tuple(self.kinks))
+
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """mu, sigma, the grid's fineness, the tail after each order of LADDER, coefficients."""
         order = LADDER[-1] if not self.kinks else LONGEST_WITH_KINKS
@@ -89,7 +96,8 @@ class Quadrature(Activation):
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """The series at the first order whose bound suffices; pairs beyond all orders directly."""
-        (mean_i, stddev_i, fineness, tail_i, a), (mean_j, stddev_j, _, tail_j, b) = left, right
+        mean_i, stddev_i, fineness_i, tail_i, a = left
+        mean_j, stddev_j, fineness_j, tail_j, b = right
         rho = correlation(covariance, stddev_i, stddev_j)
         size = rho.detach().abs()
         for order, r_i, r_j in zip(LADDER, tail_i, tail_j, strict=False):
@@ -103,17 +111,28 @@ class Quadrature(Activation):
             t[hard].double()
             for t in torch.broadcast_tensors(mean_i, stddev_i, mean_j, stddev_j, rho)
         ]
-        scalar = Scalar(self.function, self.kinks, self.conditional_mean, int(fineness.max()))
+        finest = int(max(fineness_i.max(), fineness_j.max()))
+        scalar = Scalar(self.function, self.kinks, self.conditional_mean, finest)
         direct = nested_covariance(scalar, *pairs)
         return result.masked_scatter(hard, direct.to(result.dtype))
 
     def _moments(self, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
         """Mean, variance, coefficients and the grid's fineness, some elements at a time."""
+        _check_parameters(self.function, mean)
         if mean.numel() == 0:
             return [mean, variance, mean.expand(order, *mean.shape), mean]
-        parts = zip(mean.flatten().split(PART), variance.flatten().split(PART), strict=True)
-        results = zip(*(_Moments.apply(*part, self, order) for part in parts), strict=True)
-        joined = [torch.cat(result, dim=-1) for result in results]
+        # Wide elements have grids of their own, and do not burden the others with them.
+        order_of_width = (variance.flatten() > WIDE**2).long().argsort(stable=True)
+        count = int((variance > WIDE**2).sum())
+        sizes = [mean.numel() - count, count]
+        pieces: list[tuple[Tensor, ...]] = []
+        for indices in order_of_width.split(sizes):
+            for part in indices.split(PART) if len(indices) else ():
+                pieces.append(
+                    _Moments.apply(mean.flatten()[part], variance.flatten()[part], self, order)
+                )
+        back = order_of_width.argsort()
+        joined = [torch.cat(piece, dim=-1)[..., back] for piece in zip(*pieces, strict=True)]
         return [result.reshape(*result.shape[:-1], *mean.shape) for result in joined]
 
 
@@ -132,7 +151,7 @@ class _Moments(Function):
         return grid.mean(), grid.variance(), grid.coefficients(order), fineness
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor, *grads: Tensor) -> Any:
         grad_rows = grads[0]
         mean, variance = ctx.saved_tensors
@@ -164,10 +183,11 @@ class _Grid:
     def __init__(
         self, activation: Quadrature, mean: Tensor, stddev: Tensor, order: int, fineness: float
     ) -> None:
-        self.fineness, self._stddev, self._even = fineness, stddev, not activation.kinks
+        self.fineness, self._stddev = fineness, stddev
         panels = int(panel_count(stddev, order) * fineness)
         grid = Panels(breakpoints(activation.kinks, mean, stddev, panels), NODES)
         self._nodes, self._weights = grid.nodes, grid.weights
+        self._even = grid.nodes.dim() == 2  # noqa: PLR2004  (panels, nodes), for all elements
         self._normal = grid.weights * density(grid.nodes)
         points = mean[..., None, None] + stddev[..., None, None] * grid.nodes
         self._value, self._slope = value_and_slope(activation.function, points)
@@ -253,6 +273,18 @@ def _converged_grid(activation: Quadrature, mean: Tensor, stddev: Tensor, order:
         f"the moments of {name} do not settle on ever finer grids; name the places where it bends "
         "with cp.activation(function, kinks=(...))"
     )
+
+
+def _check_parameters(function: Callable[[Tensor], Tensor], mean: Tensor) -> None:
+    """Quadrature gives gradients by the argument alone."""
+    if not torch.is_grad_enabled():
+        return
+    value = function(mean.detach().flatten()[:1])
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise QuadratureError(
+            f"{name_of(function)} has parameters that require a gradient, which quadrature does "
+            "not give; detach them, or run under torch.no_grad()"
+        )
 
 
 def _check_element_wise(function: Callable[[Tensor], Tensor], mean: Tensor) -> None:

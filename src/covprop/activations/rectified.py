@@ -1,5 +1,6 @@
 """ReLU and its piecewise-linear relatives: exact, with any number of kinks and jumps."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False)
 def clamp(min: Any = None, max: Any = None) -> Activation:
     """Y held between two numbers, either of which may be missing."""
     low, high = _number("clamp", min), _number("clamp", max)
+    low, high = None if low == -math.inf else low, None if high == math.inf else high
     if high is None:
         if low is None:
             raise ValueError("clamp needs at least one of min and max")

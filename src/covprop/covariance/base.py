@@ -1,6 +1,5 @@
 """What covprop asks of a covariance, whatever its structure."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -100,8 +99,3 @@ class Covariance(ABC):
     def size(self) -> int:
         """The number of features n."""
         return self.diagonal().shape[-1]
-
-
-def batch_count(covariance: Covariance) -> int:
-    """The number of matrices."""
-    return math.prod(covariance.batch_shape)

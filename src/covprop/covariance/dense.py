@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction, batch_count
+from covprop.covariance.base import Covariance, LinearMap, PairFunction
 
 BLOCK = 2**18
 """Entries of a covariance that an activation's kernel works on at a time."""
@@ -78,7 +78,7 @@ class Dense(Covariance):
         return Dense(function(self.values))
 
     def _blocks(self, pair: PairFunction, elements: Sequence[Tensor]) -> Iterator[Tensor]:
-        rows = max(1, BLOCK // max(1, batch_count(self) * self.size))
+        rows = max(1, BLOCK // max(1, self.batch_shape.numel() * self.size))
         elements = [element.to(self.dtype) for element in elements]
         right = tuple(element[..., None, :] for element in elements)
         again = rows < self.size and torch.is_grad_enabled()

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density
 
 
@@ -46,7 +46,7 @@ class _PowerSeries(Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         correlation, left, right = ctx.saved_tensors
         order = len(left)

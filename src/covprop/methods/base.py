@@ -2,18 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from covprop.activations import Activation
+from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance
+
+Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
 
 
 class LayerwiseMethod(ABC):
     """A method that goes through the network once and treats each nonlinearity in its own way."""
 
-    activations: Mapping[Callable[..., Any], Callable[..., Activation]]
+    activations: Replacements
     """Activations to use in place of the declared ones, by torch function."""
 
     @abstractmethod
@@ -21,3 +23,7 @@ class LayerwiseMethod(ABC):
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
         """Mean (*batch, n) and covariance of an element-wise function."""
+
+    @abstractmethod
+    def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+        """Covariance of two activations of different tensors, given that of the tensors."""

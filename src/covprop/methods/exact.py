@@ -1,14 +1,17 @@
 """Every nonlinearity to rounding, or to the accuracy of its quadrature."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from torch import Tensor
 
-from covprop.activations import Activation
+from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.base import LayerwiseMethod, Replacements
+from covprop.methods.series import series_cross
+
+CROSS_ORDER = 64
+"""Terms for the covariance of two different functions: |rho|^64 of their deviations is left."""
 
 
 @final
@@ -16,12 +19,11 @@ from covprop.methods.base import LayerwiseMethod
 class Exact(LayerwiseMethod):
     """Exact mean, variance and covariance of each nonlinearity, given that its input is Gaussian.
 
-    activations: replacements for declared activations, by torch function.
+    activations: what to use in place of declared activations, by torch function: an
+    `Activation`, or a factory that takes the function's options.
     """
 
-    activations: Mapping[Callable[..., Any], Callable[..., Activation]] = field(
-        default_factory=dict
-    )
+    activations: Replacements = field(default_factory=dict, hash=False)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
@@ -33,3 +35,13 @@ class Exact(LayerwiseMethod):
         elements = activation.elements(point, variance)
         output = activation.variance(point, variance)
         return result, covariance.pairwise(activation.pair, elements, output)
+
+    def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+        """By the pair function that both share, or else by a long series."""
+        first, second = left.activation, right.activation
+        if type(first) is not type(second) or first.key != second.key:
+            return series_cross(left, right, covariance, CROSS_ORDER)
+        rows = [t.to(covariance)[..., :, None] for t in first.elements(left.mean, left.variance)]
+        columns = second.elements(right.mean, right.variance)
+        columns = tuple(t.to(covariance)[..., None, :] for t in columns)
+        return first.pair(tuple(rows), columns, covariance)

@@ -1,19 +1,18 @@
 """The paper's Theorem 1: a Hermite series in the correlation."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from covprop.activations import Activation
+from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
 from covprop.covariance import Covariance
 from covprop.errors import ToleranceNotReached
 from covprop.kernels.hermite import power_series
 from covprop.kernels.normal import correlation, standard_deviation
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.base import LayerwiseMethod, Replacements
 
 DEFAULT_ORDER = 4
 LARGEST_ORDER = 512
@@ -31,15 +30,14 @@ class Series(LayerwiseMethod):
     tolerance: instead, the smallest order of each layer whose error bound is at most this,
     relative to the product of the two standard deviations;
     exact_variance: put the exact variance on the diagonal (published was the truncated one);
-    activations: replacements for declared activations, by torch function.
+    activations: what to use in place of declared activations, by torch function: an
+    `Activation`, or a factory that takes the function's options.
     """
 
     order: int | None = None
     tolerance: float | None = None
     exact_variance: bool = True
-    activations: Mapping[Callable[..., Any], Callable[..., Activation]] = field(
-        default_factory=dict
-    )
+    activations: Replacements = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Settle on an order or a tolerance."""
@@ -69,6 +67,10 @@ class Series(LayerwiseMethod):
         elements = (standard_deviation(variance), coefficients)
         return result, covariance.pairwise(_series_pair, elements, output)
 
+    def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+        """The theorem needs neither the same function nor the same vector."""
+        return series_cross(left, right, covariance, self.order or LARGEST_ORDER // 8)
+
     def _coefficients(self, activation: Activation, mean: Tensor, covariance: Covariance) -> Tensor:
         variance = covariance.diagonal().double()
         if self.tolerance is None:
@@ -76,6 +78,18 @@ class Series(LayerwiseMethod):
             return activation.coefficients(mean, variance, self.order)
         order = sufficient_order(activation, mean, covariance, self.tolerance)
         return activation.coefficients(mean, variance, order)
+
+
+def series_cross(left: Activated, right: Activated, covariance: Tensor, order: int) -> Tensor:
+    """Cov(g(y_i), h(w_j)) = c_ij sum_k rho^(k-1) (a_k / sigma)_i (b_k / sigma)_j."""
+
+    def elements(side: Activated) -> Elements:
+        coefficients = side.activation.coefficients(side.mean, side.variance, order)
+        return standard_deviation(side.variance).to(covariance), coefficients.to(covariance)
+
+    rows = tuple(t[..., :, None] for t in elements(left))
+    columns = tuple(t[..., None, :] for t in elements(right))
+    return _series_pair(rows, columns, covariance)
 
 
 def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:

@@ -1,5 +1,25 @@
 """What operations do to an in-flight Gaussian; importing this package fills the table."""
 
-from covprop.rules import affine, elementwise, identity, movement
+from covprop.rules import (
+    affine,
+    delta,
+    elementwise,
+    identity,
+    join,
+    maximum,
+    movement,
+    noise,
+    product,
+)
 
-__all__ = ["affine", "elementwise", "identity", "movement"]
+__all__ = [
+    "affine",
+    "delta",
+    "elementwise",
+    "identity",
+    "join",
+    "maximum",
+    "movement",
+    "noise",
+    "product",
+]

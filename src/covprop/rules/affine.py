@@ -13,9 +13,18 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.dispatch import in_place, rule
+from covprop.dispatch import in_place, name_of, rule
 from covprop.errors import UnsupportedOperation
-from covprop.rules.operands import batch_error, check_batch_shape, of_tensor, the_gaussian
+from covprop.rules.join import join, weighted_sum
+from covprop.rules.operands import (
+    at_means,
+    batch_error,
+    check_batch_shape,
+    gaussians,
+    of_tensor,
+    the_gaussian,
+)
+from covprop.rules.product import product
 from covprop.tensor import GaussianTensor
 
 Strip: TypeAlias = Callable[
@@ -24,6 +33,8 @@ Strip: TypeAlias = Callable[
 """(args, kwargs) -> the same without the function's constant offset."""
 
 EXACT = "exact"
+SLACK = 1e3
+"""In units of rounding: what summing in another order may change."""
 PROBE_SCALES = 31
 """Powers of two that scale a float32 without overflow or rounding."""
 
@@ -43,8 +54,13 @@ def affine(
     x = the_gaussian(function, args, kwargs)
     loc = of_tensor(function, args, kwargs)(x.loc)
     check_batch_shape(function, x, loc.shape)
-    linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
-    _check_batch_is_separate(function, linear, x)
+    stripped = strip(args, kwargs) if strip else (args, kwargs)
+    if not gaussians(*stripped):
+        raise UnsupportedOperation(
+            f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
+        )
+    linear = of_tensor(function, *stripped)
+    check_batch_is_separate(function, linear, x)
     return x.through(loc, LinearMap(linear, x.event_shape, leading and x.event_shape != ()))
 
 
@@ -58,10 +74,12 @@ def scaling(
         return affine(function, *args, strip=strip, **kwargs)
     linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
     factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, x.event_shape.numel())
-    return x.replace(loc, x.covariance.scale(factor))
+    return x.replace(
+        loc, x.covariance.scale(factor), transfer=lambda cross: factor[..., None] * cross
+    )
 
 
-def _check_batch_is_separate(
+def check_batch_is_separate(
     function: Callable[..., Any], linear: Callable[[Tensor], Tensor], x: GaussianTensor
 ) -> None:
     """Scaling each element of the batch must scale its result and nothing else."""
@@ -77,7 +95,11 @@ def _check_batch_is_separate(
             apart = linear(probe)
             apart = apart * _trailing(scale, apart.dim())
             together = linear(probe * _trailing(scale, x.dim()))
-        if not torch.equal(apart, together):
+        # What is mixed differs by factors of two; what is not, by rounding and denormals.
+        limits = torch.finfo(x.dtype)
+        allowed = SLACK * (limits.eps * apart.abs() + limits.tiny * 2.0**PROBE_SCALES)
+        differs = (apart - together).abs() > allowed
+        if bool(differs.any()):  # NaN, from a broken weight, is none
             raise batch_error(function, x)
         divisor *= PROBE_SCALES
 
@@ -159,8 +181,18 @@ def _in_place_forms(*names: str) -> None:
             in_place(function, of=getattr(torch.Tensor, name))
 
 
-_scaling("mul", "multiply")
 _scaling("neg", "negative")
+
+
+@rule(*spellings("mul", "multiply"), kind="linear", treatment=EXACT, name="mul")
+def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """A product: with a constant, or with another tensor."""
+    if len(tensors := gaussians(args, kwargs)) > 1:
+        return product(*tensors)
+    return scaling(function, *args, **kwargs)
+
+
+_in_place_forms("mul", "multiply")
 
 
 @rule(*spellings("div", "divide", "true_divide"), kind="linear", treatment=EXACT, name="div")
@@ -188,12 +220,19 @@ _in_place_forms("div", "divide", "true_divide")
 @rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind="linear", treatment=EXACT,
       name="add, sub")  # fmt: skip
 def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """A sum with a constant; where it only moves the mean, the covariance stays as it is."""
+    """A sum: with a constant, which may only move the mean, or with another tensor."""
+    if len(tensors := gaussians(args, kwargs)) > 1:
+        loc = at_means(function, args, kwargs)
+        if all(tensor.shape == loc.shape for tensor in tensors):
+            weight = float(kwargs.get("alpha", 1.0))
+            weight = -weight if "sub" in function.__name__ else weight
+            return weighted_sum(loc, [(tensors[0], 1.0), (tensors[1], weight)])
+        return join(function, args, kwargs)
     x = the_gaussian(function, args, kwargs)
     result = scaling(function, *args, strip=without_terms, **kwargs)
     first = args[0] if args else kwargs.get("input")
     only_moves = first is x and result.shape == x.shape and "rsub" not in function.__name__
-    return x.replace(result.loc, x.covariance) if only_moves else result
+    return x.moved(result.loc) if only_moves else result
 
 
 _in_place_forms("add", "sub", "subtract")

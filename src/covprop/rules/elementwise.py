@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from covprop.activations import DECLARATIONS, Activation, Quadrature, spellings
+from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import Factory
 from covprop.dispatch import in_place, name_of, rule
@@ -25,7 +25,14 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
             "down, or convert model and Gaussian to float64"
         )
-    return x.replace(mean.reshape(x.shape), covariance)
+    point, variance = flat.double(), x.covariance.diagonal().double()
+    slope = activation.coefficients(point, variance, 1)[0].to(x.dtype)
+    return x.replace(
+        mean.reshape(x.shape),
+        covariance,
+        transfer=lambda cross: slope[..., None] * cross,
+        activated=Activated(activation, point, variance),
+    )
 
 
 def register(
@@ -54,7 +61,9 @@ def register(
         changes_input = options.arguments.pop("inplace", False)
         replaced = [f for f in x.method.activations if f in functions]
         chosen = x.method.activations[replaced[0]] if replaced else factory
-        result = apply(chosen(*options.args, **options.kwargs), x)
+        if not isinstance(chosen, Activation):
+            chosen = chosen(*options.args, **options.kwargs)
+        result = apply(chosen, x)
         if not changes_input:
             return result
         x.become(result)

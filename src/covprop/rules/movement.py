@@ -14,13 +14,22 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.dispatch import in_place, rule
 from covprop.rules.affine import affine
-from covprop.rules.operands import batch_error, check_batch_shape, of_tensor, the_gaussian
+from covprop.rules.operands import (
+    at_means,
+    batch_error,
+    check_batch_shape,
+    of_tensor,
+    the_gaussian,
+)
 from covprop.tensor import GaussianTensor
 
 
 def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Move the mean, and the rows and columns of the covariance with it."""
     x = the_gaussian(function, args, kwargs)
+    moved_argument = args[0] if args else kwargs.get("input")
+    if moved_argument is not x:  # constant.expand_as(x): only the shape of x matters
+        return at_means(function, args, kwargs)
     move = of_tensor(function, args, kwargs)
     moved = move(x.loc)
     size = x.event_shape.numel()
@@ -47,8 +56,11 @@ def _moved(
     index = rows[0] if batch else rows.new_zeros(size_now)
     if bool((rows != index).any()) or bool(((index < 0) | (index >= size)).any()):
         raise batch_error(function, x)
+    if len(index) == size and bool((index.diff() == 1).all()):
+        return x.moved(loc, view=True)
     covariance = x.covariance.take(index)
-    return GaussianTensor(loc, covariance, x.method, view_of=x)
+    result = x.replace(loc, covariance, transfer=lambda cross: cross.index_select(-2, index))
+    return GaussianTensor(loc, result.node, x.lineage, view_of=x)
 
 
 def _movement(*names: str) -> None:

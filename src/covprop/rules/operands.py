@@ -1,6 +1,7 @@
 """Which argument of a torch function is the Gaussian, and the function of it alone."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,34 +9,72 @@ from torch import Tensor
 
 from covprop.dispatch import leaves, name_of
 from covprop.errors import BatchDimensionError, UnsupportedOperation
+from covprop.lineage import Node
 from covprop.tensor import GaussianTensor
+
+
+def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
+    """The in-flight Gaussians among the arguments, in order."""
+    return [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
 
 
 def the_gaussian(function: Callable[..., Any], args: Any, kwargs: Any) -> GaussianTensor:
     """The one in-flight Gaussian among the arguments."""
-    found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    found = gaussians(args, kwargs)
     if len(found) > 1:
         raise UnsupportedOperation(
-            f"{name_of(function)} joins two tensors that both depend on the input, and covprop "
-            "does not carry the dependence between branches yet"
+            f"{name_of(function)} has a rule for one argument that depends on the input, and here "
+            f"{len(found)} do"
         )
     return found[0]
 
 
-def substitute(nest: Any, value: Any) -> Any:
-    """A copy of the arguments with the in-flight Gaussian replaced by a value."""
-    if isinstance(nest, GaussianTensor):
-        return value
+@dataclass(frozen=True)
+class Slot:
+    """The place of an in-flight Gaussian in a list of arguments.
+
+    What outlives an operation holds slots: holding the tensor would keep its covariance alive.
+    """
+
+    shape: torch.Size
+    node: Node
+
+
+def with_slots(nest: Any) -> Any:
+    """A copy of the arguments with a slot for each in-flight Gaussian."""
+    return _replace(nest, GaussianTensor, lambda x: Slot(x.shape, x.node))
+
+
+def fill(nest: Any, value: Callable[[Slot], Any]) -> Any:
+    """A copy of the arguments with a value in each slot."""
+    return _replace(nest, Slot, value)
+
+
+def without_constants(nest: Any) -> Any:
+    """A copy of the arguments with every plain tensor at zero."""
+    return _replace(nest, Tensor, torch.zeros_like)
+
+
+def _replace(nest: Any, kind: type, value: Callable[[Any], Any]) -> Any:
+    if isinstance(nest, kind):
+        return value(nest)
     if isinstance(nest, list | tuple):
-        return type(nest)([substitute(item, value) for item in nest])
+        return type(nest)([_replace(item, kind, value) for item in nest])
     if isinstance(nest, dict):
-        return {key: substitute(item, value) for key, item in nest.items()}
+        return {key: _replace(item, kind, value) for key, item in nest.items()}
     return nest
+
+
+def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The torch function at the means of all Gaussians."""
+    args, kwargs = _replace((args, kwargs), GaussianTensor, lambda x: x.loc)
+    return function(*args, **kwargs)
 
 
 def of_tensor(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Tensor], Any]:
     """The torch function as a function of what stands where the Gaussian stands."""
-    return lambda value: function(*substitute(args, value), **substitute(kwargs, value))
+    slots, named = with_slots(args), with_slots(kwargs)
+    return lambda value: function(*fill(slots, lambda _: value), **fill(named, lambda _: value))
 
 
 def check_batch_shape(function: Callable[..., Any], x: GaussianTensor, shape: torch.Size) -> None:

@@ -1,0 +1,155 @@
+"""Where an in-flight tensor came from: enough to find its covariance with any other.
+
+Every operation gives its result edges to its arguments. An edge carries the expected linearisation
+of the operation: the operation itself where it is linear, E[g'(y)] where it is an activation
+(Stein: Cov(g(y), w) = E[g'(y)] Cov(y, w) for y, w jointly Gaussian).
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from covprop.activations import Activated
+from covprop.covariance import Covariance
+from covprop.errors import UnsupportedOperation
+from covprop.methods import LayerwiseMethod
+
+Transfer: TypeAlias = Callable[[Tensor], Tensor]
+"""Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
+
+Known: TypeAlias = dict[tuple[int, int], Tensor | None]
+
+_serials = itertools.count()
+
+
+class Holder(Protocol):
+    """What keeps a node alive: an in-flight tensor."""
+
+    @property
+    def node(self) -> "Node":
+        """The random vector."""
+
+
+class Node:
+    """A random vector: tensors that differ by a constant, or in shape, share one."""
+
+    __slots__ = ("__weakref__", "activated", "covariance", "edges", "opaque", "serial")
+
+    def __init__(
+        self,
+        covariance: Covariance,
+        edges: Iterable[tuple["Node", Transfer]] = (),
+        activated: Activated | None = None,
+        opaque: bool = False,
+    ) -> None:
+        """Keep the covariance and where it came from; an opaque node does not say."""
+        self.serial = next(_serials)
+        self.covariance: Covariance | None = covariance
+        self.edges = tuple(edges)
+        self.activated = activated
+        self.opaque = opaque
+
+
+class Lineage:
+    """The random vectors of one propagation, and which of them may still meet."""
+
+    def __init__(self, method: LayerwiseMethod) -> None:
+        """Begin without tensors."""
+        self.method = method
+        self._holders: list[weakref.ref[Holder]] = []
+
+    def add(self, holder: "Holder") -> None:
+        """Watch a tensor for as long as the program holds it."""
+        self._holders.append(weakref.ref(holder))
+
+    def cross(self, u: Node, v: Node) -> Tensor | None:
+        """Cov(u, v) as (*batch, n_u, n_v), or None if they are independent."""
+        return self._cross(u, v, {})
+
+    def _cross(self, u: Node, v: Node, known: Known) -> Tensor | None:
+        if u is v:
+            assert u.covariance is not None, "collect() dropped a covariance that is needed"
+            return u.covariance.matrix()
+        if u.serial < v.serial:
+            turned = self._cross(v, u, known)
+            return None if turned is None else turned.mT
+        key = (u.serial, v.serial)
+        if key not in known:
+            known[key] = self._expand(u, v, known)
+        return known[key]
+
+    def _expand(self, u: Node, v: Node, known: Known) -> Tensor | None:
+        """Cov(u, v) for u the newer, from the covariances of what it came from."""
+        if u.opaque:
+            raise UnsupportedOperation(
+                "a rule made a tensor with .replace(mean, covariance), which does not say how it "
+                "depends on its argument; use .through(mean, linear), or pass a transfer"
+            )
+        if parallel(u, v):
+            assert u.activated is not None
+            assert v.activated is not None
+            inner = self._cross(u.edges[0][0], v.edges[0][0], known)
+            return None if inner is None else self.method.cross(u.activated, v.activated, inner)
+        total: Tensor | None = None
+        for parent, transfer in u.edges:
+            inner = self._cross(parent, v, known)
+            if inner is not None:
+                total = transfer(inner) if total is None else total + transfer(inner)
+        return total
+
+    def collect(self) -> None:
+        """Forget what no two living tensors, nor what comes of them, can meet at."""
+        self._holders = [ref for ref in self._holders if ref() is not None]
+        living = list({holder.node for ref in self._holders if (holder := ref()) is not None})
+        needed, expanded, reached = set(living), set[Node](), set(living)
+        pairs = list(itertools.combinations(living, 2))
+        # An activation yet to come of u may run parallel to one that lives.
+        for u, v in itertools.permutations(living, 2):
+            if v.activated is not None and not is_ancestor(v, u):
+                pairs.append((u, v.edges[0][0]))
+                expanded.add(v)
+        seen: set[tuple[Node, Node]] = set()
+        while pairs:
+            u, v = pairs.pop()
+            if u is v:
+                needed.add(u)
+                continue
+            u, v = (u, v) if u.serial > v.serial else (v, u)
+            if (u, v) in seen:
+                continue
+            seen.add((u, v))
+            expanded.add(u)
+            reached |= {u, v}
+            pairs += [(parent, v) for parent, _ in u.edges]
+            if parallel(u, v) and u.activated is not None and v.activated is not None:
+                expanded.add(v)
+                pairs.append((u.edges[0][0], v.edges[0][0]))
+        for node in reached:
+            if node not in needed:
+                node.covariance = None
+            if node not in expanded and node.serial < max(n.serial for n in living):
+                node.edges, node.activated = (), None
+        if len(living) == 1:
+            living[0].edges, living[0].activated, living[0].opaque = (), None, False
+
+
+def parallel(u: Node, v: Node) -> bool:
+    """Whether both are activations and neither came of the other."""
+    both = u.activated is not None and v.activated is not None
+    return both and not is_ancestor(u, v) and not is_ancestor(v, u)
+
+
+def is_ancestor(old: Node, new: Node) -> bool:
+    """Whether `new` came of `old`."""
+    waiting, seen = [new], {new}
+    while waiting:
+        for parent, _ in waiting.pop().edges:
+            if parent is old:
+                return True
+            if parent.serial > old.serial and parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    return False

@@ -1,0 +1,111 @@
+"""Operations that join tensors: sums, differences, concatenation, stacking.
+
+The covariance of sum_i A_i x_i is sum_ij A_i Cov(x_i, x_j) A_j^T; tensors of one random vector are
+one term, so that x - x is exactly zero, and tensors of different origin have no cross term.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.activations import spellings
+from covprop.covariance import Dense, LinearMap
+from covprop.covariance.dense import symmetric
+from covprop.dispatch import rule
+from covprop.lineage import Node
+from covprop.rules.operands import (
+    Slot,
+    at_means,
+    batch_error,
+    check_batch_shape,
+    fill,
+    gaussians,
+    with_slots,
+    without_constants,
+)
+from covprop.tensor import GaussianTensor
+
+
+def join(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> GaussianTensor:
+    """Carry several tensors through a function that is linear in all of them together.
+
+    args and kwargs have no constant offset but in the means: constant terms are zeroed for the
+    linear part.
+    """
+    tensors = gaussians(args, kwargs)
+    x = tensors[0]
+    if any(tensor.batch_shape != x.batch_shape for tensor in tensors):
+        raise batch_error(function, x)
+    loc = at_means(function, args, kwargs)
+    check_batch_shape(function, x, loc.shape)
+    slots, named = without_constants(with_slots((args, kwargs)))
+    terms = [
+        (node, _linear_part(function, slots, named, node, loc))
+        for node in dict.fromkeys(tensor.node for tensor in tensors)
+    ]
+    matrix: Tensor | None = None
+    for i, (node, linear) in enumerate(terms):
+        assert node.covariance is not None
+        own = node.covariance.push(linear).matrix()
+        matrix = own if matrix is None else matrix + own
+        for other, second in terms[:i]:
+            cross = x.lineage.cross(node, other)
+            if cross is not None:
+                half = linear(second(cross).mT)
+                matrix = matrix + (half + half.mT)
+    assert matrix is not None
+    edges = [(node, _transfer(linear)) for node, linear in terms]
+    return GaussianTensor(loc, Node(Dense(symmetric(matrix)), edges), x.lineage)
+
+
+def _linear_part(
+    function: Callable[..., Any], slots: Any, named: Any, node: Node, like: Tensor
+) -> LinearMap:
+    """The function of one random vector (*batch, n), the others and all constants at zero."""
+    dtype, device = like.dtype, like.device
+
+    def of_vector(vector: Tensor) -> Tensor:
+        def value(slot: Slot) -> Tensor:
+            if slot.node is node:
+                return vector.reshape(slot.shape)
+            return torch.zeros(slot.shape, dtype=dtype, device=device)
+
+        result: Tensor = function(*fill(slots, value), **fill(named, value))
+        return result
+
+    assert node.covariance is not None
+    return LinearMap(of_vector, torch.Size((node.covariance.size,)))
+
+
+def _transfer(linear: LinearMap) -> Callable[[Tensor], Tensor]:
+    return lambda cross: linear(cross.mT).mT
+
+
+def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> GaussianTensor:
+    """sum_i w_i x_i of tensors of one shape, with the given mean."""
+    x = terms[0][0]
+    weights: dict[Node, float] = {}
+    for tensor, weight in terms:
+        weights[tensor.node] = weights.get(tensor.node, 0.0) + weight
+    matrix = torch.zeros((), dtype=loc.dtype, device=loc.device)
+    nodes = list(weights)
+    for i, node in enumerate(nodes):
+        assert node.covariance is not None
+        matrix = matrix + weights[node] ** 2 * node.covariance.matrix()
+        for other in nodes[:i]:
+            cross = x.lineage.cross(node, other)
+            if cross is not None:
+                matrix = matrix + weights[node] * weights[other] * (cross + cross.mT)
+    edges = [(node, lambda cross, w=weight: w * cross) for node, weight in weights.items()]
+    return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
+
+
+@rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"),
+      kind="joining", treatment="exact", name="cat, stack, hstack, vstack, dstack")  # fmt: skip
+def concatenate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """Tensors side by side, with constants among them if there are any."""
+    return join(function, args, kwargs)

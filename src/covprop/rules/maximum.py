@@ -1,0 +1,144 @@
+"""Maxima: max(a, b) = a + relu(b - a), linear and ReLU on the joint Gaussian (Clark 1961).
+
+Exact for a pair. For more, a tournament whose intermediate maxima are taken as Gaussian.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product as every
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covprop.activations import spellings
+from covprop.dispatch import rule
+from covprop.errors import UnsupportedOperation
+from covprop.tensor import GaussianTensor
+
+PAIR = "exact for a pair"
+TOURNAMENT = "exact for a pair, a tournament of pairs for more"
+FAR = 40.0
+"""Standard deviations by which padding stays below everything else."""
+
+
+class Extreme(NamedTuple):
+    """What torch.max over a dimension returns; which element it was is not a Gaussian."""
+
+    values: GaussianTensor
+    indices: None
+
+
+@rule(*spellings("maximum", "fmax"), kind="maximum", treatment=PAIR, name="maximum")
+def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
+    """a + relu(b - a), for tensors or constants."""
+    return input + torch.relu(other - input)
+
+
+@rule(*spellings("minimum", "fmin"), kind="maximum", treatment=PAIR, name="minimum")
+def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
+    """a - relu(a - b), for tensors or constants."""
+    return input - torch.relu(input - other)
+
+
+def tournament(players: Sequence[Any]) -> Any:
+    """The maximum of several tensors, neighbours first."""
+    remaining = list(players)
+    while len(remaining) > 1:
+        pairs = zip(remaining[::2], remaining[1::2], strict=False)
+        winners = [torch.maximum(a, b) for a, b in pairs]
+        remaining = winners + remaining[len(winners) * 2 :]
+    return remaining[0]
+
+
+@rule(*spellings("amax"), kind="maximum", treatment=TOURNAMENT, name="amax")
+def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """Over one dimension or several."""
+    dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.dim()))
+    for d in sorted((d % input.dim() for d in dims), reverse=True):
+        winner = tournament(torch.unbind(input, d))
+        input = winner.unsqueeze(d) if keepdim else winner
+    return input
+
+
+@rule(*spellings("amin"), kind="maximum", treatment=TOURNAMENT, name="amin")
+def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """The maximum of the negative."""
+    return -amax(function, -input, dim, keepdim)
+
+
+@rule(*spellings("max"), kind="maximum", treatment=TOURNAMENT, name="max")
+def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of two tensors, over a dimension, or over everything."""
+    other = kwargs.get("other", args[0] if args else None)
+    if isinstance(other, Tensor | GaussianTensor):
+        return maximum(function, input, other)
+    if other is None and "dim" not in kwargs:
+        return amax(function, input)
+    return Extreme(amax(function, input, *args, **kwargs), None)
+
+
+@rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
+      torch.max_pool3d, kind="maximum", treatment=TOURNAMENT,
+      name="max_pool1d, max_pool2d, max_pool3d")  # fmt: skip
+def max_pool(
+    function: Callable[..., Any],
+    input: Any,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """A tournament of the shifted and strided images, one for each place in the window."""
+    if return_indices:
+        raise UnsupportedOperation("max pooling of a Gaussian has no indices; leave them away")
+    count = int(function.__name__[-2])
+    kernel, step = _each(kernel_size, count), _each(stride or kernel_size, count)
+    around, gap = _each(padding, count), _each(dilation, count)
+    shape = function(input.loc, kernel, step, around, gap, ceil_mode).shape[-count:]
+    widths = []
+    for d in range(count):
+        needed = (shape[d] - 1) * step[d] + (kernel[d] - 1) * gap[d] + 1
+        after = max(0, needed - input.shape[d - count] - around[d])
+        widths.append((around[d], after))
+    padding_widths = [width for pair in reversed(widths) for width in pair]
+    if any(padding_widths):
+        spread = input.covariance.diagonal().clamp(min=0).max().sqrt()
+        floor = float((input.loc.min() - FAR * (spread + 1)).detach())
+        input = F.pad(input, padding_widths, value=floor)
+    windows = []
+    for place in every(*(range(k) for k in kernel)):
+        cut = [
+            slice(place[d] * gap[d], place[d] * gap[d] + (shape[d] - 1) * step[d] + 1, step[d])
+            for d in range(count)
+        ]
+        windows.append(input[(..., *cut)])
+    return tournament(windows)
+
+
+@rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, kind="maximum",
+      treatment=TOURNAMENT,
+      name="adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d")  # fmt: skip
+def adaptive_max_pool(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    output_size: Any,
+    return_indices: bool = False,
+) -> Any:
+    """Max pooling whose windows divide the input evenly."""
+    count = int(function.__name__[-2])
+    shape = function(input.loc, output_size).shape[-count:]
+    whole = input.shape[-count:]
+    if any(size % out for size, out in zip(whole, shape, strict=True)):
+        raise UnsupportedOperation(
+            f"adaptive max pooling has a rule where {tuple(whole)} is a multiple of {tuple(shape)}"
+        )
+    kernel = [size // out for size, out in zip(whole, shape, strict=True)]
+    pools = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+    return max_pool(pools[count - 1], input, kernel, return_indices=return_indices)
+
+
+def _each(value: int | Sequence[int], count: int) -> list[int]:
+    return [value] * count if isinstance(value, int) else list(value)

@@ -1,0 +1,117 @@
+"""Dropout: nothing in evaluation, multiplicative Bernoulli noise in training.
+
+z = x m / (1 - p), m ~ Bernoulli(1 - p) independent of x and shared within a group (an element, or a
+channel):  E z = E x,  Cov(z) = Cov(x) + p / (1 - p) (Cov(x) + mu mu^T) within each group.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from covprop.covariance import Covariance, Dense, Diagonal
+from covprop.dispatch import rule
+from covprop.errors import UnsupportedOperation
+from covprop.tensor import GaussianTensor
+
+
+@contextmanager
+def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
+    """Switch a model's dropout layers on, and nothing else, for a `with` block."""
+    layers = [layer for layer in model.modules() if isinstance(layer, _DropoutNd)]
+    before = [layer.training for layer in layers]
+    try:
+        for layer in layers:
+            layer.train()
+        yield model
+    finally:
+        for layer, training in zip(layers, before, strict=True):
+            layer.train(training)
+
+
+@rule(F.dropout, torch.dropout, kind="noise", treatment="exact", name="dropout")
+def dropout(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    **kwargs: Any,
+) -> GaussianTensor:
+    """A mask of its own for every element."""
+    return _masked(input, p, kwargs.get("train", training), inplace, masked_dims=input.dim())
+
+
+@rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, kind="noise",
+      treatment="exact", name="dropout1d, dropout2d, dropout3d")  # fmt: skip
+def channel_dropout(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    **kwargs: Any,
+) -> GaussianTensor:
+    """A mask for every channel."""
+    space = int(function.__name__[-2]) if function.__name__.endswith("d") else input.dim() - 2
+    dims = max(input.dim() - space, 1)
+    return _masked(input, p, kwargs.get("train", training), inplace, masked_dims=dims)
+
+
+@rule(F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
+      kind="noise", treatment="exact (evaluation mode)", name="alpha_dropout")  # fmt: skip
+def alpha_dropout(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    p: float = 0.5,
+    training: bool = False,
+    inplace: bool = False,
+    **kwargs: Any,
+) -> GaussianTensor:
+    """Nothing in evaluation mode."""
+    if kwargs.get("train", training) and p > 0:
+        raise UnsupportedOperation(
+            "alpha dropout has a rule for evaluation mode alone; call model.eval() first"
+        )
+    return input
+
+
+def _masked(
+    x: GaussianTensor, p: float, training: bool, inplace: bool, masked_dims: int
+) -> GaussianTensor:
+    """Masks along the first `masked_dims` dimensions, shared along the others."""
+    if not training or p == 0:
+        return x
+    if not 0 <= p < 1:
+        raise UnsupportedOperation(f"dropout with p = {p} leaves nothing; use p < 1")
+    covariance = _with_noise(x, p / (1 - p), masked_dims)
+    result = x.replace(x.loc.clone(), covariance, transfer=lambda cross: cross)
+    if inplace:
+        x.become(result)
+        return x
+    return result
+
+
+def _with_noise(x: GaussianTensor, ratio: float, masked_dims: int) -> Covariance:
+    mean = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
+    if masked_dims == x.dim():
+        added = ratio * (x.covariance.diagonal() + mean.square())
+        if isinstance(x.covariance, Diagonal):
+            return Diagonal(x.covariance.values + added)
+        return Dense(x.covariance.matrix() + torch.diag_embed(added))
+    group = _groups(x, masked_dims)
+    same = group[:, None] == group[None, :]
+    matrix = x.covariance.matrix()
+    second = matrix + mean[..., :, None] * mean[..., None, :]
+    return Dense(matrix + ratio * torch.where(same, second, 0))
+
+
+def _groups(x: GaussianTensor, masked_dims: int) -> Tensor:
+    """The number of the mask of each element of one event."""
+    inner = max(masked_dims - len(x.batch_shape), 0)
+    masks = x.event_shape[:inner].numel()
+    return torch.arange(masks, device=x.device).repeat_interleave(x.event_shape[inner:].numel())
