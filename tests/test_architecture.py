@@ -28,9 +28,10 @@ LAYERS: dict[str, set[str]] = {
     "bound": {"errors", "kernels", "activations", "methods", "rules", "gaussian"},
     "operations": {"errors", "dispatch", "activations", "rules"},
     "propagate": {"errors", "dispatch", "gaussian", "methods", "lineage", "tensor", "rules"},
+    "joint": {"gaussian", "methods", "propagate"},
     "demo": {"", "kernels"},
-    "": {"activations", "covariance", "rules", "bound", "dispatch", "errors", "gaussian", "methods",
-         "operations", "propagate", "tensor"},
+    "": {"activations", "covariance", "rules", "bound", "dispatch", "errors", "gaussian", "joint",
+         "methods", "operations", "propagate", "tensor"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""
 

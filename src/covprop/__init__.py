@@ -7,6 +7,7 @@ from covprop.dispatch import rule
 from covprop.errors import (
     BatchDimensionError,
     CovpropError,
+    InconsistentBranches,
     InvalidGaussian,
     MomentOverflow,
     QuadratureError,
@@ -14,6 +15,7 @@ from covprop.errors import (
     UnsupportedOperation,
 )
 from covprop.gaussian import Gaussian
+from covprop.joint import joint
 from covprop.methods import Exact, Series
 from covprop.propagate import propagate
 from covprop.rules.elementwise import activation, register_activation
@@ -29,6 +31,7 @@ __all__ = [
     "Exact",
     "Gaussian",
     "GaussianTensor",
+    "InconsistentBranches",
     "InvalidGaussian",
     "MomentOverflow",
     "QuadratureError",
@@ -39,6 +42,7 @@ __all__ = [
     "activations",
     "covariance",
     "dropout_active",
+    "joint",
     "propagate",
     "register_activation",
     "rule",

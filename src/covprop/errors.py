@@ -25,5 +25,9 @@ class MomentOverflow(CovpropError, OverflowError):
     """An activation whose moments are too large for the dtype."""
 
 
+class InconsistentBranches(CovpropError, ArithmeticError):
+    """Branches whose approximate dependence gives a negative variance."""
+
+
 class ToleranceNotReached(CovpropError, ArithmeticError):
     """A series whose error bound stays above the tolerance at the largest order."""

@@ -165,6 +165,44 @@ class Gaussian:
         noise = self._covariance.noise(count, generator)
         return self._mean + noise.reshape(count, *self._mean.shape)
 
+    def marginal(self, elements: Any) -> "Gaussian":
+        """The Gaussian of some elements of the flattened event, given as an index of it."""
+        index = self._elements(elements)
+        mean = self._mean.reshape(*self.batch_shape, self.event_shape.numel())
+        return Gaussian(
+            mean[..., index], self._covariance.take(index), validate_args=False, method=self._method
+        )
+
+    def condition(
+        self, elements: Any, value: Tensor, noise: float | Tensor | None = None
+    ) -> "Gaussian":
+        """The Gaussian of the other elements, given that these have (nearly) this value.
+
+        elements: an index of the flattened event; value (*batch, m); noise: the covariance (m, m)
+        of an error of the observation, or one variance for all of them. What is observed may be
+        singular: directions in which it cannot vary tell nothing.
+        """
+        seen = self._elements(elements)
+        size = self.event_shape.numel()
+        rest = torch.ones(size, dtype=torch.bool, device=self.device)
+        rest[seen] = False
+        hidden = rest.nonzero()[:, 0]
+        mean = self._mean.reshape(*self.batch_shape, size)
+        matrix = self.covariance_matrix
+        observed = matrix[..., seen[:, None], seen]
+        if noise is not None:
+            error = torch.as_tensor(noise, dtype=self.dtype, device=self.device)
+            unit = torch.eye(len(seen), dtype=self.dtype, device=self.device)
+            observed = observed + (error if error.dim() else error * unit)
+        across = matrix[..., hidden[:, None], seen]  # (*batch, hidden, m)
+        gain = across @ torch.linalg.pinv(observed, hermitian=True)
+        shift = gain @ (value - mean[..., seen])[..., None]
+        covariance = matrix[..., hidden[:, None], hidden] - gain @ across.mT
+        covariance = (covariance + covariance.mT) / 2
+        return Gaussian(
+            mean[..., hidden] + shift[..., 0], covariance, validate_args=False, method=self._method
+        )
+
     def to_torch(self) -> Distribution:
         """MultivariateNormal over the flattened event, or Independent(Normal) if diagonal."""
         try:
@@ -217,6 +255,13 @@ class Gaussian:
             f"Gaussian(batch_shape={tuple(self.batch_shape)}, event_shape="
             f"{tuple(self.event_shape)}, covariance={structure}, dtype={self.dtype})"
         )
+
+    def _elements(self, elements: Any) -> Tensor:
+        numbers = torch.arange(self.event_shape.numel(), device=self.device)
+        index: Tensor = numbers[elements].reshape(-1)
+        if len(index.unique()) < len(index):
+            raise IndexError("an element of the event is named twice")
+        return index
 
     def _map(self, function: Any) -> "Gaussian":
         return Gaussian(

@@ -7,7 +7,7 @@ of the operation: the operation itself where it is linear, E[g'(y)] where it is 
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Holder(Protocol):
 class Node:
     """A random vector: tensors that differ by a constant, or in shape, share one."""
 
-    __slots__ = ("__weakref__", "activated", "covariance", "edges", "opaque", "serial")
+    __slots__ = ("__weakref__", "activated", "ancestors", "covariance", "edges", "opaque", "serial")
 
     def __init__(
         self,
@@ -49,6 +49,10 @@ class Node:
         self.serial = next(_serials)
         self.covariance: Covariance | None = covariance
         self.edges = tuple(edges)
+        parents = {parent for parent, _ in self.edges}
+        self.ancestors: frozenset[int] = frozenset(parent.serial for parent in parents).union(
+            *(parent.ancestors for parent in parents)
+        )
         self.activated = activated
         self.opaque = opaque
 
@@ -93,6 +97,13 @@ class Lineage:
             assert v.activated is not None
             inner = self._cross(u.edges[0][0], v.edges[0][0], known)
             return None if inner is None else self.method.cross(u.activated, v.activated, inner)
+        if older_first(u, v):
+            turned = self._pushed(v, u, known)
+            return None if turned is None else turned.mT
+        return self._pushed(u, v, known)
+
+    def _pushed(self, u: Node, v: Node, known: Known) -> Tensor | None:
+        """Cov(u, v) from the covariances of the parents of u with v."""
         total: Tensor | None = None
         for parent, transfer in u.edges:
             inner = self._cross(parent, v, known)
@@ -106,11 +117,10 @@ class Lineage:
         living = list({holder.node for ref in self._holders if (holder := ref()) is not None})
         needed, expanded, reached = set(living), set[Node](), set(living)
         pairs = list(itertools.combinations(living, 2))
-        # An activation yet to come of u may run parallel to one that lives.
         for u, v in itertools.permutations(living, 2):
-            if v.activated is not None and not is_ancestor(v, u):
-                pairs.append((u, v.edges[0][0]))
-                expanded.add(v)
+            for pair, taken in meetings(u, v):
+                pairs.append(pair)
+                expanded |= taken
         seen: set[tuple[Node, Node]] = set()
         while pairs:
             u, v = pairs.pop()
@@ -124,9 +134,12 @@ class Lineage:
             expanded.add(u)
             reached |= {u, v}
             pairs += [(parent, v) for parent, _ in u.edges]
-            if parallel(u, v) and u.activated is not None and v.activated is not None:
+            if parallel(u, v):
                 expanded.add(v)
                 pairs.append((u.edges[0][0], v.edges[0][0]))
+            elif older_first(u, v):
+                expanded.add(v)
+                pairs += [(parent, u) for parent, _ in v.edges]
         for node in reached:
             if node not in needed:
                 node.covariance = None
@@ -134,6 +147,7 @@ class Lineage:
                 node.edges, node.activated = (), None
         if len(living) == 1:
             living[0].edges, living[0].activated, living[0].opaque = (), None, False
+            living[0].ancestors = frozenset()
 
 
 def parallel(u: Node, v: Node) -> bool:
@@ -142,14 +156,26 @@ def parallel(u: Node, v: Node) -> bool:
     return both and not is_ancestor(u, v) and not is_ancestor(v, u)
 
 
+def older_first(u: Node, v: Node) -> bool:
+    """Whether to expand v, the older, so that activations behind it meet the activation u."""
+    plain = v.activated is None and bool(v.edges) and not v.opaque
+    return u.activated is not None and plain and not is_ancestor(v, u)
+
+
+def meetings(u: Node, v: Node) -> Iterator[tuple[tuple[Node, Node], set[Node]]]:
+    """Where an activation yet to come of u would meet v: the pairs, and the nodes on the way."""
+    waiting, taken = [v], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is u or is_ancestor(node, u):
+            yield (u, node), taken
+        elif node.activated is not None:
+            yield (u, node.edges[0][0]), taken | {node}
+        else:
+            taken.add(node)
+            waiting += [parent for parent, _ in node.edges]
+
+
 def is_ancestor(old: Node, new: Node) -> bool:
     """Whether `new` came of `old`."""
-    waiting, seen = [new], {new}
-    while waiting:
-        for parent, _ in waiting.pop().edges:
-            if parent is old:
-                return True
-            if parent.serial > old.serial and parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
-    return False
+    return old.serial in new.ancestors

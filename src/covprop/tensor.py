@@ -266,7 +266,7 @@ _OPERATORS = {
     "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
     "bool": "__bool__", "float": "__float__", "int": "__int__", "index": "__index__",
     "floordiv": "floor_divide", "mod": "remainder",
-    "radd": "add", "rmul": "mul", "rsub": "__rsub__", "rtruediv": "reciprocal",
+    "radd": "add", "rmul": "mul", "rsub": "__rsub__", "rtruediv": "__rtruediv__",
     "rpow": "__rpow__",
 }  # fmt: skip
 for _python, _torch in _OPERATORS.items():

@@ -196,10 +196,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tensor bounds": (lambda x: x.clamp(torch.zeros(3), torch.ones(3)), "numbers as bounds"),
     "jump in softplus": (lambda x: F.softplus(x, threshold=2), "threshold"),
     "heaviside of many values": (lambda x: x.heaviside(torch.ones(3)), "one number"),
-    "comparison": (lambda x: x > 0, "no rule"),
-    "truth": (lambda x: x if x.sum() > 0 else -x, "no rule"),
-    "number": (lambda x: float(x.sum()), "no rule"),
-    "division by a Gaussian": (lambda x: 1 / x, "rdiv|division by a Gaussian"),
+    "comparison": (lambda x: x > 0, "is random"),
+    "truth": (lambda x: x if x.sum() > 0 else -x, "is random"),
+    "number": (lambda x: float(x.sum()), "is random"),
+    "division by a Gaussian": (lambda x: 1 / x, "division by a Gaussian .* standard deviations"),
     "rounding": (lambda x: torch.div(x, 2, rounding_mode="floor"), "rounding mode"),
 }
 

@@ -18,14 +18,14 @@ from covprop.errors import UnsupportedOperation
 from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,
-    batch_error,
+    check_batch_is_separate,
     check_batch_shape,
     gaussians,
     of_tensor,
     the_gaussian,
 )
-from covprop.rules.product import product
-from covprop.tensor import GaussianTensor
+from covprop.rules.product import matrix_product, product
+from covprop.tensor import GaussianTensor, dispatch
 
 Strip: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
@@ -33,10 +33,6 @@ Strip: TypeAlias = Callable[
 """(args, kwargs) -> the same without the function's constant offset."""
 
 EXACT = "exact"
-SLACK = 1e3
-"""In units of rounding: what summing in another order may change."""
-PROBE_SCALES = 31
-"""Powers of two that scale a float32 without overflow or rounding."""
 
 
 def affine(
@@ -60,7 +56,7 @@ def affine(
             f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
         )
     linear = of_tensor(function, *stripped)
-    check_batch_is_separate(function, linear, x)
+    check_batch_is_separate(function, linear, x, x.shape)
     return x.through(loc, LinearMap(linear, x.event_shape, leading and x.event_shape != ()))
 
 
@@ -77,35 +73,6 @@ def scaling(
     return x.replace(
         loc, x.covariance.scale(factor), transfer=lambda cross: factor[..., None] * cross
     )
-
-
-def check_batch_is_separate(
-    function: Callable[..., Any], linear: Callable[[Tensor], Tensor], x: GaussianTensor
-) -> None:
-    """Scaling each element of the batch must scale its result and nothing else."""
-    count, divisor = x.batch_shape.numel(), 1
-    index = torch.arange(count, device=x.device)
-    while divisor < count:  # the digits of its index tell every element from every other
-        # Powers of two scale without rounding; any vector without structure will do.
-        scale = 2.0 ** (index // divisor % PROBE_SCALES)
-        scale = scale.to(x.dtype).reshape(x.batch_shape)
-        probe = torch.cos(torch.arange(x.numel(), device=x.device, dtype=x.dtype)) + 2
-        probe = probe.reshape(x.shape)
-        with torch.no_grad():
-            apart = linear(probe)
-            apart = apart * _trailing(scale, apart.dim())
-            together = linear(probe * _trailing(scale, x.dim()))
-        # What is mixed differs by factors of two; what is not, by rounding and denormals.
-        limits = torch.finfo(x.dtype)
-        allowed = SLACK * (limits.eps * apart.abs() + limits.tiny * 2.0**PROBE_SCALES)
-        differs = (apart - together).abs() > allowed
-        if bool(differs.any()):  # NaN, from a broken weight, is none
-            raise batch_error(function, x)
-        divisor *= PROBE_SCALES
-
-
-def _trailing(values: Tensor, dims: int) -> Tensor:
-    return values.reshape(*values.shape, *(1,) * (dims - values.dim()))
 
 
 def without(position: int, name: str, value: Any = None) -> Strip:
@@ -160,7 +127,17 @@ _linear("unfold")
 _linear("fold")
 _linear("sum")
 _linear("mean")
-_linear("matmul", "__rmatmul__", "mm", "mv", "bmm")
+
+
+@rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind="linear", treatment=EXACT,
+      name="matmul")  # fmt: skip
+def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A matrix product: with a constant, or of two tensors that both vary."""
+    if len(tensors := gaussians(args, kwargs)) > 1:
+        return matrix_product(*tensors)
+    return affine(function, *args, **kwargs)
+
+
 _linear("einsum")
 
 
@@ -196,25 +173,24 @@ _in_place_forms("mul", "multiply")
 
 
 @rule(*spellings("div", "divide", "true_divide"), kind="linear", treatment=EXACT, name="div")
-def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """Division by a constant."""
+def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Division by a constant, or by the reciprocal of a tensor that varies."""
     if kwargs.get("rounding_mode") is not None:
         raise UnsupportedOperation("division with a rounding mode is a step function without rule")
-    if not isinstance(args[0] if args else kwargs["input"], GaussianTensor):
-        return reciprocal(function, *args, **kwargs)
+    by = args[1] if len(args) > 1 else kwargs["other"]
+    if isinstance(by, GaussianTensor):
+        top = args[0] if args else kwargs["input"]
+        return dispatch(torch.Tensor.mul, (dispatch(torch.Tensor.reciprocal, (by,), {}), top), {})
     return scaling(function, *args, **kwargs)
 
 
-@rule(*spellings("reciprocal"), kind="user", name="reciprocal")
-def reciprocal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """Refuse, with the reason."""
-    raise UnsupportedOperation(
-        "covprop has no rule for division by a Gaussian, which has no finite moments where the "
-        "divisor can be zero"
-    )
-
-
 _in_place_forms("div", "divide", "true_divide")
+
+
+@rule(torch.Tensor.__rtruediv__, kind="linear", treatment=EXACT, name="div")
+def divide_by(function: Callable[..., Any], by: GaussianTensor, top: Any) -> Any:
+    """`number / x`, as Python writes it."""
+    return divide(torch.div, top, by)
 
 
 @rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind="linear", treatment=EXACT,
@@ -223,11 +199,14 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
     """A sum: with a constant, which may only move the mean, or with another tensor."""
     if len(tensors := gaussians(args, kwargs)) > 1:
         loc = at_means(function, args, kwargs)
-        if all(tensor.shape == loc.shape for tensor in tensors):
-            weight = float(kwargs.get("alpha", 1.0))
-            weight = -weight if "sub" in function.__name__ else weight
-            return weighted_sum(loc, [(tensors[0], 1.0), (tensors[1], weight)])
-        return join(function, args, kwargs)
+        if any(tensor.shape != loc.shape for tensor in tensors):
+            return join(function, args, kwargs)
+        first = args[0] if args else kwargs["input"]
+        second = args[1] if len(args) > 1 else kwargs["other"]
+        if "rsub" in function.__name__:
+            first, second = second, first
+        weight = float(kwargs.get("alpha", 1.0)) * (-1 if "sub" in function.__name__ else 1)
+        return weighted_sum(loc, [(first, 1.0), (second, weight)])
     x = the_gaussian(function, args, kwargs)
     result = scaling(function, *args, strip=without_terms, **kwargs)
     first = args[0] if args else kwargs.get("input")

@@ -13,12 +13,14 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import Dense, LinearMap
 from covprop.covariance.dense import symmetric
-from covprop.dispatch import rule
+from covprop.dispatch import name_of, rule
+from covprop.errors import InconsistentBranches
 from covprop.lineage import Node
 from covprop.rules.operands import (
     Slot,
     at_means,
     batch_error,
+    check_batch_is_separate,
     check_batch_shape,
     fill,
     gaussians,
@@ -26,6 +28,9 @@ from covprop.rules.operands import (
     without_constants,
 )
 from covprop.tensor import GaussianTensor
+
+INCONSISTENT = 1e-3
+"""A variance below minus this part of what was joined is no rounding."""
 
 
 def join(
@@ -48,9 +53,13 @@ def join(
         for node in dict.fromkeys(tensor.node for tensor in tensors)
     ]
     matrix: Tensor | None = None
+    size = torch.zeros_like(loc.reshape(*x.batch_shape, -1))
     for i, (node, linear) in enumerate(terms):
         assert node.covariance is not None
+        vector = torch.Size((*x.batch_shape, node.covariance.size))
+        check_batch_is_separate(function, linear.function, x, vector)
         own = node.covariance.push(linear).matrix()
+        size = size + own.diagonal(dim1=-2, dim2=-1)
         matrix = own if matrix is None else matrix + own
         for other, second in terms[:i]:
             cross = x.lineage.cross(node, other)
@@ -58,6 +67,7 @@ def join(
                 half = linear(second(cross).mT)
                 matrix = matrix + (half + half.mT)
     assert matrix is not None
+    _check_variances(function, matrix, size)
     edges = [(node, _transfer(linear)) for node, linear in terms]
     return GaussianTensor(loc, Node(Dense(symmetric(matrix)), edges), x.lineage)
 
@@ -92,16 +102,29 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
     for tensor, weight in terms:
         weights[tensor.node] = weights.get(tensor.node, 0.0) + weight
     matrix = torch.zeros((), dtype=loc.dtype, device=loc.device)
+    size = matrix
     nodes = list(weights)
     for i, node in enumerate(nodes):
         assert node.covariance is not None
         matrix = matrix + weights[node] ** 2 * node.covariance.matrix()
+        size = size + weights[node] ** 2 * node.covariance.diagonal()
         for other in nodes[:i]:
             cross = x.lineage.cross(node, other)
             if cross is not None:
                 matrix = matrix + weights[node] * weights[other] * (cross + cross.mT)
+    _check_variances(torch.add, matrix, size)
     edges = [(node, lambda cross, w=weight: w * cross) for node, weight in weights.items()]
     return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
+
+
+def _check_variances(function: Callable[..., Any], matrix: Tensor, size: Tensor) -> None:
+    """Cross-covariances are approximate beyond one activation: they must not outweigh the rest."""
+    variance = matrix.detach().diagonal(dim1=-2, dim2=-1)
+    if bool((variance < -INCONSISTENT * size.detach()).any()):
+        raise InconsistentBranches(
+            f"{name_of(function)} joins branches whose dependence is known too roughly here: a "
+            "variance comes out negative; use smaller noise, or sampling"
+        )
 
 
 @rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"),

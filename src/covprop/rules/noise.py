@@ -59,6 +59,8 @@ def channel_dropout(
     """A mask for every channel."""
     space = int(function.__name__[-2]) if function.__name__.endswith("d") else input.dim() - 2
     dims = max(input.dim() - space, 1)
+    if function is F.dropout2d and input.dim() == 3:  # noqa: PLR2004
+        dims = 2  # torch reads (N, C, L) here, and warns
     return _masked(input, p, kwargs.get("train", training), inplace, masked_dims=dims)
 
 

@@ -12,6 +12,11 @@ from covprop.errors import BatchDimensionError, UnsupportedOperation
 from covprop.lineage import Node
 from covprop.tensor import GaussianTensor
 
+SLACK = 1e3
+"""In units of rounding: what summing in another order may change."""
+PROBE_SCALES = 31
+"""Powers of two that scale a float32 without overflow or rounding."""
+
 
 def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
     """The in-flight Gaussians among the arguments, in order."""
@@ -91,3 +96,35 @@ def batch_error(function: Callable[..., Any], x: GaussianTensor) -> BatchDimensi
         f"{name_of(function)} mixes, moves or drops the batch of shape {tuple(x.batch_shape)} in a "
         f"tensor of shape {tuple(x.shape)}; {which} the batch, whose Gaussians are separate"
     )
+
+
+def check_batch_is_separate(
+    function: Callable[..., Any],
+    linear: Callable[[Tensor], Tensor],
+    x: GaussianTensor,
+    shape: torch.Size,
+) -> None:
+    """Scaling each element of the batch must scale its result and nothing else."""
+    count, divisor = x.batch_shape.numel(), 1
+    index = torch.arange(count, device=x.device)
+    while divisor < count:  # the digits of its index tell every element from every other
+        # Powers of two scale without rounding; any vector without structure will do.
+        scale = 2.0 ** (index // divisor % PROBE_SCALES)
+        scale = scale.to(x.dtype).reshape(x.batch_shape)
+        probe = torch.cos(torch.arange(shape.numel(), device=x.device, dtype=x.dtype)) + 2
+        probe = probe.reshape(shape)
+        with torch.no_grad():
+            apart = linear(probe)
+            apart = apart * _trailing(scale, apart.dim())
+            together = linear(probe * _trailing(scale, len(shape)))
+        # What is mixed differs by factors of two; what is not, by rounding and denormals.
+        limits = torch.finfo(x.dtype)
+        allowed = SLACK * (limits.eps * apart.abs() + limits.tiny * 2.0**PROBE_SCALES)
+        differs = (apart - together).abs() > allowed
+        if bool(differs.any()):  # NaN, from a broken weight, is none
+            raise batch_error(function, x)
+        divisor *= PROBE_SCALES
+
+
+def _trailing(values: Tensor, dims: int) -> Tensor:
+    return values.reshape(*values.shape, *(1,) * (dims - values.dim()))

@@ -5,11 +5,16 @@ Cov(u_i v_i, u_j v_j) = m_ui m_uj V_ij + m_ui m_vj C_ji + m_vi m_uj C_ij + m_vi 
                         + U_ij V_ij + C_ij C_ji,     U = Cov(u, u), V = Cov(v, v), C = Cov(u, v).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.covariance import Dense
 from covprop.covariance.dense import symmetric
+from covprop.dispatch import rule
 from covprop.lineage import Node
 from covprop.rules.operands import batch_error
 from covprop.tensor import GaussianTensor, dispatch
@@ -37,6 +42,22 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
         (v.node, lambda c: a[..., None] * c),
     ]
     return GaussianTensor(mean.reshape(shape), Node(Dense(symmetric(matrix)), edges), u.lineage)
+
+
+def matrix_product(u: Any, v: Any) -> Any:
+    """u @ v of two tensors that both vary: all products, then their sums."""
+    left = u.unsqueeze(0) if u.dim() == 1 else u
+    right = v.unsqueeze(-1) if v.dim() == 1 else v
+    result = (left.unsqueeze(-1) * right.unsqueeze(-3)).sum(-2)
+    result = result.squeeze(-1) if v.dim() == 1 else result
+    return result.squeeze(-2 if v.dim() > 1 else -1) if u.dim() == 1 else result
+
+
+@rule(F.glu, kind="products", treatment="exact for jointly Gaussian factors", name="glu")
+def gated(function: Callable[..., Any], input: Any, dim: int = -1) -> Any:
+    """One half of the input times the sigmoid of the other."""
+    value, gate = input.chunk(2, dim)
+    return value * torch.sigmoid(gate)
 
 
 def _flat(x: GaussianTensor) -> Tensor:

@@ -1,0 +1,36 @@
+"""The joint Gaussian of an input and its output, to condition on either."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from covprop.gaussian import Gaussian
+from covprop.methods import LayerwiseMethod
+from covprop.propagate import EXACT, propagate
+
+
+def joint(
+    module: nn.Module | Callable[..., Any], x: Gaussian, method: LayerwiseMethod = EXACT
+) -> Gaussian:
+    """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
+
+    With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
+    """
+    result: Gaussian = propagate(_WithInput(module, len(x.batch_shape)), x, method)
+    return result
+
+
+class _WithInput(nn.Module):
+    """Returns a module's input beside its output."""
+
+    def __init__(self, module: Callable[..., Any], batch_dims: int) -> None:
+        super().__init__()
+        self.module = module
+        self.batch_dims = batch_dims
+
+    def forward(self, x: Any) -> Any:
+        y = self.module(x)
+        flat = [t.reshape(*t.shape[: self.batch_dims], -1) for t in (x, y)]
+        return torch.cat(flat, dim=-1)

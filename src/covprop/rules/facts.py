@@ -1,0 +1,38 @@
+"""What a model may ask of a tensor beside its numbers, and what it may not."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from covprop.activations import spellings
+from covprop.dispatch import name_of, rule
+from covprop.errors import UnsupportedOperation
+from covprop.rules.operands import at_means
+
+_METADATA = spellings(
+    "numel", "nelement", "ndimension", "is_contiguous", "stride", "get_device", "is_floating_point",
+    "is_complex", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
+    "new_full", "new_empty", "new_tensor",
+)  # fmt: skip
+
+
+@rule(*_METADATA, kind="constant", treatment="a constant", name="zeros_like, ones_like, full_like")
+def metadata(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What depends on the shape, dtype and device alone is no Gaussian."""
+    return at_means(function, args, kwargs)
+
+
+_VALUES: tuple[Callable[..., Any], ...] = (
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__,
+    Tensor.__index__, *spellings("lt", "le", "gt", "ge", "eq", "ne", "isnan", "argmax", "argmin"),
+)  # fmt: skip
+
+
+@rule(*_VALUES, kind="user", name="values")
+def value(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuse what would make a decision of a random value."""
+    raise UnsupportedOperation(
+        f"{name_of(function)} asks for the value of a Gaussian, which is random; control flow and "
+        "indices cannot depend on it"
+    )

@@ -1,0 +1,185 @@
+"""Functions of several elements by the delta method: Jacobian, Hessian, sampling."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.functional import hessian, jacobian
+
+import covprop as cp
+from tests.oracles import assert_close
+from tests.test_lineage import gaussian, weight
+
+SCALE, SHIFT = weight(4), weight(4, seed=2)
+SMOOTH: dict[str, Callable[[Any], Any]] = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "softmax of columns": lambda x: F.softmax(x, dim=-2),
+    "softmax method": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: F.log_softmax(x, dim=-1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "logsumexp keepdim": lambda x: x.logsumexp((-2, -1), keepdim=True),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "layer_norm affine": lambda x: F.layer_norm(x, (4,), SCALE, SHIFT, 1e-3),
+    "layer_norm of two": lambda x: F.layer_norm(x, (2, 4)),
+    "rms_norm": lambda x: F.rms_norm(x, (4,), SCALE, 1e-5),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "normalize other": lambda x: F.normalize(x, p=3.0, dim=-1),
+    "var": lambda x: torch.var(x, -1),
+    "var biased": lambda x: x.var((-2, -1), unbiased=False),
+    "std": lambda x: torch.std(x, dim=-1, correction=0, keepdim=True),
+    "norm": lambda x: torch.norm(x, dim=-1),
+    "norm method": lambda x: x.norm(p=2, dim=(-2, -1)),
+}
+"""Functions of (2, 4), with or without leading dimensions."""
+WITH_BATCH: dict[str, Callable[[Any], Any]] = {
+    "group_norm": lambda x: F.group_norm(x, 2, SCALE, SHIFT),
+    "group_norm of one": lambda x: F.group_norm(x, 1),
+}
+"""Functions of (1, 4, 2)."""
+CASES = {name: (f, (2, 4)) for name, f in SMOOTH.items()}
+CASES |= {name: (f, (1, 4, 2)) for name, f in WITH_BATCH.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mean_and_covariance_are_those_of_the_delta_method(name: str) -> None:
+    function, shape = CASES[name]
+    x = gaussian(*shape)
+    y = cp.propagate(function, x)
+    plain = function(x.mean)
+    assert y.mean.shape == plain.shape
+    slope = jacobian(function, x.mean).reshape(plain.numel(), -1)
+    assert_close(y.covariance_matrix, slope @ x.covariance_matrix @ slope.mT, atol=1e-10)
+    size = x.mean.numel()
+    bends = [
+        hessian(lambda m, k=k: function(m).reshape(-1)[k], x.mean).reshape(size, size)
+        for k in range(plain.numel())
+    ]
+    bend = torch.stack([(b * x.covariance_matrix).sum() for b in bends])
+    assert_close(y.mean, plain + bend.reshape(plain.shape) / 2, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small_noise_agrees_with_sampling(name: str) -> None:
+    function, shape = CASES[name]
+    wide = gaussian(*shape)
+    x = cp.Gaussian(wide.mean, wide.covariance_matrix * 1e-4)
+    y = cp.propagate(function, x)
+    noise = x.sample(100_000, torch.Generator().manual_seed(0))
+    sample = torch.func.vmap(function)(noise)
+    stddev = sample.std(0)
+    error = stddev / (2 * len(sample)) ** 0.5
+    bend = (y.mean - function(x.mean)).abs().max() / stddev.min()
+    assert float(bend) < 1  # the second order is a correction
+    assert bool(((y.mean - sample.mean(0)).abs() <= 5 * stddev / len(sample) ** 0.5).all())
+    # First order: what it leaves is of second order in the noise, here below 0.2 %.
+    assert bool(((y.stddev - stddev).abs() <= 5 * error + 2e-3 * stddev).all())
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_a_batch_is_each_of_its_elements(name: str) -> None:
+    x = gaussian(2, 4, batch=(3,))
+    y = cp.propagate(SMOOTH[name], x)
+    for i in range(3):
+        one = cp.propagate(SMOOTH[name], x[i])
+        assert_close(y.mean[i], one.mean, atol=1e-12)
+        assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
+
+
+def test_group_norm_of_a_batch_is_each_of_its_elements() -> None:
+    layer = nn.GroupNorm(2, 4).double().requires_grad_(requires_grad=False)
+    x = gaussian(4, 2, batch=(3,))
+    y = cp.propagate(layer, x)
+    for i in range(3):
+        single = cp.Gaussian(x.mean[i][None], x.covariance_matrix[i])
+        one = cp.propagate(layer, single)
+        assert_close(y.mean[i], one.mean[0], atol=1e-12)
+        assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
+
+
+LAYERS: dict[str, nn.Module] = {
+    "softmax": nn.Softmax(-1),
+    "log_softmax": nn.LogSoftmax(-1),
+    "layer_norm": nn.LayerNorm(4).double(),
+    "rms_norm": nn.RMSNorm(4).double(),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_their_functions(name: str) -> None:
+    x = gaussian(2, 4)
+    function = SMOOTH[name] if name != "rms_norm" else lambda x: F.rms_norm(x, (4,))
+    y, expected = cp.propagate(LAYERS[name], x), cp.propagate(function, x)
+    assert_close(y.mean.detach(), expected.mean, atol=1e-13)
+    assert_close(y.covariance_matrix.detach(), expected.covariance_matrix, atol=1e-13)
+
+
+def test_a_function_of_one_tensor_joins_with_it() -> None:
+    """Softmax beside its argument: the joint covariance is that of one Jacobian."""
+    x = gaussian(4)
+
+    def both(x: Any) -> Any:
+        return torch.cat([x, torch.softmax(x, -1)]) + torch.logsumexp(x, -1)
+
+    y = cp.propagate(both, x)
+    slope = jacobian(both, x.mean)
+    assert_close(y.covariance_matrix, slope @ x.covariance_matrix @ slope.mT, atol=1e-12)
+
+
+MIXES: dict[str, Callable[[Any], Any]] = {
+    "softmax": lambda x: torch.softmax(x, 0),
+    "log_softmax": lambda x: x.log_softmax(0),
+    "logsumexp": lambda x: torch.logsumexp(x, 0, keepdim=True).expand(3, 2, 4),
+    "layer_norm": lambda x: F.layer_norm(x, (3, 2, 4)),
+    "normalize": lambda x: F.normalize(x, dim=0),
+    "var": lambda x: x.var(0),
+    "std": lambda x: torch.std(x),
+    "norm": lambda x: torch.norm(x, dim=(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_function_across_the_batch_is_refused(name: str) -> None:
+    with pytest.raises(cp.BatchDimensionError):
+        cp.propagate(MIXES[name], gaussian(2, 4, batch=(3,)))
+
+
+def test_certain_input_gives_the_function_itself() -> None:
+    mean = weight(2, 4)
+    for function in SMOOTH.values():
+        y = cp.propagate(function, cp.Gaussian.isotropic(mean, 0.0))
+        assert_close(y.mean, function(mean), atol=1e-14)
+        assert not y.covariance_matrix.any()
+
+
+def test_probabilities_still_sum_to_one() -> None:
+    y = cp.propagate(lambda x: torch.softmax(x, -1).sum(-1), gaussian(5, batch=(2,)))
+    assert_close(y.mean, torch.ones(2, dtype=torch.float64), atol=1e-14)
+    assert_close(y.variance, torch.zeros(2, dtype=torch.float64), atol=1e-15)
+
+
+def test_gradients_flow_through_layer_norm() -> None:
+    x = gaussian(3)
+    factor = torch.linalg.cholesky(x.covariance_matrix)
+
+    def moments_of(mean: Tensor, factor: Tensor, scale: Tensor) -> Any:
+        given = cp.Gaussian(mean, factor @ factor.mT, validate_args=False)
+        y = cp.propagate(lambda x: x + F.layer_norm(x, (3,), scale), given)
+        return y.mean, y.covariance_matrix
+
+    inputs = [t.clone().requires_grad_() for t in (x.mean, factor, weight(3))]
+    assert torch.autograd.gradcheck(moments_of, inputs, fast_mode=True)
+
+
+def test_the_first_call_of_a_process_does_not_warn() -> None:
+    code = (
+        "import torch, covprop as cp;"
+        "cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))"
+    )
+    command = [sys.executable, "-W", "error::DeprecationWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]

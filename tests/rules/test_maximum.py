@@ -1,0 +1,222 @@
+"""Maxima: Clark's moments for a pair, sampling for windows, torch's shapes for everything."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covprop as cp
+from tests.oracles import assert_close, normal_cdf, normal_pdf
+from tests.test_lineage import gaussian
+
+
+def clark(means: list[float], stddevs: list[float], rho: float) -> tuple[float, float]:
+    """Mean and variance of max(X1, X2) (Clark 1961), in high precision."""
+    (m1, m2), (s1, s2) = means, stddevs
+    spread = math.sqrt(max(s1 * s1 + s2 * s2 - 2 * rho * s1 * s2, 0.0))
+    if spread < 1e-12:  # the larger mean always wins
+        return max(m1, m2), s1 * s1
+    alpha = (m1 - m2) / spread
+    first, second, density = normal_cdf(alpha), normal_cdf(-alpha), normal_pdf(alpha)
+    mean = m1 * first + m2 * second + spread * density
+    square = (m1 * m1 + s1 * s1) * first + (m2 * m2 + s2 * s2) * second
+    square += (m1 + m2) * spread * density
+    return float(mean), float(square - mean * mean)
+
+
+PAIRS: dict[str, tuple[list[float], list[float], float]] = {
+    "plain": ([0.3, -0.2], [1.0, 0.5], 0.4),
+    "negative": ([0.3, -0.2], [1.0, 0.5], -0.9),
+    "equal means": ([0.7, 0.7], [1.0, 2.0], 0.0),
+    "equal": ([0.7, 0.7], [1.0, 1.0], 0.5),
+    "opposite": ([0.1, -0.4], [1.5, 1.5], -1.0),
+    "comonotone": ([0.1, -0.4], [1.5, 0.5], 1.0),
+    "identical but for the mean": ([0.1, -0.4], [1.0, 1.0], 1.0),
+    "far apart": ([5.0, -5.0], [0.5, 0.5], 0.3),
+    "one certain": ([0.2, 0.5], [1.0, 0.0], 0.0),
+    "both certain": ([0.2, 0.5], [0.0, 0.0], 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_has_clarks_moments(name: str) -> None:
+    means, stddevs, rho = PAIRS[name]
+    s1, s2 = stddevs
+    matrix = torch.tensor([[s1 * s1, rho * s1 * s2], [rho * s1 * s2, s2 * s2]]).double()
+    x = cp.Gaussian(torch.tensor(means, dtype=torch.float64), matrix)
+    mean, variance = clark(means, stddevs, float(matrix[0, 1]) / (s1 * s2 or 1.0))
+    calls = (
+        lambda x: torch.maximum(x[0], x[1]), lambda x: x[1].fmax(x[0]), lambda x: x.amax(),
+        torch.max, lambda x: torch.max(x, dim=0).values, lambda x: x.max(0)[0],
+        lambda x: torch.max(x[0], x[1]), lambda x: -torch.minimum(-x[0], -x[1]),
+        lambda x: -(-x).amin(), lambda x: F.max_pool1d(x[None], 2)[0, 0],
+    )  # fmt: skip
+    for call in calls:
+        y = cp.propagate(call, x)
+        assert y.mean.shape == ()
+        assert abs(float(y.mean) - mean) <= 1e-9
+        assert abs(float(y.variance) - variance) <= 1e-8
+
+
+def test_the_larger_of_two_equal_tensors_is_either() -> None:
+    x = gaussian(4)
+    for call in (lambda x: torch.maximum(x, x), lambda x: torch.minimum(x, x.clone())):
+        y = cp.propagate(call, x)
+        assert_close(y.mean, x.mean, rtol=0.0)
+        assert_close(y.covariance_matrix, x.covariance_matrix, rtol=0.0)
+
+
+def test_the_maximum_with_a_constant_is_a_shifted_relu() -> None:
+    x, constant = gaussian(4), torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64)
+    expected = cp.propagate(lambda x: constant + torch.relu(x - constant), x)
+    for call in (torch.maximum, lambda x, c: torch.maximum(c, x), lambda x, c: torch.max(x, c)):
+        y = cp.propagate(call, x, constant)
+        assert_close(y.mean, expected.mean, atol=1e-13)
+        assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-12)
+    lower = cp.propagate(torch.minimum, x, constant)
+    assert_close(lower.mean + expected.mean, x.mean + constant, atol=1e-13)
+
+
+def test_covariances_of_maxima_agree_with_sampling() -> None:
+    """Two maxima that share an element, and a third tensor beside them."""
+    x = gaussian(3)
+
+    def call(x: Any) -> Any:
+        return torch.stack([torch.maximum(x[..., 0], x[..., 1]),
+                            torch.maximum(x[..., 1], x[..., 2]), x[..., 0]], -1)  # fmt: skip
+
+    y = cp.propagate(call, x)
+    sample = call(x.sample(400_000, torch.Generator().manual_seed(0)))
+    deviation = sample - sample.mean(0)
+    products = deviation[:, :, None] * deviation[:, None, :]
+    error = products.std(0) / len(sample) ** 0.5
+    assert bool(((y.covariance_matrix - products.mean(0)).abs() <= 5 * error).all())
+
+
+def separated(shape: tuple[int, ...], stddev: float) -> cp.Gaussian:
+    """Means at least 0.1 apart in an order without pattern: a few neighbours can overtake."""
+    size = math.prod(shape)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(1)).double()
+    return cp.Gaussian.isotropic((order / 10 - size / 20).reshape(shape), stddev)
+
+
+POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "1d": (nn.MaxPool1d(3), (1, 2, 9)),
+    "1d stride padding": (nn.MaxPool1d(3, 2, 1), (1, 2, 8)),
+    "1d ceil": (nn.MaxPool1d(3, 2, ceil_mode=True), (2, 8)),
+    "2d": (nn.MaxPool2d(2), (1, 1, 4, 6)),
+    "2d overlapping": (nn.MaxPool2d(3, 2, 1), (1, 1, 6, 6)),
+    "2d tuple": (nn.MaxPool2d((2, 3), (1, 2), (0, 1)), (1, 5, 5)),
+    "2d dilation": (nn.MaxPool2d(2, 1, 1, dilation=2), (1, 1, 5, 5)),
+    "2d ceil padding": (nn.MaxPool2d(2, 2, 1, ceil_mode=True), (1, 1, 6, 5)),
+    "3d": (nn.MaxPool3d(2), (1, 1, 2, 4, 4)),
+    "3d stride": (nn.MaxPool3d(2, 1, 1), (1, 1, 2, 2, 3)),
+    "adaptive 1d": (nn.AdaptiveMaxPool1d(2), (1, 2, 6)),
+    "adaptive 2d": (nn.AdaptiveMaxPool2d((2, 1)), (1, 1, 4, 3)),
+    "adaptive 2d kept": (nn.AdaptiveMaxPool2d((None, 2)), (1, 1, 3, 4)),
+    "adaptive 3d": (nn.AdaptiveMaxPool3d(1), (1, 1, 2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pooling_agrees_with_sampling_where_windows_are_clear(name: str) -> None:
+    pool, shape = POOLS[name]
+    x = separated(shape, 0.02)
+    y = cp.propagate(pool, x)
+    assert y.mean.shape == pool(x.mean).shape
+    sample = torch.stack([pool(s) for s in x.sample(20_000, torch.Generator().manual_seed(0))])
+    assert_moments(y, sample)
+
+
+def assert_moments(y: cp.Gaussian, sample: Tensor) -> None:
+    count = len(sample)
+    stddev = sample.std(0)
+    standard = (sample - sample.mean(0)) / stddev
+    error = stddev * ((standard.pow(4).mean(0) - 1) / (4 * count)).sqrt()
+    assert bool(((y.mean - sample.mean(0)).abs() <= 5 * stddev / count**0.5).all())
+    assert bool(((y.stddev - stddev).abs() <= 5 * error).all())
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_certain_input_is_pooled_as_torch_pools_it(name: str) -> None:
+    pool, shape = POOLS[name]
+    generator = torch.Generator().manual_seed(2)
+    for scale in (1.0, 1e4):
+        mean = scale * torch.randn(shape, dtype=torch.float64, generator=generator)
+        y = cp.propagate(pool, cp.Gaussian.isotropic(mean, 0.0))
+        assert_close(y.mean, pool(mean), atol=1e-12 * scale)
+        assert not y.covariance_matrix.any()
+
+
+REDUCTIONS: dict[str, Callable[[Any], Any]] = {
+    "amax": lambda x: x.amax(1),
+    "amax keepdim": lambda x: torch.amax(x, -1, keepdim=True),
+    "amax of two": lambda x: torch.amax(x, (0, 2)),
+    "amax of two keepdim": lambda x: torch.amax(x, dim=(0, -1), keepdim=True),
+    "amax of all": torch.amax,
+    "amin": lambda x: x.amin(dim=(1, 2)),
+    "max": lambda x: x.max(),
+    "max dim": lambda x: torch.max(x, 2, True).values,
+    "max keyword": lambda x: x.max(dim=1, keepdim=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_agree_with_sampling_where_one_is_clearly_largest(name: str) -> None:
+    x = separated((2, 3, 4), 0.02)
+    y = cp.propagate(REDUCTIONS[name], x)
+    assert y.mean.shape == REDUCTIONS[name](x.mean).shape
+    draws = x.sample(10_000, torch.Generator().manual_seed(0))
+    assert_moments(y, torch.stack([REDUCTIONS[name](draw) for draw in draws]))
+
+
+@pytest.mark.parametrize(
+    ("side", "mean_bound", "stddev_bound"), [(2, 0.005, 0.03), (3, 0.02, 0.085)]
+)
+def test_a_tournament_of_equals_has_its_measured_error(
+    side: int, mean_bound: float, stddev_bound: float
+) -> None:
+    """The hardest case: independent elements of one mean. Relative to the standard deviation."""
+    x = cp.Gaussian.isotropic(torch.zeros(1, side, side, dtype=torch.float64), 1.0)
+    y = cp.propagate(nn.MaxPool2d(side), x)
+    sample = torch.randn(400_000, side * side, generator=torch.Generator().manual_seed(0)).amax(-1)
+    stddev = float(sample.std())
+    assert abs(float(y.mean) - float(sample.mean())) <= mean_bound * stddev
+    assert abs(float(y.stddev) - stddev) <= stddev_bound * stddev
+
+
+def test_a_batch_of_poolings_is_each_of_them() -> None:
+    x = gaussian(1, 4, 4, batch=(3,))
+    y = cp.propagate(nn.MaxPool2d(3, 2, 1), x)
+    for i in range(3):
+        one = cp.propagate(nn.MaxPool2d(3, 2, 1), x[i])
+        assert_close(y.mean[i], one.mean, atol=1e-12)
+        assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-11)
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2, 1), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, 1)])
+def test_overlapping_windows_have_a_positive_semi_definite_covariance(pool: nn.Module) -> None:
+    for seed in range(5):
+        matrix = cp.propagate(pool, gaussian(1, 4, 4, seed=seed)).covariance_matrix
+        eigenvalues = torch.linalg.eigvalsh(matrix)
+        assert float(eigenvalues.min()) >= -1e-12 * float(eigenvalues.max())
+
+
+def test_indices_and_uneven_windows_are_refused() -> None:
+    image = gaussian(1, 1, 4, 5)
+    for pool in (nn.MaxPool2d(2, return_indices=True), nn.AdaptiveMaxPool2d(1, True)):
+        with pytest.raises(cp.UnsupportedOperation, match="indices"):
+            cp.propagate(pool, image)
+    with pytest.raises(cp.UnsupportedOperation, match="multiple"):
+        cp.propagate(nn.AdaptiveMaxPool2d(2), image)
+    assert cp.propagate(lambda x: x.max(-1), image).indices is None
+
+
+def test_a_maximum_over_the_batch_is_refused() -> None:
+    for call in (lambda x: x.amax(0), torch.max, lambda x: x.max(0), lambda x: x.amax((0, 1))):
+        with pytest.raises(cp.BatchDimensionError):
+            cp.propagate(call, gaussian(3, batch=(3,)))

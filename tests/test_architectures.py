@@ -1,0 +1,135 @@
+"""Whole architectures: small noise against sampling, independence of branches shown wrong."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from covprop.lineage import Lineage, Node
+from tests.architectures import ARCHITECTURES
+from tests.oracles import assert_close
+
+SAMPLES, CHUNK = 100_000, 5_000
+"""The standard error of a standard deviation is 0.22 %."""
+SMALL, MODERATE = 0.01, 0.3
+"""Standard deviations of each input element, whose mean is standard normal."""
+
+
+def given(name: str, noise: float, batch: int = 1) -> cp.Gaussian:
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, *ARCHITECTURES[name].shape)
+    mean = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+
+
+@cache
+@torch.no_grad()
+def sampled_stddev(name: str, noise: float) -> Tensor:
+    """Of every output, in float32: its rounding is far below the error of sampling."""
+    model, x = copy.deepcopy(ARCHITECTURES[name].build()).float(), given(name, noise)
+    generator, mean = torch.Generator().manual_seed(7), x.mean.float()
+    outputs = []
+    for _ in range(SAMPLES // CHUNK):
+        draws = torch.randn((CHUNK, *x.event_shape), generator=generator)
+        outputs.append(model(mean + noise * draws))
+    return torch.cat(outputs).double().std(0)
+
+
+@torch.no_grad()
+def worst_error(name: str, noise: float) -> float:
+    """The largest relative error of a standard deviation."""
+    y = cp.propagate(ARCHITECTURES[name].build(), given(name, noise))
+    expected = sampled_stddev(name, noise)
+    assert y.mean.shape == (1, len(expected))
+    return float((y.stddev[0] / expected - 1).abs().max())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_small_noise_agrees_with_sampling(name: str) -> None:
+    assert worst_error(name, SMALL) <= 0.01
+
+
+MEASURED = {
+    "ResNet, basic": 0.02, "ResNet, bottleneck": 0.12, "DenseNet": 0.01, "U-Net": 0.14,
+    "VGG": 0.12, "MobileNet": 0.07, "Inception": 0.02, "gated MLP": 0.01,
+}  # fmt: skip
+"""Errors at moderate noise: hidden units are no longer Gaussian. Rounded up."""
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_moderate_noise_has_its_measured_error(name: str) -> None:
+    assert worst_error(name, MODERATE) <= MEASURED[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["ResNet, basic", "ResNet, bottleneck", "DenseNet", "MobileNet", "Inception"]
+)
+def test_branches_taken_as_independent_are_wrong(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adding the variances where branches meet, as most libraries do."""
+    plain = Lineage.cross
+
+    def independent(self: Lineage, u: Node, v: Node) -> Tensor | None:
+        return plain(self, u, v) if u is v else None
+
+    right = worst_error(name, SMALL)
+    monkeypatch.setattr(Lineage, "cross", independent)
+    assert worst_error(name, SMALL) >= max(0.10, 10 * right)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_batch_is_each_of_its_elements(name: str) -> None:
+    model, x = ARCHITECTURES[name].build(), given(name, MODERATE, batch=2)
+    y = cp.propagate(model, x)
+    for i in range(2):
+        one = cp.propagate(model, x[i : i + 1])
+        scale = float(one.covariance_matrix.abs().max())
+        assert_close(y.mean[i], one.mean[0], atol=1e-11)
+        assert_close(y.covariance_matrix[i], one.covariance_matrix[0], atol=1e-10 * scale)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_covariances_are_symmetric_and_positive_semi_definite(name: str) -> None:
+    matrix = cp.propagate(ARCHITECTURES[name].build(), given(name, MODERATE)).covariance_matrix[0]
+    assert torch.equal(matrix, matrix.mT)
+    eigenvalues = torch.linalg.eigvalsh(matrix)
+    assert float(eigenvalues.min()) >= -1e-9 * float(eigenvalues.max())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_certain_input_gives_the_network_itself(name: str) -> None:
+    model, x = ARCHITECTURES[name].build(), given(name, 0.0)
+    before = copy.deepcopy(model.state_dict())
+    y = cp.propagate(model, x)
+    assert_close(y.mean, model(x.mean), atol=1e-12)
+    assert not y.covariance_matrix.any()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def linear(module: nn.Module) -> nn.Module:
+    """The same network without its activations."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ReLU | nn.SiLU):
+            setattr(module, name, nn.Identity())
+        else:
+            linear(child)
+    return module
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["DenseNet", "U-Net", "Inception"])
+def test_without_activations_it_is_exact_to_rounding(name: str) -> None:
+    model, x = linear(ARCHITECTURES[name].build()), given(name, MODERATE)
+    y = cp.propagate(model, x)
+    with torch.enable_grad():
+        slope = torch.autograd.functional.jacobian(model, x.mean).reshape(y.mean.numel(), -1)
+    expected = slope @ x.covariance_matrix[0] @ slope.mT
+    scale = float(expected.abs().max())
+    assert_close(y.covariance_matrix[0], expected, atol=1e-12 * scale)

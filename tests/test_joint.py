@@ -1,0 +1,78 @@
+"""Joint Gaussians, marginals and conditioning against linear algebra."""
+
+import pytest
+import torch
+from torch import nn
+
+import covprop as cp
+from tests.oracles import assert_close
+
+D = torch.float64
+
+
+def gaussian(size: int, batch: int | None = None) -> cp.Gaussian:
+    generator = torch.Generator().manual_seed(size)
+    shape = () if batch is None else (batch,)
+    factor = torch.randn(*shape, size, size, dtype=D, generator=generator)
+    return cp.Gaussian(torch.randn(*shape, size, dtype=D, generator=generator), factor @ factor.mT)
+
+
+def test_the_joint_of_a_linear_map_is_that_of_linear_algebra():
+    x, layer = gaussian(4), nn.Linear(4, 3).double()
+    with torch.no_grad():
+        both = cp.joint(layer, x)
+        stacked = torch.cat([torch.eye(4, dtype=D), layer.weight])
+        assert_close(both.mean, torch.cat([x.mean, layer(x.mean)]))
+        assert_close(both.covariance_matrix, stacked @ x.covariance_matrix @ stacked.mT)
+
+
+def test_the_joint_of_an_activation_has_steins_covariance():
+    x = gaussian(3)
+    both = cp.joint(torch.relu, x)
+    slope = torch.special.ndtr(x.mean / x.stddev)
+    assert_close(both.covariance_matrix[:3, 3:], x.covariance_matrix * slope)
+    assert_close(both.covariance_matrix[3:, 3:], cp.propagate(torch.relu, x).covariance_matrix)
+
+
+def test_a_marginal_is_a_part():
+    x = gaussian(5, batch=2)
+    part = x.marginal([3, 0])
+    assert_close(part.mean, x.mean[:, [3, 0]])
+    assert_close(part.covariance_matrix, x.covariance_matrix[:, [3, 0]][:, :, [3, 0]])
+    assert x.marginal(slice(1, 3)).event_shape == (2,)
+    with pytest.raises(IndexError, match="named twice"):
+        x.marginal([1, 1])
+
+
+def test_conditioning_is_regression():
+    x = gaussian(5)
+    value = torch.tensor([0.3, -1.2], dtype=D)
+    rest = x.condition([1, 4], value)
+    precision = torch.linalg.inv(x.covariance_matrix)  # another route: blocks of the inverse
+    hidden, seen = [0, 2, 3], [1, 4]
+    inner = torch.linalg.inv(precision[hidden][:, hidden])
+    shift = inner @ precision[hidden][:, seen] @ (value - x.mean[seen])
+    assert_close(rest.covariance_matrix, inner)
+    assert_close(rest.mean, x.mean[hidden] - shift)
+
+
+def test_conditioning_with_noise_is_a_kalman_update_in_every_element_of_a_batch():
+    x, layer = gaussian(3, batch=4), nn.Linear(3, 2, bias=False).double()
+    value = torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        posterior = cp.joint(layer, x).condition([3, 4], value, noise=0.1)
+        observe = layer.weight
+        for i in range(4):
+            information = torch.linalg.inv(x.covariance_matrix[i]) + observe.mT @ observe / 0.1
+            covariance = torch.linalg.inv(information)
+            pull = (
+                torch.linalg.solve(x.covariance_matrix[i], x.mean[i]) + observe.mT @ value[i] / 0.1
+            )
+            assert_close(posterior.covariance_matrix[i], covariance)
+            assert_close(posterior.mean[i], covariance @ pull)
+
+
+def test_an_observation_that_cannot_vary_tells_nothing():
+    x = cp.Gaussian(torch.zeros(3, dtype=D), torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=D)))
+    rest = x.condition([2], torch.zeros(1, dtype=D))
+    assert_close(rest.covariance_matrix, torch.diag(torch.tensor([1.0, 2.0], dtype=D)))
