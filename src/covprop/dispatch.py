@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from covprop.errors import UnsupportedOperation
+from covprop.errors import UnsupportedOperation, name_of
 
 Rule: TypeAlias = Callable[..., Any]
 RuleType = TypeVar("RuleType", bound=Rule)
@@ -54,16 +54,6 @@ def in_place(function: Callable[..., Any], of: Callable[..., Any]) -> None:
     if function in RULES or function in IN_PLACE:
         raise ValueError(f"{name_of(function)} has a rule already")
     IN_PLACE[function] = of
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """torch's own name of a function."""
-    name = getattr(function, "__name__", None) or repr(function)
-    home = getattr(function, "__module__", None) or getattr(
-        getattr(function, "__objclass__", None), "__name__", ""
-    )
-    home = "torch.Tensor" if home in ("TensorBase", "_TensorBase", "torch._tensor") else home
-    return f"{home}.{name}" if home else name
 
 
 def unsupported(function: Callable[..., Any]) -> UnsupportedOperation:

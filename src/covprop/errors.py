@@ -1,5 +1,8 @@
 """What covprop raises; every message is one sentence that says what to do."""
 
+from collections.abc import Callable
+from typing import Any
+
 
 class CovpropError(Exception):
     """The base of every error that covprop defines."""
@@ -31,3 +34,13 @@ class InconsistentBranches(CovpropError, ArithmeticError):
 
 class ToleranceNotReached(CovpropError, ArithmeticError):
     """A series whose error bound stays above the tolerance at the largest order."""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call a function in a message: torch's own name for it, where it is torch's."""
+    name = getattr(function, "__name__", None) or repr(function)
+    home = getattr(function, "__module__", None) or getattr(
+        getattr(function, "__objclass__", None), "__name__", ""
+    )
+    home = "torch.Tensor" if home in ("TensorBase", "_TensorBase", "torch._tensor") else home
+    return f"{home}.{name}" if home else name

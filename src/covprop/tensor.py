@@ -9,8 +9,8 @@ from torch import Tensor
 
 from covprop.activations import Activated
 from covprop.covariance import Covariance, LinearMap
-from covprop.dispatch import IN_PLACE, RULES, leaves, name_of, unsupported
-from covprop.errors import UnsupportedOperation
+from covprop.dispatch import IN_PLACE, RULES, leaves, unsupported
+from covprop.errors import UnsupportedOperation, name_of
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
 from covprop.validation import SUPPORTED

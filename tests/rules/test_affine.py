@@ -12,7 +12,8 @@ from torch import Tensor
 import covprop as cp
 from covprop.activations import DECLARATIONS
 from covprop.covariance import Dense, Diagonal
-from covprop.dispatch import IN_PLACE, OPERATIONS, RULES, name_of
+from covprop.dispatch import IN_PLACE, OPERATIONS, RULES
+from covprop.errors import name_of
 from tests.oracles import assert_close
 from tests.rules.linear_cases import BATCH, LINEAR_CASES, Layer, LinearCase
 

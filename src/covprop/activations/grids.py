@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from covprop.errors import QuadratureError
+from covprop.errors import QuadratureError, name_of
 from covprop.kernels.hermite import hermite_functions
 from covprop.kernels.nodes import Panels
 
@@ -105,8 +104,3 @@ def value_and_slope(function: Callable[[Tensor], Tensor], y: Tensor) -> tuple[Te
         else:
             slope = torch.zeros_like(y)
     return value.detach(), slope
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in a message."""
-    return getattr(function, "__name__", None) or repr(function)

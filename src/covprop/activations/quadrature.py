@@ -21,12 +21,11 @@ from covprop.activations.grids import (
     WIDE,
     breakpoints,
     hermite_basis,
-    name_of,
     panel_count,
     value_and_slope,
 )
 from covprop.activations.nested import Scalar, nested_covariance
-from covprop.errors import QuadratureError
+from covprop.errors import QuadratureError, name_of
 from covprop.kernels.gradients import first_order
 from covprop.kernels.hermite import hermite_functions, power_series
 from covprop.kernels.nodes import Panels

@@ -10,26 +10,24 @@ from torch import Tensor
 
 from covprop.activations.base import Activation
 from covprop.activations.piecewise import Piecewise, continuous
-from covprop.activations.registry import declare
+from covprop.activations.registry import INTEGRAL, declare
 from covprop.errors import UnsupportedOperation
 
-EXACT = "exact: closed form and one-dimensional integral"
 
-
-@declare("relu", treatment=EXACT)
+@declare("relu", treatment=INTEGRAL)
 def relu(inplace: bool = False) -> Activation:
     """max(y, 0)."""
     return continuous(torch.relu, [0.0], [0.0, 1.0], 0.0)
 
 
-@declare("leaky_relu", treatment=EXACT)
+@declare("leaky_relu", treatment=INTEGRAL)
 def leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> Activation:
     """Y above 0, negative_slope y below."""
     function = partial(F.leaky_relu, negative_slope=negative_slope)
     return continuous(function, [0.0], [negative_slope, 1.0], 0.0)
 
 
-@declare("rrelu", treatment=EXACT)
+@declare("rrelu", treatment=INTEGRAL)
 def rrelu(
     lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Activation:
@@ -41,20 +39,20 @@ def rrelu(
     return leaky_relu((lower + upper) / 2)
 
 
-@declare("relu6", treatment=EXACT)
+@declare("relu6", treatment=INTEGRAL)
 def relu6(inplace: bool = False) -> Activation:
     """min(max(y, 0), 6)."""
     return hardtanh(0.0, 6.0)
 
 
-@declare("hardtanh", treatment=EXACT)
+@declare("hardtanh", treatment=INTEGRAL)
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Activation:
     """Y held between two values."""
     function = partial(torch.clamp, min=min_val, max=max_val)
     return continuous(function, [min_val, max_val], [0.0, 1.0, 0.0], min_val)
 
 
-@declare("clamp", "clip", treatment=EXACT)
+@declare("clamp", "clip", treatment=INTEGRAL)
 def clamp(min: Any = None, max: Any = None) -> Activation:
     """Y held between two numbers, either of which may be missing."""
     low, high = _number("clamp", min), _number("clamp", max)
@@ -68,44 +66,44 @@ def clamp(min: Any = None, max: Any = None) -> Activation:
     return hardtanh(low if low < high else high, high)  # torch: min > max makes all max
 
 
-@declare("clamp_min", treatment=EXACT)
+@declare("clamp_min", treatment=INTEGRAL)
 def clamp_min(min: Any) -> Activation:
     """max(y, min)."""
     return clamp(min=min)
 
 
-@declare("clamp_max", treatment=EXACT)
+@declare("clamp_max", treatment=INTEGRAL)
 def clamp_max(max: Any) -> Activation:
     """min(y, max)."""
     return clamp(max=max)
 
 
-@declare("threshold", "_threshold", treatment=EXACT)
+@declare("threshold", "_threshold", treatment=INTEGRAL)
 def threshold(threshold: float, value: float, inplace: bool = False) -> Activation:
     """Y above the threshold, value below."""
     function = partial(F.threshold, threshold=threshold, value=value)
     return Piecewise(function, [threshold], [0.0, 1.0], value, [threshold - value])
 
 
-@declare("hardsigmoid", treatment=EXACT)
+@declare("hardsigmoid", treatment=INTEGRAL)
 def hardsigmoid(inplace: bool = False) -> Activation:
     """Y / 6 + 1/2 held between 0 and 1."""
     return continuous(F.hardsigmoid, [-3.0, 3.0], [0.0, 1 / 6, 0.0], 0.0)
 
 
-@declare("abs", "absolute", treatment=EXACT)
+@declare("abs", "absolute", treatment=INTEGRAL)
 def absolute() -> Activation:
     """|y|."""
     return continuous(torch.abs, [0.0], [-1.0, 1.0], 0.0)
 
 
-@declare("sign", "sgn", treatment=EXACT)
+@declare("sign", "sgn", treatment=INTEGRAL)
 def sign() -> Activation:
     """-1 below 0, 1 above."""
     return Piecewise(torch.sign, [0.0], [0.0, 0.0], -1.0, [2.0])
 
 
-@declare("heaviside", treatment=EXACT)
+@declare("heaviside", treatment=INTEGRAL)
 def heaviside(values: Tensor) -> Activation:
     """0 below 0, 1 above, `values` at 0."""
     if not isinstance(values, Tensor) or values.numel() != 1:
@@ -119,13 +117,13 @@ def heaviside(values: Tensor) -> Activation:
     return Piecewise(function, [0.0], [0.0, 0.0], 0.0, [1.0])
 
 
-@declare("softshrink", treatment=EXACT)
+@declare("softshrink", treatment=INTEGRAL)
 def softshrink(lambd: float = 0.5) -> Activation:
     """Y moved towards 0 by lambd."""
     return continuous(partial(F.softshrink, lambd=lambd), [-lambd, lambd], [1.0, 0.0, 1.0], 0.0)
 
 
-@declare("hardshrink", treatment=EXACT)
+@declare("hardshrink", treatment=INTEGRAL)
 def hardshrink(lambd: float = 0.5) -> Activation:
     """Y where |y| > lambd, 0 elsewhere."""
     function = partial(F.hardshrink, lambd=lambd)

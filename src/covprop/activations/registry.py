@@ -25,6 +25,11 @@ class Declaration:
 
 DECLARATIONS: list[Declaration] = []
 
+CLOSED = "exact: closed form"
+INTEGRAL = "exact: closed form and one-dimensional integral"
+QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
+"""How the table of operations describes what is done with an activation."""
+
 
 def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
     """Declare an activation under every spelling of the given torch names."""

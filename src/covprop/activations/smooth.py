@@ -11,7 +11,7 @@ from covprop.activations.base import Activation
 from covprop.activations.entire import Exponential, Sinusoid, power
 from covprop.activations.gaussian_error import GaussianErrorLinear, Probit
 from covprop.activations.quadrature import Quadrature
-from covprop.activations.registry import declare
+from covprop.activations.registry import CLOSED, INTEGRAL, QUADRATURE, declare
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import (
     SQRT_2,
@@ -21,10 +21,6 @@ from covprop.kernels.normal import (
     standard_deviation,
     standardise,
 )
-
-CLOSED = "exact: closed form"
-INTEGRAL = "exact: closed form and one-dimensional integral"
-QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
 
 SMOOTH_THRESHOLD = 20.0
 """At torch's default threshold its softplus jumps by 2e-9; below it by more than is promised."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.dispatch import in_place, name_of, rule
-from covprop.errors import UnsupportedOperation
+from covprop.dispatch import in_place, rule
+from covprop.errors import UnsupportedOperation, name_of
 from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,

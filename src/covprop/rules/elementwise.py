@@ -10,9 +10,9 @@ from torch import Tensor
 
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
-from covprop.activations.registry import Factory
-from covprop.dispatch import in_place, name_of, rule
-from covprop.errors import MomentOverflow, UnsupportedOperation
+from covprop.activations.registry import INTEGRAL, Factory
+from covprop.dispatch import in_place, rule
+from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
 from covprop.tensor import GaussianTensor
 
 
@@ -84,7 +84,7 @@ for _declaration in DECLARATIONS:
 
 
 @rule(*spellings("prelu"), kind="element-wise",
-      treatment="exact: closed form and one-dimensional integral", name="prelu")  # fmt: skip
+      treatment=INTEGRAL, name="prelu")  # fmt: skip
 def prelu_rule(
     function: Callable[..., Any], input: GaussianTensor, weight: Tensor
 ) -> GaussianTensor:

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import name_of, rule
-from covprop.errors import UnsupportedOperation
+from covprop.dispatch import rule
+from covprop.errors import UnsupportedOperation, name_of
 from covprop.rules.operands import at_means
 
 _METADATA = spellings(

@@ -13,8 +13,8 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import Dense, LinearMap
 from covprop.covariance.dense import symmetric
-from covprop.dispatch import name_of, rule
-from covprop.errors import InconsistentBranches
+from covprop.dispatch import rule
+from covprop.errors import InconsistentBranches, name_of
 from covprop.lineage import Node
 from covprop.rules.operands import (
     Slot,

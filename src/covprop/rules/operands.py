@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.dispatch import leaves, name_of
-from covprop.errors import BatchDimensionError, UnsupportedOperation
+from covprop.dispatch import leaves
+from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.lineage import Node
 from covprop.tensor import GaussianTensor
 
