@@ -21,7 +21,10 @@ from covprop.validation import check_shapes, check_tensors, check_values
 
 @final
 class Gaussian:
-    """A Gaussian over tensors: mean (*batch, *event), covariance (*batch, n, n), n = prod(event).
+    """A Gaussian over tensors, or a batch of them.
+
+    The mean has the shape `(*batch, *event)`, the covariance `(*batch, n, n)` with
+    `n = prod(event)`.
 
     The covariance is a tensor or a structure (`covprop.covariance`); its batch shape says which
     dimensions of the mean are the batch. Immutable. `validate_args=False` skips checks of values.
@@ -105,7 +108,7 @@ class Gaussian:
 
     @property
     def mean(self) -> Tensor:
-        """The mean (*batch, *event)."""
+        """The mean, `(*batch, *event)`."""
         return self._mean
 
     @property
@@ -161,7 +164,7 @@ class Gaussian:
         return self._method
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw samples (count, *batch, *event); a singular covariance is no obstacle."""
+        """Draw samples `(count, *batch, *event)`; a singular covariance is no obstacle."""
         noise = self._covariance.noise(count, generator)
         return self._mean + noise.reshape(count, *self._mean.shape)
 

@@ -33,6 +33,8 @@ Strip: TypeAlias = Callable[
 """(args, kwargs) -> the same without the function's constant offset."""
 
 EXACT = "exact"
+PRODUCT = "exact with a constant, and for jointly Gaussian factors"
+QUOTIENT = "exact by a constant, approximate by a Gaussian away from zero"
 
 
 def affine(
@@ -129,7 +131,7 @@ _linear("sum")
 _linear("mean")
 
 
-@rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind="linear", treatment=EXACT,
+@rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind="products", treatment=PRODUCT,
       name="matmul")  # fmt: skip
 def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
@@ -161,7 +163,7 @@ def _in_place_forms(*names: str) -> None:
 _scaling("neg", "negative")
 
 
-@rule(*spellings("mul", "multiply"), kind="linear", treatment=EXACT, name="mul")
+@rule(*spellings("mul", "multiply"), kind="products", treatment=PRODUCT, name="mul")
 def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A product: with a constant, or with another tensor."""
     if len(tensors := gaussians(args, kwargs)) > 1:
@@ -172,7 +174,7 @@ def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Gaussia
 _in_place_forms("mul", "multiply")
 
 
-@rule(*spellings("div", "divide", "true_divide"), kind="linear", treatment=EXACT, name="div")
+@rule(*spellings("div", "divide", "true_divide"), kind="products", treatment=QUOTIENT, name="div")
 def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Division by a constant, or by the reciprocal of a tensor that varies."""
     if kwargs.get("rounding_mode") is not None:
@@ -187,7 +189,7 @@ def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 _in_place_forms("div", "divide", "true_divide")
 
 
-@rule(torch.Tensor.__rtruediv__, kind="linear", treatment=EXACT, name="div")
+@rule(torch.Tensor.__rtruediv__, kind="products", treatment=QUOTIENT, name="div")
 def divide_by(function: Callable[..., Any], by: GaussianTensor, top: Any) -> Any:
     """`number / x`, as Python writes it."""
     return divide(torch.div, top, by)
