@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -19,6 +20,19 @@ WIDE = 8.0
 """Standard deviation above which an even grid would need too many panels."""
 GROWTH = 1.25
 """Ratio of the distances from zero, or a kink, of neighbouring points for wide elements."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A function: its code, its kinks, its mean in closed form if it has one.
+
+    fineness: the multiple of the usual number of panels that its moments needed.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    kinks: Sequence[float] = ()
+    conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
+    fineness: int = 1
 
 
 def breakpoints(

@@ -5,8 +5,7 @@ the first. |rho| = 1 is a one-dimensional integral.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from covprop.activations.grids import (
     NODES,
     REACH,
     WIDE,
+    Scalar,
     breakpoints,
     graded,
     insert,
@@ -37,19 +37,6 @@ PART = 2**18
 """Nodes of the first variable, of all pairs together, that are held at a time."""
 BUDGET = 2**22
 """Function values held at a time."""
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """The function of a pair: its code, its kinks, its mean in closed form if it has one.
-
-    fineness: the multiple of the usual number of panels that its moments needed.
-    """
-
-    function: Callable[[Tensor], Tensor]
-    kinks: Sequence[float]
-    conditional_mean: Callable[[Tensor, Tensor], Tensor] | None
-    fineness: int = 1
 
 
 def nested_covariance(
