@@ -11,6 +11,7 @@ from covprop.rules import (
     movement,
     noise,
     product,
+    recurrent,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "movement",
     "noise",
     "product",
+    "recurrent",
 ]
