@@ -225,3 +225,23 @@ def test_a_rule_that_does_not_say_how_it_depends_cannot_be_joined() -> None:
     for join in (lambda x: x + torch.cumsum(x, 0), lambda x: torch.cat([torch.cumsum(x, 0), -x])):
         with pytest.raises(cp.UnsupportedOperation, match=r"through\(mean, linear\)"):
             cp.propagate(join, x)
+
+
+def test_joins_of_an_empty_batch_are_empty() -> None:
+    empty = cp.Gaussian.isotropic(torch.zeros(0, 3, dtype=torch.float64), 1.0, batch_dims=1)
+    for function in (lambda x: x + x.relu(), lambda x: torch.cat([x, x.exp()], -1)):
+        assert cp.propagate(function, empty).mean.shape[0] == 0
+    assert cp.joint(torch.relu, empty).mean.shape == (0, 6)
+
+
+def test_a_plain_chain_does_not_compute_expected_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a chain needs no slope")
+
+    monkeypatch.setattr("covprop.activations.piecewise.Piecewise.coefficients", refuse)
+    cp.propagate(lambda x: torch.relu(torch.relu(x) * 2), gaussian(3))
+
+
+def test_a_vector_product_of_gaussians_is_not_taken_for_a_covariance() -> None:
+    with pytest.raises(cp.UnsupportedOperation, match=r"torch\.Tensor\.cross"):
+        cp.propagate(lambda x: x.cross(x, dim=-1), gaussian(3))

@@ -32,5 +32,6 @@ class _WithInput(nn.Module):
 
     def forward(self, x: Any) -> Any:
         y = self.module(x)
-        flat = [t.reshape(*t.shape[: self.batch_dims], -1) for t in (x, y)]
+        k = self.batch_dims
+        flat = [t.reshape(*t.shape[:k], t.shape[k:].numel()) for t in (x, y)]
         return torch.cat(flat, dim=-1)

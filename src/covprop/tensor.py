@@ -29,7 +29,7 @@ class GaussianTensor:
 
     Every torch function that has a rule works on it, as a function and as a method; anything else
     raises `UnsupportedOperation`. `loc` is the mean tensor, `covariance` its covariance, and
-    `cross(other)` its covariance with another tensor of the same propagation.
+    `cross_covariance(other)` its covariance with another tensor of the same propagation.
     """
 
     __slots__ = ("__weakref__", "_storage", "_version", "lineage", "loc", "node")
@@ -105,7 +105,7 @@ class GaussianTensor:
             loc, self.covariance.push(linear), transfer=lambda cross: linear(cross.mT).mT
         )
 
-    def cross(self, other: "GaussianTensor") -> Tensor | None:
+    def cross_covariance(self, other: "GaussianTensor") -> Tensor | None:
         """Cov(this, other) as (*batch, n, m), or None if they are independent."""
         return self.lineage.cross(self.node, other.node)
 

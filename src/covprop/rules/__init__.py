@@ -2,6 +2,7 @@
 
 from covprop.rules import (
     affine,
+    attention,
     delta,
     elementwise,
     facts,
@@ -16,6 +17,7 @@ from covprop.rules import (
 
 __all__ = [
     "affine",
+    "attention",
     "delta",
     "elementwise",
     "facts",

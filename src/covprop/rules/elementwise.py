@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, overload
 
 import torch
@@ -26,11 +26,15 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
             "down, or convert model and Gaussian to float64"
         )
     point, variance = flat.double(), x.covariance.diagonal().double()
-    slope = activation.coefficients(point, variance, 1)[0].to(x.dtype)
+
+    @cache
+    def slope() -> Tensor:
+        return activation.coefficients(point, variance, 1)[0]
+
     return x.replace(
         mean.reshape(x.shape),
         covariance,
-        transfer=lambda cross: slope[..., None] * cross,
+        transfer=lambda cross: slope().to(cross)[..., None] * cross,
         activated=Activated(activation, point, variance),
     )
 

@@ -53,7 +53,7 @@ def join(
         for node in dict.fromkeys(tensor.node for tensor in tensors)
     ]
     matrix: Tensor | None = None
-    size = torch.zeros_like(loc.reshape(*x.batch_shape, -1))
+    size = torch.zeros((), dtype=loc.dtype, device=loc.device)
     for i, (node, linear) in enumerate(terms):
         assert node.covariance is not None
         vector = torch.Size((*x.batch_shape, node.covariance.size))

@@ -33,7 +33,8 @@ def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
             layer.train(training)
 
 
-@rule(F.dropout, torch.dropout, kind="noise", treatment="exact", name="dropout")
+@rule(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout,
+      kind="noise", treatment="exact", name="dropout, dropout1d, dropout2d, dropout3d")  # fmt: skip
 def dropout(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -42,26 +43,18 @@ def dropout(
     inplace: bool = False,
     **kwargs: Any,
 ) -> GaussianTensor:
-    """A mask of its own for every element."""
-    return _masked(input, p, kwargs.get("train", training), inplace, masked_dims=input.dim())
-
-
-@rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, kind="noise",
-      treatment="exact", name="dropout1d, dropout2d, dropout3d")  # fmt: skip
-def channel_dropout(
-    function: Callable[..., Any],
-    input: GaussianTensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    **kwargs: Any,
-) -> GaussianTensor:
-    """A mask for every channel."""
-    space = int(function.__name__[-2]) if function.__name__.endswith("d") else input.dim() - 2
-    dims = max(input.dim() - space, 1)
-    if function is F.dropout2d and input.dim() == 3:  # noqa: PLR2004
-        dims = 2  # torch reads (N, C, L) here, and warns
+    """A mask for every element, or for every channel."""
+    dims = _masked_dims(function, input.dim())
     return _masked(input, p, kwargs.get("train", training), inplace, masked_dims=dims)
+
+
+def _masked_dims(function: Callable[..., Any], dims: int) -> int:
+    """How many leading dimensions have masks of their own."""
+    if function in (F.dropout, torch.dropout):
+        return dims
+    if function is torch.feature_dropout or (function is F.dropout2d and dims == 3):  # noqa: PLR2004
+        return 2  # batch and channel; of three dimensions torch reads (N, C, L), and warns
+    return max(dims - int(function.__name__[-2]), 1)
 
 
 @rule(F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,

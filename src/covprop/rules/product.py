@@ -15,13 +15,9 @@ from torch import Tensor
 from covprop.covariance import Dense
 from covprop.covariance.dense import symmetric
 from covprop.dispatch import rule
-from covprop.errors import UnsupportedOperation
 from covprop.lineage import Node
 from covprop.rules.operands import batch_error
 from covprop.tensor import GaussianTensor, dispatch
-
-MASKED = -1e4
-"""A score whose weight is zero, but whose derivatives are finite."""
 
 
 def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
@@ -34,7 +30,7 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
     )
     a, b = _flat(u), _flat(v)
     first, second = u.covariance.matrix(), v.covariance.matrix()
-    cross = u.cross(v)
+    cross = u.cross_covariance(v)
     matrix = _outer(a, a) * second + _outer(b, b) * first + first * second
     mean = a * b
     if cross is not None:
@@ -62,36 +58,6 @@ def gated(function: Callable[..., Any], input: Any, dim: int = -1) -> Any:
     """One half of the input times the sigmoid of the other."""
     value, gate = input.chunk(2, dim)
     return value * torch.sigmoid(gate)
-
-
-@rule(F.scaled_dot_product_attention, kind="attention",
-      treatment="approximate: products as if jointly Gaussian, softmax by the delta method",
-      name="scaled_dot_product_attention")  # fmt: skip
-def attention(
-    function: Callable[..., Any],
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """softmax(Q K^T scale + mask) V."""
-    if dropout_p > 0 or enable_gqa or (attn_mask is not None and not attn_mask.is_floating_point()):
-        raise UnsupportedOperation(
-            "attention has a rule without dropout and grouped queries, and with a mask of numbers "
-            "to be added"
-        )
-    scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        shape = scores.shape[-2:]
-        future = torch.ones(shape, dtype=torch.bool, device=scores.device).triu(1)
-        attn_mask = torch.zeros(shape, dtype=scores.dtype, device=scores.device)
-        attn_mask = attn_mask.masked_fill(future, MASKED)
-    scores = scores if attn_mask is None else scores + attn_mask.clamp(min=MASKED)
-    return torch.softmax(scores, -1) @ value
 
 
 def _flat(x: GaussianTensor) -> Tensor:
