@@ -31,4 +31,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP_INSTALL) hatchling
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev,docs]'
+	$(PIP_INSTALL) --no-deps onnx2pytorch
 	touch $@

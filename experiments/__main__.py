@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from experiments import error_by_order
+from experiments import accuracy, error_by_order
 
-EXPERIMENTS = {"error-by-order": error_by_order}
+EXPERIMENTS = {"accuracy": accuracy, "error-by-order": error_by_order}
 
 
 def main() -> None:

@@ -202,12 +202,59 @@ class GatedMLP(nn.Module):
         return self.last(x)
 
 
+class EncoderBlock(nn.Module):
+    """Dosovitskiy et al. (2021): attention and an MLP, each behind a norm and beside a skip."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x: Any) -> Any:
+        tokens = self.norms[0](x)
+        x = x + self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        return x + self.mlp(self.norms[1](x))
+
+
+class ViT(nn.Module):
+    """Patches of 4 x 4, a class token, two encoder blocks."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 4, 4)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, 5, width))
+        self.blocks = nn.Sequential(EncoderBlock(width, 2), EncoderBlock(width, 2))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, OUTPUTS))
+
+    def forward(self, x: Any) -> Any:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.position
+        return self.head(self.blocks(x)[:, 0])
+
+
+class SequenceClassifier(nn.Module):
+    """Hochreiter & Schmidhuber (1997): what an LSTM remembers at the end of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, OUTPUTS)
+
+    def forward(self, x: Any) -> Any:
+        _, (hidden, _) = self.lstm(x)
+        return self.head(hidden[-1])
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """How to make a network, and the shape of one input."""
+    """How to make a network, the shape of one input, and the error allowed at small noise."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = (1, 8, 8)
+    tolerance: float = 0.01
 
     def build(self) -> nn.Module:
         """Default initialisation, the running statistics of one random batch, evaluation mode."""
@@ -230,4 +277,6 @@ ARCHITECTURES = {
     "MobileNet": Architecture(mobilenet),
     "Inception": Architecture(inception),
     "gated MLP": Architecture(GatedMLP, (16,)),
+    "ViT": Architecture(ViT, tolerance=0.02),
+    "LSTM": Architecture(SequenceClassifier, (6, 4)),
 }

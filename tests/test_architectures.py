@@ -12,8 +12,8 @@ from covprop.lineage import Lineage, Node
 from tests.architectures import ARCHITECTURES
 from tests.oracles import assert_close
 
-SAMPLES, CHUNK = 100_000, 5_000
-"""The standard error of a standard deviation is 0.22 %."""
+SAMPLES, CHUNK = 200_000, 5_000
+"""The standard error of a standard deviation is 0.16 %."""
 SMALL, MODERATE = 0.01, 0.3
 """Standard deviations of each input element, whose mean is standard normal."""
 
@@ -49,12 +49,12 @@ def worst_error(name: str, noise: float) -> float:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_small_noise_agrees_with_sampling(name: str) -> None:
-    assert worst_error(name, SMALL) <= 0.01
+    assert worst_error(name, SMALL) <= ARCHITECTURES[name].tolerance
 
 
 MEASURED = {
     "ResNet, basic": 0.02, "ResNet, bottleneck": 0.12, "DenseNet": 0.01, "U-Net": 0.14,
-    "VGG": 0.12, "MobileNet": 0.07, "Inception": 0.02, "gated MLP": 0.01,
+    "VGG": 0.12, "MobileNet": 0.07, "Inception": 0.02, "gated MLP": 0.01, "ViT": 0.03, "LSTM": 0.02,
 }  # fmt: skip
 """Errors at moderate noise: hidden units are no longer Gaussian. Rounded up."""
 
@@ -64,9 +64,7 @@ def test_moderate_noise_has_its_measured_error(name: str) -> None:
     assert worst_error(name, MODERATE) <= MEASURED[name]
 
 
-@pytest.mark.parametrize(
-    "name", ["ResNet, basic", "ResNet, bottleneck", "DenseNet", "MobileNet", "Inception"]
-)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_branches_taken_as_independent_are_wrong(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +76,7 @@ def test_branches_taken_as_independent_are_wrong(
 
     right = worst_error(name, SMALL)
     monkeypatch.setattr(Lineage, "cross", independent)
-    assert worst_error(name, SMALL) >= max(0.10, 10 * right)
+    assert worst_error(name, SMALL) >= max(0.08, 10 * right)
 
 
 @torch.no_grad()

@@ -2,12 +2,25 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop.errors import UnsupportedOperation, name_of
 
 Rule: TypeAlias = Callable[..., Any]
 RuleType = TypeVar("RuleType", bound=Rule)
+
+
+class Batch(Enum):
+    """Where a rule lets the batch of its tensors be."""
+
+    FIRST = "the first dimensions"
+    ANYWHERE = "any dimension: the rule asks the function alone what goes where"
+    STEPWISE = "as the operations that the rule is made of want it"
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,7 @@ class Operation:
 
 
 RULES: dict[Callable[..., Any], Rule] = {}
+BATCH: dict[Callable[..., Any], Batch] = {}
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {}
 OPERATIONS: list[Operation] = []
 
@@ -29,6 +43,7 @@ def rule(
     kind: str = "user",
     treatment: str = "as its rule says",
     name: str | None = None,
+    batch: Batch = Batch.FIRST,
 ) -> Callable[[RuleType], RuleType]:
     """Register what torch functions do to a `GaussianTensor`; every spelling is a key of its own.
 
@@ -43,6 +58,7 @@ def rule(
             if function in RULES or function in IN_PLACE:
                 raise ValueError(f"{name_of(function)} has a rule already")
         RULES.update(dict.fromkeys(functions, body))
+        BATCH.update(dict.fromkeys(functions, batch))
         OPERATIONS.append(Operation(name or name_of(functions[0]), kind, treatment))
         return body
 
@@ -54,6 +70,16 @@ def in_place(function: Callable[..., Any], of: Callable[..., Any]) -> None:
     if function in RULES or function in IN_PLACE:
         raise ValueError(f"{name_of(function)} has a rule already")
     IN_PLACE[function] = of
+
+
+def spelled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The torch function that an operator of an exported program is another name of."""
+    if function in RULES or not isinstance(function, OpOverload | OpOverloadPacket):
+        return function
+    name = str(function).removeprefix("aten.").partition(".")[0].removeprefix("special_")
+    homes = (torch, torch.Tensor, torch._C._nn, F, torch.special)
+    known = [getattr(home, name) for home in homes if hasattr(home, name)]
+    return next((found for found in known if found in RULES or found in IN_PLACE), function)
 
 
 def unsupported(function: Callable[..., Any]) -> UnsupportedOperation:
@@ -73,3 +99,13 @@ def leaves(nest: Any) -> Iterator[Any]:
         yield from leaves(list(nest.values()))
     else:
         yield nest
+
+
+def map_leaves(nest: Any, function: Callable[[Any], Any]) -> Any:
+    """A copy of a nest with a function of each leaf, in the order of `leaves`."""
+    if isinstance(nest, list | tuple):
+        items = [map_leaves(item, function) for item in nest]
+        return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
+    if isinstance(nest, dict):
+        return {key: map_leaves(item, function) for key, item in nest.items()}
+    return function(nest)

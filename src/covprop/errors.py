@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch._ops import OpOverload, OpOverloadPacket
+
 
 class CovpropError(Exception):
     """The base of every error that covprop defines."""
@@ -38,6 +40,8 @@ class ToleranceNotReached(CovpropError, ArithmeticError):
 
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message: torch's own name for it, where it is torch's."""
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        return f"torch.ops.{function}"
     name = getattr(function, "__name__", None) or repr(function)
     home = getattr(function, "__module__", None) or getattr(
         getattr(function, "__objclass__", None), "__name__", ""

@@ -140,10 +140,11 @@ class Lineage:
             elif older_first(u, v):
                 expanded.add(v)
                 pairs += [(parent, u) for parent, _ in v.edges]
+        newest = max(node.serial for node in living)
         for node in reached:
             if node not in needed:
                 node.covariance = None
-            if node not in expanded and node.serial < max(n.serial for n in living):
+            if node not in expanded and node.serial < newest:
                 node.edges, node.activated = (), None
         if len(living) == 1:
             living[0].edges, living[0].activated, living[0].opaque = (), None, False

@@ -28,8 +28,9 @@ def propagate(
     module: an nn.Module in evaluation mode, or any function of tensors; inputs: what to call it
     with, `Gaussian`s (independent of each other) and anything else; method: `cp.Exact()` by
     default, also as the last positional argument. The result is a `Gaussian`, or the nest of
-    tuples, lists and dicts of them that the module returns. Runs under the caller's autograd mode:
-    wrap it in torch.no_grad() unless you want gradients.
+    tuples, lists and dicts of them that the module returns, with the batch first wherever the
+    module has put it. Runs under the caller's autograd mode: wrap it in torch.no_grad() unless you
+    want gradients.
     """
     if inputs and isinstance(inputs[-1], LayerwiseMethod):
         *inputs, method = inputs  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """The in-flight Gaussian: what a module's forward sees instead of a tensor."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,8 +10,17 @@ from torch import Tensor
 
 from covprop.activations import Activated
 from covprop.covariance import Covariance, LinearMap
-from covprop.dispatch import IN_PLACE, RULES, leaves, unsupported
-from covprop.errors import UnsupportedOperation, name_of
+from covprop.dispatch import (
+    BATCH,
+    IN_PLACE,
+    RULES,
+    Batch,
+    leaves,
+    spelled,
+    unsupported,
+)
+from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
+from covprop.layout import relaid
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
 from covprop.validation import SUPPORTED
@@ -30,9 +40,12 @@ class GaussianTensor:
     Every torch function that has a rule works on it, as a function and as a method; anything else
     raises `UnsupportedOperation`. `loc` is the mean tensor, `covariance` its covariance, and
     `cross_covariance(other)` its covariance with another tensor of the same propagation.
+
+    The batch leads `loc`; the model sees it at dimension `batch_at`, which is 0 unless the model
+    has moved it. Rules see tensors whose batch comes first, but for those made of steps.
     """
 
-    __slots__ = ("__weakref__", "_storage", "_version", "lineage", "loc", "node")
+    __slots__ = ("__weakref__", "_storage", "_version", "batch_at", "lineage", "loc", "node")
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
     def __init__(
@@ -41,13 +54,14 @@ class GaussianTensor:
         node: Node,
         lineage: Lineage,
         view_of: "GaussianTensor | None" = None,
+        batch_at: int = 0,
     ) -> None:
         """Wrap a mean (*batch, *event) and the random vector around it."""
         if loc.dtype not in SUPPORTED:
             raise UnsupportedOperation(
                 f"covprop computes in float32 or float64, and this operation gives {loc.dtype}"
             )
-        self.loc, self.node, self.lineage = loc, node, lineage
+        self.loc, self.node, self.lineage, self.batch_at = loc, node, lineage, batch_at
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
         lineage.add(self)
@@ -105,6 +119,17 @@ class GaussianTensor:
             loc, self.covariance.push(linear), transfer=lambda cross: linear(cross.mT).mT
         )
 
+    @property
+    def shown(self) -> Tensor:
+        """The mean as the model sees it."""
+        return self.loc.movedim(0, self.batch_at) if self.batch_at else self.loc
+
+    def laid(self, batch_at: int) -> "GaussianTensor":
+        """The same tensor with its one batch dimension shown elsewhere."""
+        if batch_at == self.batch_at:
+            return self
+        return GaussianTensor(self.loc, self.node, self.lineage, view_of=self, batch_at=batch_at)
+
     def cross_covariance(self, other: "GaussianTensor") -> Tensor | None:
         """Cov(this, other) as (*batch, n, m), or None if they are independent."""
         return self.lineage.cross(self.node, other.node)
@@ -113,7 +138,7 @@ class GaussianTensor:
         """Take another's value in place; older views of this tensor become invalid."""
         self._storage.version += 1
         self._version = self._storage.version
-        self.loc, self.node = other.loc, other.node
+        self.loc, self.node, self.batch_at = other.loc, other.node, other.batch_at
 
     def check_current(self) -> None:
         """Raise if this is a view of something that changed in place since."""
@@ -135,8 +160,12 @@ class GaussianTensor:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the mean."""
-        return self.loc.shape
+        """The shape that the model sees."""
+        if not self.batch_at:
+            return self.loc.shape
+        shape = list(self.loc.shape)
+        shape.insert(self.batch_at, shape.pop(0))
+        return torch.Size(shape)
 
     @property
     def ndim(self) -> int:
@@ -180,7 +209,7 @@ class GaussianTensor:
 
     def size(self, dim: int | None = None) -> Any:
         """Tensor.size."""
-        return self.loc.size() if dim is None else self.loc.size(dim)
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         """Tensor.dim."""
@@ -196,7 +225,7 @@ class GaussianTensor:
 
     def __len__(self) -> int:
         """The size of the first dimension."""
-        return len(self.loc)
+        return self.shape[0]
 
     def __iter__(self) -> Iterator["GaussianTensor"]:
         """Along the first dimension."""
@@ -219,6 +248,7 @@ class GaussianTensor:
 
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
+    function = spelled(function)
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     for tensor in tensors:
         tensor.check_current()
@@ -232,7 +262,24 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return _in_place(function, args, kwargs)
     if function not in RULES:
         raise unsupported(function)
-    return RULES[function](function, *args, **kwargs)
+    batch = BATCH[function]
+    if batch is Batch.STEPWISE:
+        return RULES[function](function, *args, **kwargs)
+    moved = any(tensor.batch_at for tensor in tensors)
+    if moved and batch is Batch.FIRST:
+        raise BatchDimensionError(
+            f"{name_of(function)} has a rule for tensors whose batch comes first; move it there "
+            "with .movedim"
+        )
+    if moved:
+        return relaid(function, args, kwargs, tensors)
+    try:
+        return RULES[function](function, *args, **kwargs)
+    except BatchDimensionError:
+        if batch is Batch.ANYWHERE and len(tensors[0].batch_shape) == 1:
+            with suppress(BatchDimensionError):
+                return relaid(function, args, kwargs, tensors)
+        raise
 
 
 def _in_place(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

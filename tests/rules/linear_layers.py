@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.rules.spelling import LinearCase, const, layer, made, one, spelled
+from tests.rules.spelling import BATCH, LinearCase, const, layer, made, one, spelled
 
 LARGE = 1e3
 """An offset that must not touch the covariance, not even by rounding."""
@@ -93,6 +93,19 @@ def resizing() -> Iterator[LinearCase]:
     smooth = {"size": (2, 3), "mode": "bilinear", "antialias": True}
     yield from spelled("interpolate", EVENTS[2], single=None, **smooth)
     yield one("upsample", "F", EVENTS[1], _old_upsample, None)
+
+
+def sampling() -> Iterator[LinearCase]:
+    for dims in (2, 3):
+        event = EVENTS[dims]
+        places = const(BATCH, *(2, 3, 2)[:dims], dims)
+        for mode in ("bilinear", "nearest") + ("bicubic",) * (dims == 2):
+            for padding in ("zeros", "border", "reflection"):
+                options = {"mode": mode, "padding_mode": padding, "align_corners": False}
+                yield from spelled("grid_sample", event, places, single=None, **options)
+        yield from spelled(
+            "grid_sampler", event, places, 0, 0, True, single=None, operation="grid_sample"
+        )
 
 
 def _old_upsample(x: Any) -> Any:

@@ -10,6 +10,8 @@ from torch import nn
 from tests.rules.spelling import BATCH, LinearCase, const, layer, one, spelled, with_constant
 
 TWO, THREE = (3, 4), (2, 3, 4)
+MASK = torch.tensor([True, False, True, True])
+"""Of the last dimension."""
 
 
 def shapes() -> Iterator[LinearCase]:
@@ -40,10 +42,25 @@ def shapes() -> Iterator[LinearCase]:
     yield one("t", "in place", TWO, lambda x: x[..., 0, :] + 0, lambda x: x.clone().t_())
     yield one("t", "T", TWO, lambda x: x[..., 0, :] + 0, lambda x: x.T)
     yield from spelled("movedim moveaxis", THREE, (-1, -2), (-3, -1))
+    yield one("ravel", "torch", TWO, lambda x: x.flatten(-2), torch.ravel)
+    yield one("ravel", "method", TWO, lambda x: x.flatten(-2), lambda x: x.ravel())
+    shape = torch.ones(BATCH, 2, 6)
+    for method in ("view_as", "reshape_as"):
+        yield one(method, "a constant", TWO, lambda x, m=method: getattr(x, m)(shape), None)
+        yield one(method, "itself", TWO, lambda x, m=method: getattr(x.flatten(-2), m)(x))
+    for name, event in {"atleast_1d": (), "atleast_2d": (3,), "atleast_3d": TWO}.items():
+        call = getattr(torch, name)
+        yield one(name, "one", event, call)
+        yield one(name, "two", THREE, lambda x, call=call: call(x, x[..., 0]))
 
 
 def moves() -> Iterator[LinearCase]:
     yield from spelled("flip", THREE, (-1, -3))
+    yield from spelled("fliplr", TWO)
+    yield one("flipud", "torch", TWO, lambda x: x.flip(-2), torch.flipud)
+    yield one("flipud", "method", TWO, lambda x: x.flip(-2), lambda x: x.flipud())
+    yield from spelled("rot90", THREE, 1, (-2, -1))
+    yield from spelled("diagonal", THREE, 1, -2, -1)
     yield from spelled("roll", TWO, 2, -1)
     yield from spelled("roll", TWO, shifts=(1, -1), dims=(-2, -1))
     yield from spelled("broadcast_to", (3, 1), (BATCH, 3, 2), single=((3, 2),), operation="expand")
@@ -51,6 +68,7 @@ def moves() -> Iterator[LinearCase]:
         "expand", "unpacked", (3, 1), lambda x: x.expand(BATCH, -1, 4), lambda x: x.expand(2, 3, 2)
     )
     yield one("expand", "as", (3, 1), lambda x: x.expand_as(torch.ones(BATCH, 3, 2)))
+    yield one("expand_as", "another", TWO, lambda x: x[..., :1].expand_as(x))
     yield one("repeat", "unpacked", TWO, lambda x: x.repeat(1, 2, 3), lambda x: x.repeat(2, 1))
     yield from spelled("tile", TWO, (2, 2))
     yield from spelled("repeat_interleave", TWO, 2, dim=-1)
@@ -58,11 +76,22 @@ def moves() -> Iterator[LinearCase]:
     yield from spelled("select", TWO, -2, 1)
     yield one("index_select", "torch", TWO, lambda x: torch.index_select(x, -1, _numbers(2, 0, 2)))
     yield one("index_select", "method", TWO, lambda x: x.index_select(-2, _numbers(1, 1)))
-    yield from spelled("chunk", (5,), 2, -1)
-    yield from spelled("split", (5,), 2, -1)
+    yield one("masked_select", "torch", TWO, _every_other, lambda x: torch.masked_select(x, MASK))
+    yield one("masked_select", "method", TWO, _every_other, lambda x: x.masked_select(MASK))
+    yield from spelled("chunk unsafe_chunk", (5,), 2, -1)
+    yield from spelled("split unsafe_split", (5,), 2, -1)
+    yield from spelled("split_with_sizes unsafe_split_with_sizes", (5,), [2, 3], -1)
+    yield from spelled("hsplit", TWO, 3, single=(2,))
+    yield one("vsplit", "torch", TWO, _every_other, lambda x: torch.vsplit(x, [1]))
+    yield one("vsplit", "method", TWO, _every_other, lambda x: x.vsplit(3))
+    yield from spelled("dsplit", TWO, 2, single=None)
     yield from spelled("split", TWO, [1, 2], dim=-2)
     yield from spelled("tensor_split", (5,), 3, -1)
     yield from spelled("unbind", TWO, -2)
+
+
+def _every_other(x: Any) -> Any:
+    return x[..., ::2]
 
 
 def _numbers(*values: int) -> torch.Tensor:
@@ -98,6 +127,20 @@ def sums() -> Iterator[LinearCase]:
             lambda x, name=name: getattr(x, name)((1, 2)),
             lambda x, name=name: getattr(x, name)(),
         )
+
+    yield from spelled("cumsum", TWO, -1)
+    yield one("cumsum", "in place", TWO, lambda x: x.clone().cumsum_(dim=-2))
+    yield from spelled("diff", TWO, 1, -1)
+    yield from spelled("diff", TWO, n=2, dim=-1)
+    ends = const(BATCH, 3, 1, offset=1e3)
+    yield from spelled("diff", TWO, prepend=ends, append=ends, single=None)
+    yield one("sum_to_size", "one", TWO, lambda x: x.sum_to_size(*x.shape[:-2], 3, 1))
+    for name in ("tril", "triu"):
+        yield from spelled(name, THREE, 1)
+        yield one(name, "in place", TWO, lambda x, n=name: getattr(x.clone(), f"{n}_")())
+    for index in (_numbers(3, 0, 3).expand(BATCH, 3, 3), _numbers(*range(12)).reshape(2, 3, 2) % 4):
+        yield from spelled("gather", TWO, -1, index, single=(-1, index[0]))
+        yield from spelled("take_along_dim", TWO, index, -1, single=(index[0], -1))
 
 
 def products() -> Iterator[LinearCase]:

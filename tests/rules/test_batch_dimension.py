@@ -38,11 +38,6 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "reshape to one row": lambda x: x.reshape(1, -1),
     "view as a vector": lambda x: x.view(-1),
     "reshape that pairs elements": lambda x: x.view(N, N, N).reshape(N * N, N).view(N * N, N),
-    "transpose": lambda x: x.transpose(0, 1),
-    "swapaxes": lambda x: x.swapaxes(0, 1),
-    "mT reaching the batch": lambda x: x[:, 0].mT,
-    "permute": lambda x: x.permute(1, 0, 2),
-    "movedim": lambda x: x.movedim(0, -1),
     "first element": lambda x: x[0],
     "slice of the batch": lambda x: x[:1],
     "batch in another order": lambda x: x[[1, 0, 2]],
@@ -56,11 +51,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "roll over the batch": lambda x: x.roll(1, 0),
     "roll of everything": lambda x: x.roll(1),
     "flip": lambda x: x.flip(0),
-    "unsqueeze before the batch": lambda x: x.unsqueeze(0),
-    "new axis before the batch": lambda x: x[None],
-    "expand before the batch": lambda x: x.expand(N, N, N, N),
     "repeat of the batch": lambda x: x.repeat(2, 1, 1),
-    "repeat before the batch": lambda x: x.repeat(N, 1, 1, 1),
     "tile": lambda x: x.tile(2, 1, 1),
     "repeat_interleave": lambda x: x.repeat_interleave(2, 0),
     "chunk": lambda x: x.chunk(2),
@@ -70,8 +61,6 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "iteration": lambda x: list(x),
     "unpacking": lambda x: (*x,),
     "squeeze of a batch of one": lambda x: x.squeeze(),
-    "constant that adds a dimension": lambda x: x + numbers(N, N, N, N),
-    "constant that multiplies a dimension": lambda x: numbers(N, N, N, N) * x,
     "matrix from the left": lambda x: numbers(N, N) @ x[:, 0],
     "vector from the left": lambda x: numbers(N) @ x[:, 0],
     "mm from the left": lambda x: torch.mm(numbers(N, N), x[:, 0]),
@@ -86,6 +75,19 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "convolution of images without channels": nn.Conv2d(N, N, 3, padding=1).double(),
     "transposed convolution": nn.ConvTranspose2d(N, N, 3, padding=1).double(),
 }
+MOVING: dict[str, Callable[[Any], Any]] = {
+    "transpose": lambda x: x.transpose(0, 1),
+    "swapaxes": lambda x: x.swapaxes(0, 1),
+    "mT reaching the batch": lambda x: x[:, 0].mT,
+    "permute": lambda x: x.permute(1, 0, 2),
+    "movedim": lambda x: x.movedim(0, -1),
+    "unsqueeze before the batch": lambda x: x.unsqueeze(0),
+    "new axis before the batch": lambda x: x[None],
+    "expand before the batch": lambda x: x.expand(N, N, N, N),
+    "repeat before the batch": lambda x: x.repeat(N, 1, 1, 1),
+    "constant that adds a dimension": lambda x: x + numbers(N, N, N, N),
+    "constant that multiplies a dimension": lambda x: numbers(N, N, N, N) * x,
+}
 EVENTS = {"convolution with the batch as channels": (5,)}
 
 
@@ -96,6 +98,29 @@ def test_what_touches_the_batch_raises(name: str) -> None:
     MIXING[name](x.mean)  # torch has no objection
     with pytest.raises(cp.BatchDimensionError, match="batch"):
         cp.propagate(MIXING[name], x)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_a_batch_that_is_only_moved_comes_first_in_the_result(name: str) -> None:
+    x, function = gaussian((N,), (N, N)), MOVING[name]
+    slopes = torch.autograd.functional.jacobian(function, x.mean)
+    places = [
+        at
+        for at in range(slopes.dim() - 3)
+        if all(
+            not bool(slopes.movedim(at, 0)[i].movedim(-3, 0)[j].any())
+            for i in range(N)
+            for j in range(N)
+            if i != j
+        )
+    ]
+    assert len(places) == 1
+    y = cp.propagate(function, x)
+    assert_close(y.mean, function(x.mean).movedim(places[0], 0), rtol=1e-14)
+    for b in range(N):
+        slope = slopes.movedim(places[0], 0)[b].movedim(-3, 0)[b].reshape(-1, N * N)
+        expected = slope @ x[b].covariance_matrix @ slope.mT
+        assert_close(y[b].covariance_matrix, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in MIXING if name not in EVENTS])

@@ -34,6 +34,21 @@ SMOOTH: dict[str, Callable[[Any], Any]] = {
     "std": lambda x: torch.std(x, dim=-1, correction=0, keepdim=True),
     "norm": lambda x: torch.norm(x, dim=-1),
     "norm method": lambda x: x.norm(p=2, dim=(-2, -1)),
+    "linalg.norm": lambda x: torch.linalg.norm(x, dim=-1),
+    "linalg.norm of order": lambda x: torch.linalg.norm(x, 3, -1, keepdim=True),
+    "linalg.norm of matrices": lambda x: torch.linalg.norm(x, "fro", (-2, -1)),
+    "linalg.vector_norm": lambda x: torch.linalg.vector_norm(x, ord=4, dim=(-2, -1)),
+    "linalg.matrix_norm": torch.linalg.matrix_norm,
+    "cosine_similarity": lambda x: F.cosine_similarity(x, SCALE, dim=-1),
+    "cosine_similarity left": lambda x: torch.cosine_similarity(SCALE, x, -1, 1e-6),
+    "cosine_similarity of rows": lambda x: F.cosine_similarity(
+        x[..., 0, :], x[..., 1, :] * SCALE, dim=-1
+    ),
+    "cosine_similarity of all pairs": lambda x: F.cosine_similarity(
+        x[..., :, None, :], x[..., None, :, :].flip(-1), dim=-1
+    ),
+    "var_mean": lambda x: torch.var_mean(x, -1)[0],
+    "std_mean": lambda x: torch.std_mean(x, (-2, -1), correction=0, keepdim=True)[0],
 }
 """Functions of (2, 4), with or without leading dimensions."""
 WITH_BATCH: dict[str, Callable[[Any], Any]] = {
@@ -146,6 +161,49 @@ MIXES: dict[str, Callable[[Any], Any]] = {
 def test_a_function_across_the_batch_is_refused(name: str) -> None:
     with pytest.raises(cp.BatchDimensionError):
         cp.propagate(MIXES[name], gaussian(2, 4, batch=(3,)))
+
+
+@pytest.mark.parametrize("function", [torch.var_mean, torch.std_mean])
+@pytest.mark.parametrize("options", [{}, {"dim": -1}, {"dim": 1, "keepdim": True}])
+def test_a_mean_beside_a_spread_is_the_mean(function: Any, options: Any) -> None:
+    x = gaussian(2, 4)
+    spread, mean = cp.propagate(lambda x: function(x, **options), x)
+    alone = torch.var if function is torch.var_mean else torch.std
+    expected = cp.propagate(lambda x: alone(x, **options), x)
+    assert_close(spread.mean, expected.mean, rtol=0.0)
+    assert_close(spread.covariance_matrix, expected.covariance_matrix, rtol=0.0)
+    slope = jacobian(lambda m: m.mean(**options or {"dim": (0, 1)}), x.mean)
+    slope = slope.reshape(mean.mean.numel(), 8)
+    assert_close(mean.mean.reshape(-1), slope @ x.mean.reshape(-1), atol=1e-14)
+    assert_close(mean.covariance_matrix, slope @ x.covariance_matrix @ slope.mT, atol=1e-14)
+
+
+ROUGH: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: torch.norm(x, 1, -1),
+    "largest": lambda x: x.norm(p=float("inf")),
+    "smallest": lambda x: torch.linalg.vector_norm(x, -float("inf")),
+    "count": lambda x: torch.linalg.vector_norm(x, ord=0),
+    "nuclear": lambda x: torch.linalg.matrix_norm(x, "nuc"),
+    "spectral": lambda x: torch.linalg.matrix_norm(x, ord=2),
+    "spectral by dimensions": lambda x: torch.linalg.norm(x, 2, (-2, -1)),
+    "spectral of a matrix": lambda x: torch.linalg.norm(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", ROUGH)
+def test_norms_that_are_not_smooth_are_refused(name: str) -> None:
+    with pytest.raises(cp.UnsupportedOperation, match="not smooth"):
+        cp.propagate(ROUGH[name], gaussian(2, 4))
+
+
+@pytest.mark.parametrize(
+    "function", [torch.std, torch.std_mean, torch.norm, torch.linalg.norm, torch.linalg.vector_norm]
+)
+def test_a_root_is_refused_where_it_is_zero(function: Callable[[Any], Any]) -> None:
+    zero = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(cp.UnsupportedOperation, match="zero at the mean"):
+        cp.propagate(function, cp.Gaussian.isotropic(zero, 0.1))
+    cp.propagate(function, cp.Gaussian.isotropic(zero, 0.0))
 
 
 def test_certain_input_gives_the_function_itself() -> None:

@@ -53,7 +53,8 @@ def test_a_pair_has_clarks_moments(name: str) -> None:
         lambda x: torch.maximum(x[0], x[1]), lambda x: x[1].fmax(x[0]), lambda x: x.amax(),
         torch.max, lambda x: torch.max(x, dim=0).values, lambda x: x.max(0)[0],
         lambda x: torch.max(x[0], x[1]), lambda x: -torch.minimum(-x[0], -x[1]),
-        lambda x: -(-x).amin(), lambda x: F.max_pool1d(x[None], 2)[0, 0],
+        lambda x: -(-x).amin(), lambda x: -torch.min(-x), lambda x: -(-x).min(0).values,
+        lambda x: -torch.min(-x[0], -x[1]), lambda x: F.max_pool1d(x[None], 2)[0, 0],
     )  # fmt: skip
     for call in calls:
         y = cp.propagate(call, x)
@@ -118,6 +119,11 @@ POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "adaptive 1d": (nn.AdaptiveMaxPool1d(2), (1, 2, 6)),
     "adaptive 2d": (nn.AdaptiveMaxPool2d((2, 1)), (1, 1, 4, 3)),
     "adaptive 2d kept": (nn.AdaptiveMaxPool2d((None, 2)), (1, 1, 3, 4)),
+    "adaptive 1d uneven": (nn.AdaptiveMaxPool1d(3), (1, 2, 7)),
+    "adaptive 1d wider": (nn.AdaptiveMaxPool1d(5), (2, 3)),
+    "adaptive 2d uneven": (nn.AdaptiveMaxPool2d((2, 3)), (1, 1, 5, 4)),
+    "adaptive 2d uneven in one": (nn.AdaptiveMaxPool2d((None, 3)), (1, 1, 2, 5)),
+    "adaptive 3d uneven": (nn.AdaptiveMaxPool3d(2), (1, 1, 2, 3, 3)),
     "adaptive 3d": (nn.AdaptiveMaxPool3d(1), (1, 1, 2, 2, 2)),
 }
 
@@ -162,6 +168,11 @@ REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "max": lambda x: x.max(),
     "max dim": lambda x: torch.max(x, 2, True).values,
     "max keyword": lambda x: x.max(dim=1, keepdim=True)[0],
+    "min": torch.min,
+    "min dim": lambda x: x.min(2, True).values,
+    "min keyword": lambda x: torch.min(x, dim=1, keepdim=True)[0],
+    "min of two": lambda x: torch.min(x[0], x[1]),
+    "min of two, keyword": lambda x: x[0].min(other=x[1]),
 }
 
 
@@ -198,7 +209,10 @@ def test_a_batch_of_poolings_is_each_of_them() -> None:
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-11)
 
 
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2, 1), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, 1)])
+@pytest.mark.parametrize(
+    "pool",
+    [nn.MaxPool2d(2, 1), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, 1), nn.AdaptiveMaxPool2d(3)],
+)
 def test_overlapping_windows_have_a_positive_semi_definite_covariance(pool: nn.Module) -> None:
     for seed in range(5):
         matrix = cp.propagate(pool, gaussian(1, 4, 4, seed=seed)).covariance_matrix
@@ -206,14 +220,18 @@ def test_overlapping_windows_have_a_positive_semi_definite_covariance(pool: nn.M
         assert float(eigenvalues.min()) >= -1e-12 * float(eigenvalues.max())
 
 
-def test_indices_and_uneven_windows_are_refused() -> None:
+def test_there_are_no_indices() -> None:
     image = gaussian(1, 1, 4, 5)
-    for pool in (nn.MaxPool2d(2, return_indices=True), nn.AdaptiveMaxPool2d(1, True)):
+    for pool in (
+        nn.AdaptiveMaxPool2d(1, True),
+        nn.AdaptiveMaxPool2d(3, True),
+    ):
         with pytest.raises(cp.UnsupportedOperation, match="indices"):
             cp.propagate(pool, image)
-    with pytest.raises(cp.UnsupportedOperation, match="multiple"):
-        cp.propagate(nn.AdaptiveMaxPool2d(2), image)
     assert cp.propagate(lambda x: x.max(-1), image).indices is None
+    values, indices = cp.propagate(nn.MaxPool2d(2, return_indices=True), image)
+    assert indices is None
+    assert_close(values.mean, cp.propagate(nn.MaxPool2d(2), image).mean, rtol=0)
 
 
 def test_a_maximum_over_the_batch_is_refused() -> None:

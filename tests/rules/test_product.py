@@ -158,3 +158,246 @@ def test_products_and_quotients_agree_with_sampling_at_small_noise(function, sha
     spread = samples.std(0)
     assert float((result.stddev / spread - 1).abs().max()) < 5 / (2 * 100_000) ** 0.5 + 5e-3
     assert float(((result.mean - samples.mean(0)) / spread).abs().max()) < 5 / 100_000**0.5 + 2e-3
+
+
+# Sums of products of two tensors: einsum and matmul.
+
+
+def isserlis(
+    function: Callable[[Tensor, Tensor], Tensor],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    mean: Tensor,
+    covariance: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a bilinear function of jointly Gaussian u and v, term by term.
+
+    mean and covariance are of u and v one after the other. Which products each output sums is
+    found by trying torch's function on every pair of unit tensors.
+    """
+    m, s = mean.tolist(), covariance.tolist()
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    units = [torch.eye(n, dtype=torch.float64) for n in sizes]
+    terms: dict[int, list[tuple[float, int, int]]] = {}
+    for i, j in every(range(sizes[0]), range(sizes[1])):
+        values = function(units[0][i].reshape(shapes[0]), units[1][j].reshape(shapes[1]))
+        for out, value in enumerate(values.flatten().tolist()):
+            terms.setdefault(out, [])
+            if value:
+                terms[out].append((value, i, sizes[0] + j))
+
+    def of_pairs(a: int, b: int, c: int, d: int) -> float:
+        """Cov(z_a z_b, z_c z_d)."""
+        centred = s[a][c] * s[b][d] + s[a][d] * s[b][c]
+        first = m[a] * m[c] * s[b][d] + m[a] * m[d] * s[b][c]
+        return centred + first + m[b] * m[c] * s[a][d] + m[b] * m[d] * s[a][c]
+
+    means = [sum(w * (m[a] * m[b] + s[a][b]) for w, a, b in terms[out]) for out in sorted(terms)]
+    rows = [
+        [sum(w * v * of_pairs(a, b, c, d) for w, a, b in terms[p] for v, c, d in terms[q])
+         for q in sorted(terms)]
+        for p in sorted(terms)
+    ]  # fmt: skip
+    return torch.tensor(means, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64)
+
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+SUMS: dict[str, tuple[Callable[[Any, Any], Any], Shapes]] = {
+    "matrices": (lambda u, v: torch.einsum("ij,jk->ik", u, v), ((2, 3), (3, 2))),
+    "transposed result": (lambda u, v: torch.einsum("ij,jk->ki", u, v), ((2, 3), (3, 1))),
+    "outer": (lambda u, v: torch.einsum("i,j->ij", u, v), ((3,), (2,))),
+    "dot": (lambda u, v: torch.einsum("i,i->", u, v), ((4,), (4,))),
+    "element-wise": (lambda u, v: torch.einsum("ij,ij->ij", u, v), ((2, 2), (2, 2))),
+    "sum of all": (lambda u, v: torch.einsum("ij,kl->", u, v), ((2, 2), (1, 2))),
+    "sum of one factor": (lambda u, v: torch.einsum("ij,k->ik", u, v), ((2, 2), (2,))),
+    "spaces": (lambda u, v: torch.einsum(" i j , j -> i ", u, v), ((2, 3), (3,))),
+    "implicit": (lambda u, v: torch.einsum("ij,jk", u, v), ((2, 2), (2, 2))),
+    "implicit, by the alphabet": (lambda u, v: torch.einsum("zj,ja", u, v), ((2, 2), (2, 3))),
+    "implicit, capitals first": (lambda u, v: torch.einsum("aj,jB", u, v), ((2, 2), (2, 3))),
+    "implicit, nothing left": (lambda u, v: torch.einsum("ij,ji", u, v), ((2, 2), (2, 2))),
+    "ellipsis": (lambda u, v: torch.einsum("...ij,...jk->...ik", u, v), ((2, 1, 2), (2, 2, 1))),
+    "ellipsis of nothing": (lambda u, v: torch.einsum("...j,j...->...", u, v), ((3,), (3,))),
+    "ellipsis of one": (lambda u, v: torch.einsum("...i,i->...", u, v), ((2, 2), (2,))),
+    "ellipses that differ": (
+        lambda u, v: torch.einsum("...i,...i->...i", u, v), ((2, 2, 2), (2, 2)),
+    ),
+    "ellipsis, implicit": (lambda u, v: torch.einsum("b...,b", u, v), ((2, 2), (2,))),
+    "ellipsis in the middle": (
+        lambda u, v: torch.einsum("i...j,jk->k...i", u, v), ((2, 1, 2), (2, 2)),
+    ),
+    "ellipsis summed away": (lambda u, v: torch.einsum("i...,i...->i...", u, v), ((2, 2), (2, 2))),
+    "diagonal": (lambda u, v: torch.einsum("ii,i->i", u, v), ((2, 2), (2,))),
+    "diagonals": (lambda u, v: torch.einsum("ii,ij->j", u, v), ((3, 3), (3, 2))),
+    "traces": (lambda u, v: torch.einsum("ii,jj->", u, v), ((2, 2), (2, 2))),
+    "dimensions of one": (lambda u, v: torch.einsum("ij,ij->ij", u, v), ((1, 3), (2, 1))),
+    "in a list": (lambda u, v: torch.einsum("ij,j->i", [u, v]), ((2, 2), (2,))),
+    "matmul": (torch.matmul, ((2, 3), (3, 2))),
+    "operator": (lambda u, v: u @ v, ((2, 2), (2, 3))),
+    "mm": (torch.mm, ((2, 2), (2, 2))),
+    "mv": (lambda u, v: u.mv(v), ((2, 3), (3,))),
+    "bmm": (torch.bmm, ((2, 1, 2), (2, 2, 2))),
+    "vectors": (torch.matmul, ((4,), (4,))),
+    "vector and matrix": (torch.matmul, ((2,), (2, 3))),
+    "matrix and vector": (torch.matmul, ((3, 2), (2,))),
+    "vector and many": (torch.matmul, ((2,), (2, 2, 2))),
+    "many and vector": (torch.matmul, ((2, 2, 2), (2,))),
+    "many and matrix": (torch.matmul, ((2, 1, 2), (2, 2))),
+    "matrix and many": (torch.matmul, ((1, 2), (2, 2, 2))),
+    "broadcast both ways": (torch.matmul, ((2, 1, 1, 2), (2, 2, 1))),
+    "a column": (torch.matmul, ((2, 1), (1, 2))),
+}  # fmt: skip
+
+
+def joint(x: cp.Gaussian, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments of two linear maps of x, one after the other."""
+    both = torch.cat([first, second])
+    return both @ x.mean, both @ x.covariance_matrix @ both.mT
+
+
+def assert_moments(y: cp.Gaussian, expected: tuple[Tensor, Tensor], shape: torch.Size) -> None:
+    mean, covariance = expected
+    scale = max(1.0, float(covariance.abs().max()))
+    assert_close(y.mean, mean.reshape(shape), atol=1e-12 * scale)
+    assert_close(y.covariance_matrix, covariance, atol=1e-12 * scale)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_products_of_dependent_tensors_have_exact_moments(name: str) -> None:
+    """u and v are parts of one vector, all of whose elements depend on each other."""
+    function, shapes = SUMS[name]
+    n, m = (torch.Size(shape).numel() for shape in shapes)
+    x, unit = gaussian(n + m), torch.eye(n + m, dtype=torch.float64)
+
+    def forward(x: Any) -> Any:
+        return function(x[:n].reshape(shapes[0]), x[n:].reshape(shapes[1]))
+
+    expected = isserlis(function, shapes, *joint(x, unit[:n], unit[n:]))
+    assert_moments(cp.propagate(forward, x), expected, forward(x.mean).shape)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_products_of_independent_tensors_have_exact_moments(name: str) -> None:
+    function, shapes = SUMS[name]
+    u, v = gaussian(*shapes[0]), gaussian(*shapes[1], seed=3)
+    mean = torch.cat([u.mean.flatten(), v.mean.flatten()])
+    covariance = torch.block_diag(u.covariance_matrix, v.covariance_matrix)
+    expected = isserlis(function, shapes, mean, covariance)
+    assert_moments(cp.propagate(function, u, v), expected, function(u.mean, v.mean).shape)
+
+
+TWICE = {name: case for name, case in SUMS.items() if case[1][0] == case[1][1]}
+
+
+@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize("second", ["itself", "shifted", "map"])
+def test_sums_of_products_of_a_tensor_with_itself_have_exact_moments(
+    name: str, second: str
+) -> None:
+    """One random vector in both places: as it is, around another mean, or through a map."""
+    function, shapes = TWICE[name]
+    n = torch.Size(shapes[0]).numel()
+    x, unit, map = gaussian(n), torch.eye(n, dtype=torch.float64), weight(n, n)
+
+    def forward(x: Any) -> Any:
+        other = {"itself": lambda: x, "shifted": lambda: x + 2, "map": lambda: F.linear(x, map)}
+        return function(x.reshape(shapes[0]), other[second]().reshape(shapes[1]))
+
+    mean, covariance = joint(x, unit, map if second == "map" else unit)
+    mean[n:] += 2.0 if second == "shifted" else 0.0
+    expected = isserlis(function, shapes, mean, covariance)
+    assert_moments(cp.propagate(forward, x), expected, forward(x.mean).shape)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.einsum("bij,bjk->bik", x, w),
+        lambda x, w: torch.einsum("bij,bjk->bki", x, w),
+        lambda x, w: torch.einsum("...ij,...jk->...ik", x, w),
+        lambda x, w: torch.einsum("b...,b...->b...", x, w),
+        lambda x, w: torch.einsum("bij,bkl->b", x, w),
+        lambda x, w: torch.einsum("bii,bij->bj", x, w),
+        lambda x, w: x @ w,
+        lambda x, w: x[:, 0, None] @ w,
+        lambda x, w: torch.bmm(x, x.mT) @ w,
+        lambda x, w: x[:, None] @ w[:, :, :, None],
+        lambda x, w: x @ x + w,
+    ],
+)
+def test_a_batch_of_sums_of_products_is_each_of_them(function: Callable[..., Any]) -> None:
+    x, w = gaussian(2, 2, batch=(2,)), gaussian(2, 2, batch=(2,), seed=1)
+    y = cp.propagate(function, x, w)
+    assert y.mean.shape == function(x.mean, w.mean).shape
+    for i in range(2):
+        one = cp.propagate(lambda u, v: function(u[None], v[None])[0], x[i], w[i])
+        assert_close(y.mean[i], one.mean, atol=1e-13)
+        assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.einsum("bij,bij->ij", x, x),
+        lambda x: torch.einsum("bij,bjk", x, x),
+        lambda x: torch.einsum("bij,bjk->kbi", x, x).sum(1),
+        lambda x: torch.einsum("bij,cij->bc", x, x),
+        lambda x: torch.einsum("bij,cjk->bik", x, x),
+        lambda x: torch.einsum("bij,jbk->bik", x, x),
+        lambda x: x[:, 0] @ x[:, 0].mT,
+        lambda x: x[:, 0] @ x,
+        lambda x: x[:, 0] @ x[:, 0],
+        lambda x: x @ x[:, 0],
+        lambda x: torch.mm(x[:, 0], x[:, 1]),
+        lambda x: x * x[:, 0],
+        lambda x: x[:, 0] * torch.relu(x),
+        lambda x: torch.relu(x).mul_(x[:, 0]),
+        lambda x: x + x[:, 0],
+        lambda x: x / (x[:, 0] + 99),
+        lambda x: torch.maximum(x, x[:, 0]),
+        lambda x: F.linear(x, weight(3, 3)) - x.sum(1),
+    ],
+)
+def test_a_sum_of_products_that_would_mix_the_batch_is_refused(
+    function: Callable[..., Any],
+) -> None:
+    x = gaussian(3, 3, batch=(3,))
+    function(x.mean)  # torch has no objection
+    with pytest.raises(cp.BatchDimensionError):
+        cp.propagate(function, x)
+
+
+def test_einsum_of_two_tensors_has_no_room_for_a_third() -> None:
+    for third in (None, W[0]):
+        with pytest.raises(cp.UnsupportedOperation, match="multiply step by step"):
+            cp.propagate(
+                lambda x, t=third: torch.einsum("i,i,i->i", x, x, x if t is None else t),
+                gaussian(4),
+            )
+
+
+def test_a_matrix_product_knows_what_it_came_of() -> None:
+    """Cov(u v, x) is of first order alone: Stein's m_u V + m_v U."""
+    x, eye = gaussian(8), torch.eye(8, dtype=torch.float64)
+
+    def forward(x: Any) -> Any:
+        return torch.cat([(x[:4].reshape(2, 2) @ x[4:].reshape(2, 2)).flatten(), x])
+
+    y = cp.propagate(forward, x)
+    means, matrix = x.mean.tolist(), x.covariance_matrix
+    for p, (a, b) in enumerate(every(range(2), range(2))):
+        expected = torch.zeros(8, dtype=torch.float64)
+        for k in range(2):
+            u, v = 2 * a + k, 4 + 2 * k + b
+            expected += means[u] * matrix[v] + means[v] * matrix[u]
+        assert_close(y.covariance_matrix[p, 4:], expected @ eye, atol=1e-13)
+    assert_close(y.covariance_matrix[4:, 4:], matrix, atol=1e-14)
+
+
+def test_gradients_of_a_product_of_matrices_are_right() -> None:
+    matrix = gaussian(4).covariance_matrix / 4
+
+    def moments(mean: Tensor) -> tuple[Tensor, Tensor]:
+        x = cp.Gaussian(mean, matrix)
+        y = cp.propagate(lambda x: torch.einsum("ij,kj->ik", x, x + 1), x)
+        return y.mean, y.covariance_matrix
+
+    assert torch.autograd.gradcheck(moments, (weight(2, 2).requires_grad_(),))

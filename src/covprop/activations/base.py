@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from torch import Tensor
@@ -11,13 +12,28 @@ Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Activated:
-    """An activation of a Gaussian vector with these moments, (*batch, n) in float64."""
+    """An activation of a Gaussian vector with these moments, (*batch, n) in float64.
+
+    What has been computed of it is kept, as it may meet many others.
+    """
 
     activation: "Activation"
     mean: Tensor
     variance: Tensor
+    _coefficients: Tensor | None = field(default=None, init=False)
+
+    @cached_property
+    def elements(self) -> Elements:
+        """The numbers of each element that `pair` needs."""
+        return self.activation.elements(self.mean, self.variance)
+
+    def coefficients(self, order: int) -> Tensor:
+        """Hermite coefficients over the standard deviation, up to this order."""
+        if self._coefficients is None or len(self._coefficients) < order:
+            self._coefficients = self.activation.coefficients(self.mean, self.variance, order)
+        return self._coefficients[:order]
 
 
 class Activation(ABC):

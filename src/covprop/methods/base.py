@@ -17,6 +17,8 @@ class LayerwiseMethod(ABC):
 
     activations: Replacements
     """Activations to use in place of the declared ones, by torch function."""
+    independent_maxima: bool
+    """Whether maxima take their arguments as independent, whatever is known of them."""
 
     @abstractmethod
     def activate(

@@ -20,10 +20,13 @@ class Exact(LayerwiseMethod):
     """Exact mean, variance and covariance of each nonlinearity, given that its input is Gaussian.
 
     activations: what to use in place of declared activations, by torch function: an
-    `Activation`, or a factory that takes the function's options.
+    `Activation`, or a factory that takes the function's options;
+    independent_maxima: take the arguments of a maximum as independent, as Gast & Roth (2018) do,
+    and leave their correlation unused; for comparison (docs/operations.md has the errors).
     """
 
     activations: Replacements = field(default_factory=dict, hash=False)
+    independent_maxima: bool = False
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
@@ -41,7 +44,6 @@ class Exact(LayerwiseMethod):
         first, second = left.activation, right.activation
         if type(first) is not type(second) or first.key != second.key:
             return series_cross(left, right, covariance, CROSS_ORDER)
-        rows = [t.to(covariance)[..., :, None] for t in first.elements(left.mean, left.variance)]
-        columns = second.elements(right.mean, right.variance)
-        columns = tuple(t.to(covariance)[..., None, :] for t in columns)
-        return first.pair(tuple(rows), columns, covariance)
+        rows = tuple(t.to(covariance)[..., :, None] for t in left.elements)
+        columns = tuple(t.to(covariance)[..., None, :] for t in right.elements)
+        return first.pair(rows, columns, covariance)

@@ -31,13 +31,16 @@ class Series(LayerwiseMethod):
     relative to the product of the two standard deviations;
     exact_variance: put the exact variance on the diagonal (published was the truncated one);
     activations: what to use in place of declared activations, by torch function: an
-    `Activation`, or a factory that takes the function's options.
+    `Activation`, or a factory that takes the function's options;
+    independent_maxima: take the arguments of a maximum as independent, as Gast & Roth (2018) do,
+    and leave their correlation unused; for comparison (docs/operations.md has the errors).
     """
 
     order: int | None = None
     tolerance: float | None = None
     exact_variance: bool = True
     activations: Replacements = field(default_factory=dict, hash=False)
+    independent_maxima: bool = False
 
     def __post_init__(self) -> None:
         """Settle on an order or a tolerance."""
@@ -84,8 +87,8 @@ def series_cross(left: Activated, right: Activated, covariance: Tensor, order: i
     """Cov(g(y_i), h(w_j)) = c_ij sum_k rho^(k-1) (a_k / sigma)_i (b_k / sigma)_j."""
 
     def elements(side: Activated) -> Elements:
-        coefficients = side.activation.coefficients(side.mean, side.variance, order)
-        return standard_deviation(side.variance).to(covariance), coefficients.to(covariance)
+        coefficients = side.coefficients(order).to(covariance)
+        return standard_deviation(side.variance).to(covariance), coefficients
 
     rows = tuple(t[..., :, None] for t in elements(left))
     columns = tuple(t[..., None, :] for t in elements(right))

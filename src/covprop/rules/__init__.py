@@ -2,7 +2,9 @@
 
 from covprop.rules import (
     affine,
+    aten,
     attention,
+    composed,
     delta,
     elementwise,
     facts,
@@ -17,7 +19,9 @@ from covprop.rules import (
 
 __all__ = [
     "affine",
+    "aten",
     "attention",
+    "composed",
     "delta",
     "elementwise",
     "facts",

@@ -13,18 +13,20 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.dispatch import in_place, rule
+from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,
+    batch_error,
     check_batch_is_separate,
     check_batch_shape,
     gaussians,
     of_tensor,
     the_gaussian,
+    without_constants,
 )
-from covprop.rules.product import matrix_product, product
+from covprop.rules.product import bilinear, labels_of, matrix_product, product
 from covprop.tensor import GaussianTensor, dispatch
 
 Strip: TypeAlias = Callable[
@@ -106,7 +108,7 @@ def _linear(*names: str, strip: Strip | None = None, leading: bool = False) -> N
     """One line: every spelling of a torch function that is linear once stripped."""
     functions = spellings(*names)
 
-    @rule(*functions, kind="linear", treatment=EXACT, name=names[0])
+    @rule(*functions, kind="linear", treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return affine(function, *args, strip=strip, leading=leading, **kwargs)
 
@@ -129,25 +131,43 @@ _linear("unfold")
 _linear("fold")
 _linear("sum")
 _linear("mean")
+_linear("cumsum")
+_linear("diff", strip=lambda *arguments: without_constants(arguments))
+_linear("sum_to_size")
+_linear("gather")
+_linear("take_along_dim")
 
 
 @rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind="products", treatment=PRODUCT,
-      name="matmul")  # fmt: skip
+      name="matmul", batch=Batch.ANYWHERE)  # fmt: skip
 def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
-    if len(tensors := gaussians(args, kwargs)) > 1:
-        return matrix_product(*tensors)
-    return affine(function, *args, **kwargs)
+    if len(tensors := gaussians(args, kwargs)) <= 1:
+        return affine(function, *args, **kwargs)
+    if hasattr(function, "__wrapped__"):  # the batch is not the first dimension
+        raise batch_error(function, tensors[0])
+    return matrix_product(*tensors)
 
 
-_linear("einsum")
+@rule(torch.einsum, kind="products", treatment=PRODUCT, name="einsum")
+def einsum(function: Callable[..., Any], equation: str, *operands: Any) -> Any:
+    """A sum of products: with constants, or of two tensors that both vary."""
+    if len(tensors := gaussians((equation, operands), {})) <= 1:
+        return affine(function, equation, *operands)
+    if not isinstance(equation, str) or len(operands) > len(tensors) or len(tensors) > 2:  # noqa: PLR2004
+        raise UnsupportedOperation(
+            "einsum has a rule for an equation of two tensors that depend on the input, without "
+            "constants beside them; multiply step by step"
+        )
+    labels = labels_of(equation, [tensor.dim() for tensor in tensors])
+    return bilinear(labels[0], labels[1], labels[2], *tensors)
 
 
 def _scaling(*names: str, strip: Strip | None = None) -> None:
     """One line: a function that multiplies each element by a constant, and its in-place form."""
     functions = spellings(*names)
 
-    @rule(*functions, kind="linear", treatment=EXACT, name=names[0])
+    @rule(*functions, kind="linear", treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return scaling(function, *args, strip=strip, **kwargs)
 
@@ -161,9 +181,13 @@ def _in_place_forms(*names: str) -> None:
 
 
 _scaling("neg", "negative")
+_scaling("tril")
+_scaling("triu")
+_in_place_forms("cumsum")
 
 
-@rule(*spellings("mul", "multiply"), kind="products", treatment=PRODUCT, name="mul")
+@rule(*spellings("mul", "multiply"), kind="products", treatment=PRODUCT, name="mul",
+      batch=Batch.ANYWHERE)  # fmt: skip
 def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A product: with a constant, or with another tensor."""
     if len(tensors := gaussians(args, kwargs)) > 1:
@@ -174,7 +198,8 @@ def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Gaussia
 _in_place_forms("mul", "multiply")
 
 
-@rule(*spellings("div", "divide", "true_divide"), kind="products", treatment=QUOTIENT, name="div")
+@rule(*spellings("div", "divide", "true_divide"), kind="products", treatment=QUOTIENT, name="div",
+      batch=Batch.ANYWHERE)  # fmt: skip
 def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Division by a constant, or by the reciprocal of a tensor that varies."""
     if kwargs.get("rounding_mode") is not None:
@@ -196,7 +221,7 @@ def divide_by(function: Callable[..., Any], by: GaussianTensor, top: Any) -> Any
 
 
 @rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind="linear", treatment=EXACT,
-      name="add, sub")  # fmt: skip
+      name="add, sub", batch=Batch.ANYWHERE)  # fmt: skip
 def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A sum: with a constant, which may only move the mean, or with another tensor."""
     if len(tensors := gaussians(args, kwargs)) > 1:

@@ -7,16 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.dispatch import rule
-from covprop.errors import UnsupportedOperation
+from covprop.dispatch import Batch, rule
 
-MASKED = -1e4
-"""A score whose weight is zero, but whose derivatives are finite."""
+FAR = 1e4
+"""How far below all others the score of what is left out is at least."""
+COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
 
 
-@rule(F.scaled_dot_product_attention, kind="attention",
-      treatment="approximate: products as if jointly Gaussian, softmax by the delta method",
-      name="scaled_dot_product_attention")  # fmt: skip
+@rule(F.scaled_dot_product_attention, kind="attention", treatment=COMPOSED,
+      name="scaled_dot_product_attention", batch=Batch.STEPWISE)  # fmt: skip
 def attention(
     function: Callable[..., Any],
     query: Any,
@@ -28,18 +27,111 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """softmax(Q K^T scale + mask) V."""
-    boolean = attn_mask is not None and not attn_mask.is_floating_point()
-    if dropout_p > 0 or enable_gqa or boolean or (is_causal and attn_mask is not None):
-        raise UnsupportedOperation(
-            "attention has a rule without dropout and grouped queries, and with one mask: a causal "
-            "one, or numbers to be added"
-        )
+    """softmax(Q K^T scale + mask) V; a boolean mask tells what takes part."""
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = ~attn_mask
+    masks = [attn_mask, _future(query, key) if is_causal else None]
     scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        shape = scores.shape[-2:]
-        future = torch.ones(shape, dtype=torch.bool, device=scores.device).triu(1)
-        attn_mask = torch.zeros(shape, dtype=scores.dtype, device=scores.device)
-        attn_mask = attn_mask.masked_fill(future, MASKED)
-    scores = scores if attn_mask is None else scores + attn_mask.clamp(min=MASKED)
-    return torch.softmax(scores, -1) @ value
+    return F.dropout(_weights(scores, masks), dropout_p) @ value
+
+
+def _future(query: Any, key: Any) -> Tensor:
+    shape = query.shape[-2], key.shape[-2]
+    return torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
+
+
+def _weights(scores: Any, masks: list[Tensor | None]) -> Any:
+    """softmax(scores + masks); a mask has numbers to be added, or tells what is left out."""
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return torch.softmax(scores, -1)
+    means = scores if isinstance(scores, Tensor) else scores.loc
+    # So low that its weight is zero, but not infinite, which would have no derivative.
+    low = -FAR - 2 * float(means.detach().abs().max())
+    total = torch.zeros((), dtype=scores.dtype, device=scores.device)
+    for mask in given:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, low)
+        total = total + mask.clamp(min=low)
+    weights = torch.softmax(scores + total, -1)
+    nothing = (total <= low / 2).all(-1, keepdim=True)
+    return weights * ~nothing if bool(nothing.any()) else weights
+
+
+@rule(F.multi_head_attention_forward, kind="attention", treatment=COMPOSED,
+      name="MultiheadAttention", batch=Batch.STEPWISE)  # fmt: skip
+def multi_head_attention(
+    function: Callable[..., Any],
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Any = None,
+    static_v: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Any, Any]:
+    """Projections, attention within each head, projection: of (length, batch, features)."""
+    weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+    if not use_separate_proj_weight and in_proj_weight is not None:
+        weights = in_proj_weight.chunk(3)
+    biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    query, key, value = (
+        F.linear(x, weight, bias)
+        for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+    )
+    key, value = key if static_k is None else static_k, value if static_v is None else static_v
+    masks = [attn_mask, None if key_padding_mask is None else key_padding_mask[..., None, None, :]]
+    if key_padding_mask is not None and query.dim() == 2:  # noqa: PLR2004 (no batch)
+        masks[1] = key_padding_mask
+    if attn_mask is not None and attn_mask.dim() == 3 and query.dim() == 3:  # noqa: PLR2004
+        masks[0] = attn_mask.unflatten(0, (-1, num_heads))
+    if is_causal and attn_mask is None:
+        masks.append(_future(query.movedim(0, -2), key.movedim(0, -2)))
+    extra: list[tuple[Tensor | float, Tensor | float]] = []
+    if bias_k is not None and bias_v is not None:
+        extra.append((bias_k, bias_v))
+    if add_zero_attn:
+        extra.append((0.0, 0.0))
+    for key_row, value_row in extra:
+        key, value = _longer(key, key_row), _longer(value, value_row)
+        masks = [None if mask is None else F.pad(mask, (0, 1)) for mask in masks]
+    query, key, value = (_heads(x, num_heads) for x in (query, key, value))
+    scores = (query @ key.mT) * query.shape[-1] ** -0.5
+    shares = F.dropout(_weights(scores, masks), dropout_p, training)
+    together = (shares @ value).movedim(-2, 0).flatten(-2)
+    output = F.linear(together, out_proj_weight, out_proj_bias)
+    if not need_weights:
+        return output, None
+    return output, shares.mean(-3) if average_attn_weights else shares
+
+
+def _heads(x: Any, count: int) -> Any:
+    """(length, *batch, features) -> (*batch, head, length, features of one head)."""
+    return x.unflatten(-1, (count, -1)).movedim(0, -2)
+
+
+def _longer(x: Any, row: Tensor | float) -> Any:
+    """One more row at the end: the same for every element of the batch."""
+    last = torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
+    return torch.cat([x, last + (row if isinstance(row, float) else row.reshape(-1))])

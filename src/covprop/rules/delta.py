@@ -6,6 +6,7 @@ measured errors.
 """
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,11 +19,15 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.dispatch import rule
-from covprop.errors import UnsupportedOperation
+from covprop.dispatch import Batch, rule
+from covprop.errors import UnsupportedOperation, name_of
+from covprop.rules.affine import affine
 from covprop.rules.operands import (
+    at_means,
+    batch_error,
     check_batch_is_separate,
     check_batch_shape,
+    gaussians,
     of_tensor,
     the_gaussian,
 )
@@ -30,6 +35,8 @@ from covprop.tensor import GaussianTensor
 
 AWAY_FROM_ZERO = 5.0
 """Standard deviations between a divisor and zero."""
+MATRIX = 2
+"""Dimensions of a matrix."""
 APPROXIMATE = "approximate: second-order mean, first-order covariance"
 
 
@@ -85,7 +92,8 @@ def _layer_norm(
     return result if bias is None else result + bias
 
 
-@rule(*spellings("layer_norm"), kind="several elements", treatment=APPROXIMATE, name="layer_norm")
+@rule(*spellings("layer_norm"), kind="several elements", treatment=APPROXIMATE, name="layer_norm",
+      batch=Batch.STEPWISE)  # fmt: skip
 def layer_norm(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -96,7 +104,10 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> GaussianTensor:
     """Over the last dimensions."""
-    return delta(_layer_norm, input, tuple(normalized_shape), weight, bias, eps)
+    if input.batch_at >= max(input.dim() - len(normalized_shape), 1):
+        raise batch_error(function, input)
+    result = delta(_layer_norm, input.laid(0), tuple(normalized_shape), weight, bias, eps)
+    return result.laid(input.batch_at)
 
 
 @rule(F.instance_norm, kind="several elements", treatment=APPROXIMATE, name="instance_norm")
@@ -127,8 +138,7 @@ def instance_norm(
 @rule(*spellings("reciprocal"), kind="several elements", treatment=APPROXIMATE, name="reciprocal")
 def reciprocal(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """1 / x for x that stays away from zero: elsewhere it has no moments."""
-    mean = input.loc.reshape(*input.batch_shape, input.event_shape.numel())
-    if bool((mean.square() < AWAY_FROM_ZERO**2 * input.covariance.diagonal()).any()):
+    if bool((_distance(input) < AWAY_FROM_ZERO).any()):
         raise UnsupportedOperation(
             "division by a Gaussian has no finite moments where it may be zero, and here its mean "
             f"is within {AWAY_FROM_ZERO:g} standard deviations of it; bound the divisor first"
@@ -136,8 +146,28 @@ def reciprocal(function: Callable[..., Any], input: GaussianTensor) -> GaussianT
     return delta(torch.reciprocal, input)
 
 
+@rule(*spellings("sqrt", "rsqrt", "log"), kind="several elements", treatment=APPROXIMATE,
+      name="sqrt, rsqrt, log")  # fmt: skip
+def of_positive(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
+    """Functions of positive numbers, for x that stays away from zero."""
+    if bool(((_distance(input) < AWAY_FROM_ZERO).reshape(input.shape) | (input.loc < 0)).any()):
+        raise UnsupportedOperation(
+            f"{name_of(function)} is defined for positive numbers, and here a mean is within "
+            f"{AWAY_FROM_ZERO:g} standard deviations of zero or below; bound its argument first"
+        )
+    return delta(function, input)
+
+
+def _distance(x: GaussianTensor) -> Tensor:
+    """Standard deviations between each mean and zero, (*batch, n)."""
+    mean = x.loc.detach().reshape(*x.batch_shape, x.event_shape.numel()).abs()
+    stddev = x.covariance.diagonal().detach().clamp(min=0).sqrt()
+    return torch.where(stddev > 0, mean / torch.where(stddev > 0, stddev, 1), math.inf)
+
+
 def _smooth(*names: str) -> None:
-    rule(*spellings(*names), kind="several elements", treatment=APPROXIMATE, name=names[0])(delta)
+    rule(*spellings(*names), kind="several elements", treatment=APPROXIMATE, name=names[0],
+         batch=Batch.ANYWHERE)(delta)  # fmt: skip
 
 
 _smooth("softmax")
@@ -147,5 +177,70 @@ _smooth("group_norm")
 _smooth("rms_norm")
 _smooth("normalize")
 _smooth("var")
-_smooth("std")
-_smooth("norm")
+
+
+@rule(*spellings("std"), kind="several elements", treatment=APPROXIMATE, name="std",
+      batch=Batch.ANYWHERE)  # fmt: skip
+def root(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """A function with a root, which has no slope where it is zero."""
+    x = the_gaussian(function, args, kwargs)
+    if bool((at_means(function, args, kwargs) == 0).any()) and bool(x.covariance.diagonal().any()):
+        raise UnsupportedOperation(
+            f"{name_of(function)} is zero at the mean, where it is not smooth: the delta method "
+            "does not hold there"
+        )
+    return delta(function, *args, **kwargs)
+
+
+@rule(*spellings("norm"), torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm,
+      kind="several elements", treatment=APPROXIMATE, name="norm, linalg.norm",
+      batch=Batch.ANYWHERE)  # fmt: skip
+def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """Euclidean and Frobenius norms, and the other smooth ones of vectors."""
+    x = the_gaussian(function, args, kwargs)
+    _, order, dim, *_ = *args, *(None,) * 3
+    order, dim = kwargs.get("p", kwargs.get("ord", order)), kwargs.get("dim", dim)
+    both = isinstance(dim, list | tuple) and len(dim) == MATRIX
+    matrix = function.__name__ == "linalg_norm" and (both or (dim is None and x.dim() == MATRIX))
+    of_vectors = function.__name__ != "linalg_matrix_norm" and not matrix
+    smooth = of_vectors and isinstance(order, int | float) and 1 < order < math.inf
+    if not smooth and order not in (None, "fro"):
+        raise UnsupportedOperation(
+            f"{name_of(function)} of order {order!r} is not smooth and has no rule; of order 1 it "
+            "is x.abs().sum(...), of order inf x.abs().amax(...)"
+        )
+    return root(function, *args, **kwargs)
+
+
+@rule(torch.var_mean, torch.std_mean, kind="several elements", treatment=APPROXIMATE,
+      name="var_mean, std_mean")  # fmt: skip
+def spread_and_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """The variance or standard deviation, and the mean, which is linear."""
+    variance = function is torch.var_mean
+
+    def mean(*args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = function(*args, **kwargs)[1]
+        return result
+
+    spread = delta(torch.var, *args, **kwargs) if variance else root(torch.std, *args, **kwargs)
+    return spread, affine(mean, *args, **kwargs)
+
+
+@rule(*spellings("cosine_similarity"), kind="several elements", treatment=APPROXIMATE,
+      name="cosine_similarity")  # fmt: skip
+def cosine_similarity(
+    function: Callable[..., Any], x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8
+) -> Any:
+    """Of a tensor and a constant, or of two tensors as one vector."""
+    pair = gaussians((x1, x2), {})
+    if len(pair) == 1:
+        return delta(function, x1, x2, dim, eps)
+    shapes, sizes = [x.shape for x in pair], [x.event_shape.numel() for x in pair]
+    flat = [x.reshape(*x.batch_shape, n) for x, n in zip(pair, sizes, strict=True)]
+
+    def of_both(vector: Tensor) -> Tensor:
+        halves = zip(vector.split(sizes, -1), shapes, strict=True)
+        result: Tensor = function(*(half.reshape(shape) for half, shape in halves), dim, eps)
+        return result
+
+    return delta(of_both, torch.cat(flat, -1))

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any, overload
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
-from covprop.dispatch import in_place, rule
+from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
 from covprop.tensor import GaussianTensor
 
@@ -25,17 +25,12 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
             "down, or convert model and Gaussian to float64"
         )
-    point, variance = flat.double(), x.covariance.diagonal().double()
-
-    @cache
-    def slope() -> Tensor:
-        return activation.coefficients(point, variance, 1)[0]
-
+    activated = Activated(activation, flat.double(), x.covariance.diagonal().double())
     return x.replace(
         mean.reshape(x.shape),
         covariance,
-        transfer=lambda cross: slope().to(cross)[..., None] * cross,
-        activated=Activated(activation, point, variance),
+        transfer=lambda cross: activated.coefficients(1)[0].to(cross)[..., None] * cross,
+        activated=activated,
     )
 
 
@@ -50,7 +45,7 @@ def register(
     """Register an activation's factory under all its spellings."""
     signature = inspect.signature(factory)
 
-    @rule(*functions, kind=kind, treatment=treatment, name=name)
+    @rule(*functions, kind=kind, treatment=treatment, name=name, batch=Batch.ANYWHERE)
     def body(
         function: Callable[..., Any], x: Any = None, *args: Any, **kwargs: Any
     ) -> GaussianTensor:
@@ -87,19 +82,19 @@ for _declaration in DECLARATIONS:
     )
 
 
-@rule(*spellings("prelu"), kind="element-wise",
-      treatment=INTEGRAL, name="prelu")  # fmt: skip
+@rule(*spellings("prelu"), kind="element-wise", treatment=INTEGRAL, name="prelu",
+      batch=Batch.STEPWISE)  # fmt: skip
 def prelu_rule(
     function: Callable[..., Any], input: GaussianTensor, weight: Tensor
 ) -> GaussianTensor:
     """One slope for all elements, or one for each entry of the second dimension."""
-    function(input.loc, weight)  # torch's own check of the shapes
+    function(input.shown, weight)  # torch's own check of the shapes
     shape = [1] * input.dim()
     if weight.numel() > 1:
         shape[1 if input.dim() > 1 else 0] = -1
-    slopes = weight.reshape(shape).expand(input.shape)
+    slopes = weight.reshape(shape).expand(input.shape).movedim(input.batch_at, 0)
     slopes = slopes.reshape(*input.batch_shape, input.event_shape.numel())
-    return apply(prelu(slopes.double()), input)
+    return apply(prelu(slopes.double()), input.laid(0)).laid(input.batch_at)
 
 
 @overload

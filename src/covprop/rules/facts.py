@@ -3,21 +3,23 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import rule
+from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.rules.operands import at_means
 
 _METADATA = spellings(
     "numel", "nelement", "ndimension", "is_contiguous", "stride", "get_device", "is_floating_point",
     "is_complex", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
-    "new_full", "new_empty", "new_tensor",
+    "new_full", "new_empty", "new_tensor", "result_type",
 )  # fmt: skip
 
 
-@rule(*_METADATA, kind="constant", treatment="a constant", name="zeros_like, ones_like, full_like")
+@rule(*_METADATA, kind="constant", treatment="a constant", name="zeros_like, ones_like, full_like",
+      batch=Batch.STEPWISE)  # fmt: skip
 def metadata(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What depends on the shape, dtype and device alone is no Gaussian."""
     return at_means(function, args, kwargs)
@@ -29,7 +31,13 @@ _VALUES: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
-@rule(*_VALUES, kind="user", name="values")
+@rule(torch._nested_tensor_from_mask_left_aligned, kind="user", batch=Batch.STEPWISE)
+def no_nested_tensor(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """nn.TransformerEncoder asks whether it may use a nested tensor."""
+    return False
+
+
+@rule(*_VALUES, kind="user", name="values", batch=Batch.STEPWISE)
 def value(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Refuse what would make a decision of a random value."""
     raise UnsupportedOperation(

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import rule
+from covprop.dispatch import Batch, rule
 from covprop.tensor import GaussianTensor
 
 
 @rule(*spellings("clone", "contiguous", "positive"), kind="shape", treatment="exact",
+      batch=Batch.ANYWHERE,
       name="clone, contiguous, positive")  # fmt: skip
 def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> GaussianTensor:
     """Covariances are never changed in place, so a copy may share them."""
@@ -19,7 +20,7 @@ def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> 
     return input if loc is input.loc else input.moved(loc)
 
 
-@rule(*spellings("detach"), kind="shape", treatment="exact", name="detach")
+@rule(*spellings("detach"), kind="shape", treatment="exact", name="detach", batch=Batch.ANYWHERE)
 def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """Leave autograd's graph with mean and covariance."""
     covariance = input.covariance.map(torch.Tensor.detach)
@@ -28,7 +29,8 @@ def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTenso
 
 
 @rule(Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.cpu, Tensor.cuda,
-      kind="shape", treatment="exact", name="to, type_as, float, double, cpu, cuda")  # fmt: skip
+      kind="shape", treatment="exact", name="to, type_as, float, double, cpu, cuda",
+      batch=Batch.ANYWHERE)  # fmt: skip
 def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """Change dtype or device of mean and covariance."""
     if not isinstance(x, GaussianTensor):  # tensor.to(x): only x's type matters

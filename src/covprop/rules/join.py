@@ -13,7 +13,7 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import Dense, LinearMap
 from covprop.covariance.dense import symmetric
-from covprop.dispatch import rule
+from covprop.dispatch import Batch, rule
 from covprop.errors import InconsistentBranches, name_of
 from covprop.lineage import Node
 from covprop.rules.operands import (
@@ -127,8 +127,9 @@ def _check_variances(function: Callable[..., Any], matrix: Tensor, size: Tensor)
         )
 
 
-@rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"),
-      kind="joining", treatment="exact", name="cat, stack, hstack, vstack, dstack")  # fmt: skip
+@rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack",
+                 "row_stack", "column_stack"), kind="joining", treatment="exact",
+      name="cat, stack, hstack, vstack, dstack, column_stack", batch=Batch.ANYWHERE)  # fmt: skip
 def concatenate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Tensors side by side, with constants among them if there are any."""
     return join(function, args, kwargs)

@@ -1,6 +1,7 @@
 """Maxima: max(a, b) = a + relu(b - a), linear and ReLU on the joint Gaussian (Clark 1961).
 
-Exact for a pair. For more, one after another, the maximum so far being taken as Gaussian.
+Exact for a pair. For more, one after another, the maximum so far being taken as Gaussian. A method
+with `independent_maxima` leaves the dependence of a and b unused.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import rule
+from covprop.covariance import Dense
+from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
-from covprop.tensor import GaussianTensor
+from covprop.lineage import Node
+from covprop.rules.elementwise import find_activation
+from covprop.rules.operands import batch_error, gaussians
+from covprop.tensor import GaussianTensor, dispatch
 
 PAIR = "exact for a pair"
 TOURNAMENT = "exact for a pair, one after another for more"
@@ -29,16 +34,52 @@ class Extreme(NamedTuple):
     indices: None
 
 
-@rule(*spellings("maximum", "fmax"), kind="maximum", treatment=PAIR, name="maximum")
+@rule(*spellings("maximum", "fmax"), kind="maximum", treatment=PAIR, name="maximum",
+      batch=Batch.STEPWISE)  # fmt: skip
 def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
+    if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
+        return _independent_maximum(*pair)
     return input + torch.relu(other - input)
 
 
-@rule(*spellings("minimum", "fmin"), kind="maximum", treatment=PAIR, name="minimum")
+@rule(*spellings("minimum", "fmin"), kind="maximum", treatment=PAIR, name="minimum",
+      batch=Batch.STEPWISE)  # fmt: skip
 def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
+    if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
+        return -_independent_maximum(-pair[0], -pair[1])  # type: ignore[operator]
     return input - torch.relu(input - other)
+
+
+def _independent_maximum(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor:
+    """max(a, b) as if a_i were independent of b_i (Gast & Roth 2018).
+
+    d = b - a with variance A_ii + B_ii and p = P(d > 0):  E max = E a + E relu(d),
+    Cov_ij = (1 - p_i)(1 - p_j) A_ij + p_i p_j B_ij, and on the diagonal, where Clark's variance is
+    due, Var relu(d) - p^2 Var d more, which is never negative.
+    """
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    a, b = (x if x.shape == shape else dispatch(Tensor.expand, (x, shape), {}) for x in (a, b))
+    at = a.batch_at
+    if (a.batch_shape, at) != (b.batch_shape, b.batch_at):
+        raise batch_error(torch.maximum, a)
+    a, b = a.laid(0), b.laid(0)
+    ramp = find_activation(torch.relu)
+    size = (*a.batch_shape, a.event_shape.numel())
+    distance = (b.loc.double() - a.loc.double()).reshape(size)
+    variance = a.covariance.diagonal().double() + b.covariance.diagonal().double()
+    share = ramp.coefficients(distance, variance, 1)[0]
+    rest = (ramp.variance(distance, variance) - share.square() * variance).clamp(min=0)
+    first, second = (1 - share).to(a.dtype), share.to(a.dtype)
+    parts = a.covariance.scale(first).matrix() + b.covariance.scale(second).matrix()
+    loc = a.loc + ramp.mean(distance, variance).to(a.dtype).reshape(a.shape)
+    edges = [
+        (a.node, lambda cross: first[..., None] * cross),
+        (b.node, lambda cross: second[..., None] * cross),
+    ]
+    covariance = Dense(parts + torch.diag_embed(rest.to(a.dtype)))
+    return GaussianTensor(loc, Node(covariance, edges), a.lineage, batch_at=at)
 
 
 def tournament(players: Sequence[Any]) -> Any:
@@ -53,7 +94,8 @@ def tournament(players: Sequence[Any]) -> Any:
     return best
 
 
-@rule(*spellings("amax"), kind="maximum", treatment=TOURNAMENT, name="amax")
+@rule(*spellings("amax"), kind="maximum", treatment=TOURNAMENT, name="amax",
+      batch=Batch.STEPWISE)  # fmt: skip
 def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """Over one dimension or several."""
     dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.dim()))
@@ -63,13 +105,15 @@ def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool 
     return input
 
 
-@rule(*spellings("amin"), kind="maximum", treatment=TOURNAMENT, name="amin")
+@rule(*spellings("amin"), kind="maximum", treatment=TOURNAMENT, name="amin",
+      batch=Batch.STEPWISE)  # fmt: skip
 def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """The maximum of the negative."""
     return -amax(function, -input, dim, keepdim)
 
 
-@rule(*spellings("max"), kind="maximum", treatment=TOURNAMENT, name="max")
+@rule(*spellings("max"), kind="maximum", treatment=TOURNAMENT, name="max",
+      batch=Batch.STEPWISE)  # fmt: skip
 def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
     other = kwargs.get("other", args[0] if args else None)
@@ -78,6 +122,18 @@ def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
     if other is None and "dim" not in kwargs:
         return amax(function, input)
     return Extreme(amax(function, input, *args, **kwargs), None)
+
+
+@rule(*spellings("min"), kind="maximum", treatment=TOURNAMENT, name="min",
+      batch=Batch.STEPWISE)  # fmt: skip
+def min_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of two tensors, over a dimension, or over everything."""
+    other = kwargs.get("other", args[0] if args else None)
+    if isinstance(other, Tensor | GaussianTensor):
+        return minimum(function, input, other)
+    if other is None and "dim" not in kwargs:
+        return amin(function, input)
+    return Extreme(amin(function, input, *args, **kwargs), None)
 
 
 @rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
@@ -120,6 +176,23 @@ def max_pool(
     return tournament(windows)
 
 
+_WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.max_pool1d_with_indices: F.max_pool1d,
+    F.max_pool2d_with_indices: F.max_pool2d,
+    F.max_pool3d_with_indices: F.max_pool3d,
+}
+
+
+@rule(*_WITH_INDICES, kind="maximum", treatment=TOURNAMENT,
+      name="max_pool1d, max_pool2d, max_pool3d")  # fmt: skip
+def max_pool_with_indices(
+    function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
+) -> Extreme:
+    """For models that ask for the indices and do not use them: converted ones do."""
+    kwargs.pop("return_indices", None)
+    return Extreme(max_pool(_WITH_INDICES[function], input, *args, **kwargs), None)
+
+
 @rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, kind="maximum",
       treatment=TOURNAMENT,
       name="adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d")  # fmt: skip
@@ -129,17 +202,29 @@ def adaptive_max_pool(
     output_size: Any,
     return_indices: bool = False,
 ) -> Any:
-    """Max pooling whose windows divide the input evenly."""
+    """Max pooling, one dimension after another where windows do not divide the input evenly."""
     count = int(function.__name__[-2])
     shape = function(input.loc, output_size).shape[-count:]
     whole = input.shape[-count:]
-    if any(size % out for size, out in zip(whole, shape, strict=True)):
-        raise UnsupportedOperation(
-            f"adaptive max pooling has a rule where {tuple(whole)} is a multiple of {tuple(shape)}"
-        )
+    if any(size % out for size, out in zip(whole, shape, strict=True)) and not return_indices:
+        for d, out in enumerate(shape, start=-count):
+            input = _adaptive_max(input, d, out)
+        return input
     kernel = [size // out for size, out in zip(whole, shape, strict=True)]
     pools = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
     return max_pool(pools[count - 1], input, kernel, return_indices=return_indices)
+
+
+def _adaptive_max(x: Any, dim: int, out: int) -> Any:
+    """Maxima over floor(i n / out) ... ceil((i + 1) n / out), windows of one length at once."""
+    starts = [i * x.shape[dim] // out for i in range(out)]
+    lengths = [-(-(i + 1) * x.shape[dim] // out) - start for i, start in enumerate(starts)]
+    order = sorted(range(out), key=lengths.__getitem__)
+    groups = []
+    for length in sorted(set(lengths)):
+        first = torch.tensor([starts[i] for i in order if lengths[i] == length], device=x.device)
+        groups.append(tournament([x.index_select(dim, first + j) for j in range(length)]))
+    return torch.cat(groups, dim).index_select(dim, torch.tensor(order, device=x.device).argsort())
 
 
 def _each(value: int | Sequence[int], count: int) -> list[int]:

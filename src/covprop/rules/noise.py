@@ -14,27 +14,41 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from covprop.covariance import Covariance, Dense, Diagonal
-from covprop.dispatch import rule
+from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
+from covprop.rules.operands import batch_error
 from covprop.tensor import GaussianTensor
+
+NOISY = (
+    _DropoutNd,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.TransformerEncoderLayer,  # in evaluation these two have a fast path without dropout
+    nn.TransformerEncoder,
+)
+"""Modules whose mode of training means dropout and nothing else."""
 
 
 @contextmanager
 def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
-    """Switch a model's dropout layers on, and nothing else, for a `with` block."""
-    layers = [layer for layer in model.modules() if isinstance(layer, _DropoutNd)]
+    """Switch a model's dropout on, and nothing else, for a `with` block.
+
+    That of dropout layers, and of attention and recurrent layers that have some of their own.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, NOISY)]
     before = [layer.training for layer in layers]
     try:
         for layer in layers:
-            layer.train()
+            layer.training = True
         yield model
     finally:
         for layer, training in zip(layers, before, strict=True):
-            layer.train(training)
+            layer.training = training
 
 
 @rule(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout,
-      kind="noise", treatment="exact", name="dropout, dropout1d, dropout2d, dropout3d")  # fmt: skip
+      kind="noise", treatment="exact", name="dropout, dropout1d, dropout2d, dropout3d",
+      batch=Batch.STEPWISE)  # fmt: skip
 def dropout(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -44,8 +58,16 @@ def dropout(
     **kwargs: Any,
 ) -> GaussianTensor:
     """A mask for every element, or for every channel."""
+    if not kwargs.get("train", training) or p == 0:
+        return input
     dims = _masked_dims(function, input.dim())
-    return _masked(input, p, kwargs.get("train", training), inplace, masked_dims=dims)
+    if input.batch_at and dims < input.dim():
+        raise batch_error(function, input)
+    result = _masked(input.laid(0), p, masked_dims=dims).laid(input.batch_at)
+    if inplace:
+        input.become(result)
+        return input
+    return result
 
 
 def _masked_dims(function: Callable[..., Any], dims: int) -> int:
@@ -58,7 +80,8 @@ def _masked_dims(function: Callable[..., Any], dims: int) -> int:
 
 
 @rule(F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
-      kind="noise", treatment="exact (evaluation mode)", name="alpha_dropout")  # fmt: skip
+      kind="noise", treatment="exact (evaluation mode)", name="alpha_dropout",
+      batch=Batch.STEPWISE)  # fmt: skip
 def alpha_dropout(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -75,20 +98,12 @@ def alpha_dropout(
     return input
 
 
-def _masked(
-    x: GaussianTensor, p: float, training: bool, inplace: bool, masked_dims: int
-) -> GaussianTensor:
+def _masked(x: GaussianTensor, p: float, masked_dims: int) -> GaussianTensor:
     """Masks along the first `masked_dims` dimensions, shared along the others."""
-    if not training or p == 0:
-        return x
     if not 0 <= p < 1:
         raise UnsupportedOperation(f"dropout with p = {p} leaves nothing; use p < 1")
     covariance = _with_noise(x, p / (1 - p), masked_dims)
-    result = x.replace(x.loc.clone(), covariance, transfer=lambda cross: cross)
-    if inplace:
-        x.become(result)
-        return x
-    return result
+    return x.replace(x.loc.clone(), covariance, transfer=lambda cross: cross)
 
 
 def _with_noise(x: GaussianTensor, ratio: float, masked_dims: int) -> Covariance:

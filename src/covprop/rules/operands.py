@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.dispatch import leaves
+from covprop.dispatch import leaves, map_leaves
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.lineage import Node
 from covprop.tensor import GaussianTensor
@@ -61,18 +61,12 @@ def without_constants(nest: Any) -> Any:
 
 
 def _replace(nest: Any, kind: type, value: Callable[[Any], Any]) -> Any:
-    if isinstance(nest, kind):
-        return value(nest)
-    if isinstance(nest, list | tuple):
-        return type(nest)([_replace(item, kind, value) for item in nest])
-    if isinstance(nest, dict):
-        return {key: _replace(item, kind, value) for key, item in nest.items()}
-    return nest
+    return map_leaves(nest, lambda leaf: value(leaf) if isinstance(leaf, kind) else leaf)
 
 
 def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The torch function at the means of all Gaussians."""
-    args, kwargs = _replace((args, kwargs), GaussianTensor, lambda x: x.loc)
+    args, kwargs = _replace((args, kwargs), GaussianTensor, lambda x: x.shown)
     return function(*args, **kwargs)
 
 

@@ -5,8 +5,8 @@ Cov(u_i v_i, u_j v_j) = m_ui m_uj V_ij + m_ui m_vj C_ji + m_vi m_uj C_ij + m_vi 
                         + U_ij V_ij + C_ij C_ji,     U = Cov(u, u), V = Cov(v, v), C = Cov(u, v).
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,14 @@ from torch import Tensor
 
 from covprop.covariance import Dense
 from covprop.covariance.dense import symmetric
-from covprop.dispatch import rule
+from covprop.dispatch import Batch, rule
 from covprop.lineage import Node
+from covprop.rules.join import join
 from covprop.rules.operands import batch_error
 from covprop.tensor import GaussianTensor, dispatch
+
+Labels: TypeAlias = list[int]
+"""The dimensions of a tensor as torch.einsum numbers them."""
 
 
 def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
@@ -28,6 +32,8 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
     u, v = (
         x if x.shape == shape else dispatch(torch.Tensor.expand, (x, shape), {}) for x in (u, v)
     )
+    if u.batch_at != v.batch_at:  # broadcasting has taken a batch for another dimension
+        raise batch_error(torch.mul, u)
     a, b = _flat(u), _flat(v)
     first, second = u.covariance.matrix(), v.covariance.matrix()
     cross = u.cross_covariance(v)
@@ -44,16 +50,102 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
     return GaussianTensor(mean.reshape(shape), Node(Dense(symmetric(matrix)), edges), u.lineage)
 
 
+def bilinear(
+    first: Labels, second: Labels, out: Labels, u: GaussianTensor, v: GaussianTensor
+) -> Any:
+    """einsum(u, v) of two tensors that both vary, without writing out their products.
+
+    To first order it is linear in u and v together. The second order is two contractions:
+    sum_kl U_(ak,cl) V_(kb,ld) + C_(ak,ld) C_(cl,kb)  for  sum_k u_ak v_kb.
+    """
+    batch = u.batch_shape
+    sizes = dict(zip(first, u.shape, strict=True))
+    for label, size in zip(second, v.shape, strict=True):
+        sizes[label] = max(size, sizes.get(label, 1))
+    u, v = (
+        x if x.shape == shape else dispatch(torch.Tensor.expand, (x, shape), {})
+        for x, shape in (
+            (u, torch.Size(sizes[label] for label in first)),
+            (v, torch.Size(sizes[label] for label in second)),
+        )
+    )
+    leading = [labels[: len(batch)] for labels in (first, second, out)]
+    if u.batch_shape != v.batch_shape or leading[0] != leading[1] or leading[0] != leading[2]:
+        raise batch_error(torch.einsum, u)
+    if u.batch_at or v.batch_at:
+        raise batch_error(torch.einsum, u)
+    left, right = u.loc, v.loc
+
+    def contract(x: Tensor, y: Tensor) -> Tensor:
+        return torch.einsum(x, first, y, second, out)
+
+    linear = join(lambda x, y: contract(x, right) + contract(left, y), (u, v), {})
+    shift = 1 + max(first + second)
+
+    def again(labels: Labels) -> Labels:
+        """Labels of a second copy, within the same element of the batch."""
+        return [label + shift for label in labels[len(batch) :]]
+
+    def block(x: GaussianTensor, y: GaussianTensor, matrix: Tensor) -> Tensor:
+        return matrix.reshape(*batch, *x.event_shape, *y.event_shape)
+
+    spread = [block(x, x, x.covariance.matrix()) for x in (u, v)]
+    both = out + again(out)
+    added = torch.einsum(spread[0], first + again(first), spread[1], second + again(second), both)
+    mean = contract(left, right)
+    cross = u.cross_covariance(v)
+    if cross is not None:
+        between = block(u, v, cross)
+        turned = again(first) + second[len(batch) :]
+        added = added + torch.einsum(
+            between, first + again(second), between, first[: len(batch)] + turned, both
+        )
+        mean = mean + torch.einsum(between, first + second[len(batch) :], out)
+    matrix = linear.covariance.matrix() + added.reshape(linear.covariance.matrix().shape)
+    node = Node(Dense(symmetric(matrix)), linear.node.edges)
+    return GaussianTensor(mean, node, u.lineage)
+
+
 def matrix_product(u: Any, v: Any) -> Any:
-    """u @ v of two tensors that both vary: all products, then their sums."""
-    left = u.unsqueeze(0) if u.dim() == 1 else u
+    """u @ v of two tensors that both vary."""
+    left = u.unsqueeze(-2) if u.dim() == 1 else u
     right = v.unsqueeze(-1) if v.dim() == 1 else v
-    result = (left.unsqueeze(-1) * right.unsqueeze(-3)).sum(-2)
+    lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    left, right = (
+        x if x.shape[:-2] == lead else x.expand(*lead, *x.shape[-2:]) for x in (left, right)
+    )
+    a, k, b = (len(lead) + i for i in range(3))
+    leading = list(range(len(lead)))
+    result = bilinear([*leading, a, k], [*leading, k, b], [*leading, a, b], left, right)
     result = result.squeeze(-1) if v.dim() == 1 else result
     return result.squeeze(-2 if v.dim() > 1 else -1) if u.dim() == 1 else result
 
 
-@rule(F.glu, kind="products", treatment="exact for jointly Gaussian factors", name="glu")
+def labels_of(equation: str, ranks: Sequence[int]) -> list[Labels]:
+    """The labels of einsum's operands and of its result, an ellipsis written out."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    letters = sorted(set(inputs) - set(".,"))
+    hidden = [
+        rank - len(term) + 3 if "..." in term else 0
+        for term, rank in zip(terms, ranks, strict=True)
+    ]
+    if not arrow:
+        result = "".join(letter for letter in letters if inputs.count(letter) == 1)
+        result = f"...{result}" if any(hidden) else result
+
+    def numbers(term: str, count: int) -> Labels:
+        before, dots, after = term.partition("...")
+        last = len(letters) + max(hidden)
+        within = list(range(last - count, last)) if dots else []
+        return [*map(letters.index, before), *within, *map(letters.index, after)]
+
+    operands = [numbers(*pair) for pair in zip(terms, hidden, strict=True)]
+    return [*operands, numbers(result, max(hidden))]
+
+
+@rule(F.glu, kind="products", treatment="exact for jointly Gaussian factors", name="glu",
+      batch=Batch.STEPWISE)  # fmt: skip
 def gated(function: Callable[..., Any], input: Any, dim: int = -1) -> Any:
     """One half of the input times the sigmoid of the other."""
     value, gate = input.chunk(2, dim)

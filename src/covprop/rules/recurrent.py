@@ -5,16 +5,18 @@ each other through the lineage.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from covprop.dispatch import rule
+from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
-from covprop.rules.operands import gaussians
 
 STEPWISE = "step by step: activations exact, products as if jointly Gaussian"
+
+PACKED = "packed sequences have no rule; propagate through each sequence at its own length"
 
 
 def _lstm_step(x: Any, state: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
@@ -36,7 +38,22 @@ def _gru_step(x: Any, state: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_h
     return (n + z * (h - n),)
 
 
-@rule(torch.lstm_cell, kind="recurrent", treatment=STEPWISE, name="LSTMCell")
+def _plain_step(
+    activation: Callable[..., Any],
+    x: Any,
+    state: Sequence[Any],
+    w_ih: Any,
+    w_hh: Any,
+    b_ih: Any,
+    b_hh: Any,
+) -> Any:
+    """H -> g(x_h + h_h)."""
+    (h,) = state
+    return (activation(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)),)
+
+
+@rule(torch.lstm_cell, kind="recurrent", treatment=STEPWISE, name="LSTMCell",
+      batch=Batch.STEPWISE)  # fmt: skip
 def lstm_cell(
     function: Callable[..., Any],
     input: Any,
@@ -50,7 +67,8 @@ def lstm_cell(
     return _lstm_step(input, hx, w_ih, w_hh, b_ih, b_hh)
 
 
-@rule(torch.gru_cell, kind="recurrent", treatment=STEPWISE, name="GRUCell")
+@rule(torch.gru_cell, kind="recurrent", treatment=STEPWISE, name="GRUCell",
+      batch=Batch.STEPWISE)  # fmt: skip
 def gru_cell(
     function: Callable[..., Any],
     input: Any,
@@ -64,17 +82,46 @@ def gru_cell(
     return _gru_step(input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
-@rule(torch.lstm, kind="recurrent", treatment=STEPWISE, name="LSTM")
+@rule(torch.rnn_tanh_cell, torch.rnn_relu_cell, kind="recurrent", treatment=STEPWISE,
+      name="RNNCell", batch=Batch.STEPWISE)  # fmt: skip
+def plain_cell(
+    function: Callable[..., Any],
+    input: Any,
+    hx: Any,
+    w_ih: Any,
+    w_hh: Any,
+    b_ih: Any = None,
+    b_hh: Any = None,
+) -> Any:
+    """One step of a plain recurrent network."""
+    activation = torch.tanh if function is torch.rnn_tanh_cell else torch.relu
+    return _plain_step(activation, input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+
+
+@rule(torch.lstm, kind="recurrent", treatment=STEPWISE, name="LSTM",
+      batch=Batch.STEPWISE)  # fmt: skip
 def lstm(function: Callable[..., Any], input: Any, hx: Sequence[Any], *options: Any) -> Any:
     """All layers, directions and steps of an LSTM."""
+    if not isinstance(hx, list | tuple):
+        raise UnsupportedOperation(PACKED)
     output, (h, c) = _run(_lstm_step, input, list(hx), *options)
     return output, h, c
 
 
-@rule(torch.gru, kind="recurrent", treatment=STEPWISE, name="GRU")
+@rule(torch.gru, kind="recurrent", treatment=STEPWISE, name="GRU",
+      batch=Batch.STEPWISE)  # fmt: skip
 def gru(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any:
     """All layers, directions and steps of a GRU."""
     output, (h,) = _run(_gru_step, input, [hx], *options)
+    return output, h
+
+
+@rule(torch.rnn_tanh, torch.rnn_relu, kind="recurrent", treatment=STEPWISE, name="RNN",
+      batch=Batch.STEPWISE)  # fmt: skip
+def plain(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any:
+    """All layers, directions and steps of a plain recurrent network."""
+    activation = torch.tanh if function is torch.rnn_tanh else torch.relu
+    output, (h,) = _run(partial(_plain_step, activation), input, [hx], *options)
     return output, h
 
 
@@ -90,17 +137,15 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Any, list[Any]]:
-    if not isinstance(weights, list | tuple) or any(x.batch_shape for x in gaussians(input, {})):
-        raise UnsupportedOperation(
-            "recurrent networks have a rule for one Gaussian over a whole sequence, whose states "
-            "have no leading batch; loop over the batch, or use the cells"
-        )
-    if dropout and train:
-        raise UnsupportedOperation("recurrent dropout has no rule; call model.eval() first")
+    if not isinstance(weights, list | tuple):
+        raise UnsupportedOperation(PACKED)
     time, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
     each = 4 if has_biases else 2
+    if len(weights) != num_layers * directions * each:
+        raise UnsupportedOperation("an LSTM with proj_size has no rule; use one without")
     last: list[list[Any]] = [[] for _ in initial]
     for layer in range(num_layers):
+        input = input if layer == 0 else F.dropout(input, dropout, train)
         outputs = []
         for direction in range(directions):
             place = layer * directions + direction
