@@ -15,7 +15,7 @@ from torch.distributions import (
 
 from covprop.covariance import Covariance, Dense, Diagonal
 from covprop.errors import InvalidGaussian
-from covprop.kernels.normal import correlation, standard_deviation
+from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.validation import check_shapes, check_tensors, check_values
 
 
@@ -134,9 +134,9 @@ class Gaussian:
     @property
     def correlation_matrix(self) -> Tensor:
         """Correlations (*batch, n, n): 1 on the diagonal, 0 with an element that does not vary."""
-        stddev = standard_deviation(self._covariance.diagonal())
-        matrix = correlation(self.covariance_matrix, stddev[..., :, None], stddev[..., None, :])
-        return torch.diagonal_scatter(matrix, torch.ones_like(stddev), dim1=-2, dim2=-1)
+        inverse = inverse_deviation(self._covariance.diagonal())
+        matrix = correlation(self.covariance_matrix, inverse[..., :, None], inverse[..., None, :])
+        return torch.diagonal_scatter(matrix, torch.ones_like(inverse), dim1=-2, dim2=-1)
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -125,7 +125,7 @@ def _module_path(module: object, error: BaseException) -> str | None:
 def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
-        if not all(bool(torch.isfinite(t).all()) for t in (result.loc, result.covariance.matrix())):
+        if not (_is_finite(result.loc) and _is_finite(result.covariance.matrix())):
             raise MomentOverflow(
                 f"the output's moments are not finite in {result.dtype}; look for NaN or infinity "
                 "in the model's weights, or convert model and Gaussian to float64"
@@ -143,3 +143,8 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
         f"the model returns a {type(result).__name__}; covprop unwraps tensors, tuples, lists and "
         "dicts"
     )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """A finite sum tells it in one pass; finite numbers may yet have an infinite one."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -99,10 +99,11 @@ def test_saturation_changes_nothing():
 
 def test_correlation_with_a_constant_is_zero_and_differentiable():
     covariance = torch.tensor([0.0, 0.6, -6.0], dtype=torch.float64, requires_grad=True)
-    left = torch.tensor([0.0, 2.0, 2.0], dtype=torch.float64, requires_grad=True)
-    right = torch.tensor([1.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
-    rho = normal.correlation(covariance, left, right)
+    left = torch.tensor([0.0, 4.0, 4.0], dtype=torch.float64, requires_grad=True)
+    right = torch.tensor([1.0, 0.25, 9.0], dtype=torch.float64, requires_grad=True)
+    inverse = [normal.inverse_deviation(variance) for variance in (left, right)]
+    rho = normal.correlation(covariance, *inverse)
     rho.sum().backward()
     assert_close(rho, torch.tensor([0.0, 0.6, -1.0], dtype=torch.float64), rtol=1e-15)
     assert_close(covariance.grad, torch.tensor([0.0, 1.0, 1 / 6], dtype=torch.float64), rtol=1e-15)
-    assert_close(left.grad, torch.tensor([0.0, -0.3, 0.5], dtype=torch.float64), rtol=1e-15)
+    assert_close(left.grad, torch.tensor([0.0, -0.075, 0.125], dtype=torch.float64), rtol=1e-15)

@@ -1,15 +1,24 @@
 """What covprop must know of a scalar function to carry a Gaussian through it."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
+
+
+class Prepared(NamedTuple):
+    """Moments of an activated vector (*batch, n), and what the covariances of its pairs need."""
+
+    mean: Tensor
+    variance: Tensor
+    elements: Elements
 
 
 @dataclass(eq=False)
@@ -23,11 +32,15 @@ class Activated:
     mean: Tensor
     variance: Tensor
     _coefficients: Tensor | None = field(default=None, init=False)
+    _elements: Elements | None = field(default=None, init=False)
 
-    @cached_property
-    def elements(self) -> Elements:
-        """The numbers of each element that `pair` needs."""
-        return self.activation.elements(self.mean, self.variance)
+    def elements(self, dtype: torch.dtype) -> Elements:
+        """The numbers of each element that `pair` needs, for pairs of any correlation."""
+        if self._elements is None or self._elements[0].dtype != dtype:
+            order = self.activation.order(1.0, dtype)
+            prepared = self.activation.prepare(self.mean, self.variance, order, dtype)
+            self._elements = prepared.elements
+        return self._elements
 
     def coefficients(self, order: int) -> Tensor:
         """Hermite coefficients over the standard deviation, up to this order."""
@@ -59,18 +72,37 @@ class Activation(ABC):
         limit at sigma = 0. Shape (order, *batch, n).
         """
 
+    def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance and coefficients together, for functions that find them together."""
+        coefficients = self.coefficients(mean, variance, order)
+        return self.mean(mean, variance), self.variance(mean, variance), coefficients
+
     @property
     @abstractmethod
     def key(self) -> Hashable:
         """What `pair` depends on beside the elements: activations of equal keys share it."""
 
+    few: ClassVar[int] = sys.maxsize
+    """The number of pairs up to which `pair` wants no coefficients."""
+
+    def order(self, largest: float, dtype: torch.dtype) -> int:
+        """How many coefficients `pair` wants for more pairs, of at most this |rho|."""
+        del largest, dtype
+        return 0
+
     @abstractmethod
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
-        """Prepare the numbers of each element for `pair`."""
+        """The numbers of each element that its covariances need."""
+
+    def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
+        """Moments, and what `pair` needs of each element in the dtype of the covariance."""
+        del order
+        elements = tuple(element.to(dtype) for element in self.elements(mean, variance))
+        return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
 
     @abstractmethod
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-        """Cov[g(y_i), g(y_j)] from the elements of i, those of j, and Cov[y_i, y_j].
+        """Cov[g(y_i), g(y_j)] from what is prepared of i and of j, and Cov[y_i, y_j].
 
         left has shapes (..., rows, 1), right (..., 1, columns), covariance (*batch, rows, columns).
         """

@@ -12,7 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Elements
+from covprop.activations.base import Elements
+from covprop.activations.correlated import Correlated
 from covprop.kernels.hermite import hermite_functions
 from covprop.kernels.nodes import unit_interval
 from covprop.kernels.normal import (
@@ -32,7 +33,7 @@ GELU_NODES = {torch.float32: 6, torch.float64: 14}
 
 @final
 @dataclass(frozen=True)
-class Probit(Activation):
+class Probit(Correlated):
     """offset + height * Phi(rate * y)."""
 
     rate: float = 1.0
@@ -74,7 +75,7 @@ class Probit(Activation):
         """A and rate / S."""
         return self._position(mean, variance)
 
-    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """height^2 K0(A_i, A_j, R), R = rate^2 c / (S_i S_j)."""
         rho = covariance * (left[1] * right[1])
         return self.height**2 * plackett(left[0], right[0], rho)[0]
@@ -86,7 +87,7 @@ class Probit(Activation):
 
 @final
 @dataclass(frozen=True)
-class GaussianErrorLinear(Activation):
+class GaussianErrorLinear(Correlated):
     """GELU(y) = y Phi(y) = E_e[relu(y + e)] - phi(y), e standard normal."""
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class GaussianErrorLinear(Activation):
     def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
         """The covariance of an element with itself."""
         elements = self.elements(mean, variance)
-        return self.pair(elements, elements, variance).clamp(min=0)
+        return self.direct(elements, elements, variance).clamp(min=0)
 
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = (-sigma/S)^k phi(A) [S He_{k-2}(A) - He_k(A) / S] / sqrt(k!) for k > 1."""
@@ -120,7 +121,7 @@ class GaussianErrorLinear(Activation):
         position, spread = _widened(mean, variance)
         return position, spread, _expected_slope(position, spread)
 
-    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """Price's integral for small R, where the closed form cancels; the closed form else."""
         tensors = torch.broadcast_tensors(*left, *right, covariance)
         ratio = (covariance / (left[1] * right[1])).abs()

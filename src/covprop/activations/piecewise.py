@@ -13,12 +13,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Elements
+from covprop.activations.base import Elements
+from covprop.activations.correlated import Correlated
 from covprop.kernels.hermite import hermite_functions
 from covprop.kernels.normal import (
     correlation,
     cumulative,
     density,
+    inverse_deviation,
     partial_expectation,
     standard_deviation,
     standardise,
@@ -28,7 +30,7 @@ from covprop.kernels.plackett import plackett, plackett_degenerate, plackett_mix
 
 @final
 @dataclass(frozen=True)
-class Piecewise(Activation):
+class Piecewise(Correlated):
     """A piecewise-linear function.
 
     function: the function itself, which says what its value is at a jump when nothing varies;
@@ -112,22 +114,23 @@ class Piecewise(Activation):
         return tuple(self.jumps)
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
-        """sigma, E[slope], sum h phi(a), then a_t for every knot, then w_t sigma for every knot."""
+        """1 / sigma, E[slope], sum h phi(a), then a_t and then w_t sigma for every knot."""
         stddev = standard_deviation(variance)
         positions = [standardise(mean - knot, stddev) for knot in self.knots]
         slope, jump = self._expected_slope(mean, positions), self._expected_jump(positions)
         weights = [weight * stddev for weight in self._weights()]
-        return (stddev, slope, jump, *positions, *weights)
+        return (inverse_deviation(variance), slope, jump, *positions, *weights)
 
-    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """c E[g'] E[g'] + sum_tu w_t w_u sigma sigma K1, and K0 and mixed terms for the jumps."""
         count = len(self.knots)
-        (stddev_i, slope_i, jump_i), a, u = left[:3], left[3 : 3 + count], left[3 + count :]
-        (stddev_j, slope_j, jump_j), b, v = right[:3], right[3 : 3 + count], right[3 + count :]
-        rho = correlation(covariance, stddev_i, stddev_j)
+        (inverse_i, slope_i, jump_i), a, u = left[:3], left[3 : 3 + count], left[3 + count :]
+        (inverse_j, slope_j, jump_j), b, v = right[:3], right[3 : 3 + count], right[3 + count :]
+        rho = correlation(covariance, inverse_i, inverse_j)
         result = covariance * (slope_i * slope_j)
         if self.has_jumps:
-            result = result + rho * (stddev_i * slope_i * jump_j + stddev_j * slope_j * jump_i)
+            mixed = slope_i * (jump_j * inverse_j) + slope_j * (jump_i * inverse_i)
+            result = result + covariance * mixed
         for i, height_i in enumerate(self.jumps):
             for j, height_j in enumerate(self.jumps):
                 first, second = plackett(a[i], b[j], rho)

@@ -75,7 +75,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
-        """The largest value of `pair` over the off-diagonal entries, 0 if there are none."""
+        """The largest |pair| over the off-diagonal entries, 0 if there are none."""
 
     @abstractmethod
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction
 
-BLOCK = 2**18
+BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
 
 
@@ -51,13 +51,25 @@ class Dense(Covariance):
 
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Dense":
         """Evaluate `pair` block by block; a backward pass evaluates each block again."""
-        blocks = list(self._blocks(pair, elements))
-        matrix = symmetric(torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0])
-        return Dense(torch.diagonal_scatter(matrix, variance.to(self.dtype), dim1=-2, dim2=-1))
+        variance = variance.to(self.dtype)
+        if any(t.requires_grad for t in (self.values, *elements)) and torch.is_grad_enabled():
+            matrix = self._differentiable(pair, elements)
+            return Dense(torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1))
+        matrix = torch.empty_like(self.values)
+        for start, stop, block in self._blocks(pair, elements):
+            inner = block[..., : stop - start]
+            matrix[..., start:stop, start:stop] = symmetric(inner)
+            matrix[..., start:stop, stop:] = block[..., stop - start :]
+            matrix[..., stop:, start:stop] = block[..., stop - start :].mT
+        matrix.diagonal(dim1=-2, dim2=-1).copy_(variance)
+        return Dense(matrix)
 
+    @torch.no_grad()
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
-        """The largest value of `pair` off the diagonal."""
-        return max((float(block.max()) for block in self._blocks(pair, elements)), default=0.0)
+        """The largest size of `pair` off the diagonal."""
+        blocks = self._blocks(pair, elements)
+        ends = [torch.stack(torch.aminmax(block)) for _, _, block in blocks if block.numel()]
+        return float(torch.stack(ends).abs().max()) if ends else 0.0
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         """By the Cholesky factor, or the eigenvectors where the matrix is singular."""
@@ -77,25 +89,50 @@ class Dense(Covariance):
         """Apply a function to the matrix."""
         return Dense(function(self.values))
 
-    def _blocks(self, pair: PairFunction, elements: Sequence[Tensor]) -> Iterator[Tensor]:
-        rows = max(1, BLOCK // max(1, self.batch_shape.numel() * self.size))
-        elements = [element.to(self.dtype) for element in elements]
-        right = tuple(element[..., None, :] for element in elements)
-        again = rows < self.size and torch.is_grad_enabled()
-        for start in range(0, self.size, rows):
-            block = self.values[..., start : start + rows, :]
-            # The diagonal is known; left in, its rho = 1 would make every block a hard one.
-            diagonal = block.diagonal(offset=start, dim1=-2, dim2=-1)
-            block = torch.diagonal_scatter(
-                block, torch.zeros_like(diagonal), offset=start, dim1=-2, dim2=-1
-            )
-            left = tuple(element[..., start : start + rows, None] for element in elements)
-            if again:
-                yield checkpoint(
-                    pair, left, right, block, use_reentrant=False, preserve_rng_state=False
-                )
+    def _blocks(
+        self, pair: PairFunction, elements: Sequence[Tensor]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Rows [start, stop) of the upper triangle, from the diagonal on: start, stop, block."""
+        left = [element.to(self.dtype)[..., :, None] for element in elements]
+        right = [element.to(self.dtype)[..., None, :] for element in elements]
+        for start, stop in self._rows():
+            block = _without_diagonal(self.values[..., start:stop, start:])
+            rows = tuple(element[..., start:stop, :] for element in left)
+            yield start, stop, pair(rows, tuple(element[..., start:] for element in right), block)
+
+    def _differentiable(self, pair: PairFunction, elements: Sequence[Tensor]) -> Tensor:
+        """The same for autograd: whole rows, which are not kept but made again."""
+        left = [element.to(self.dtype)[..., :, None] for element in elements]
+        right = tuple(element.to(self.dtype)[..., None, :] for element in elements)
+        blocks = []
+        for start, stop in self._rows():
+            block = _without_diagonal(self.values[..., start:stop, :], start)
+            rows = tuple(element[..., start:stop, :] for element in left)
+            if stop - start == self.size:
+                blocks.append(pair(rows, right, block))
             else:
-                yield pair(left, right, block)
+                blocks.append(
+                    checkpoint(
+                        pair, rows, right, block, use_reentrant=False, preserve_rng_state=False
+                    )
+                )
+        return symmetric(torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0])
+
+    def _rows(self) -> Iterator[tuple[int, int]]:
+        """Ranges of rows, each about a block; later ones have fewer columns to fill."""
+        start = 0
+        while start < self.size:
+            columns = max(1, self.batch_shape.numel() * (self.size - start))
+            stop = min(self.size, start + max(1, BLOCK // columns))
+            yield start, stop
+            start = stop
+
+
+def _without_diagonal(block: Tensor, offset: int = 0) -> Tensor:
+    """A copy with zeros on the diagonal, which is known; its rho = 1 would make it a hard block."""
+    copy = block.clone(memory_format=torch.contiguous_format)
+    copy.diagonal(offset=offset, dim1=-2, dim2=-1).zero_()
+    return copy
 
 
 def symmetric(matrix: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ from torch.autograd import Function
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density
 
+FLUSH = 0.4
+"""The power of the smallest normal number below which a coefficient counts as zero."""
+
 
 def hermite_functions(x: Tensor) -> Iterator[Tensor]:
     """Yield He_k(x) phi(x) / sqrt(k!) for k = 0, 1, 2 ...
@@ -34,15 +37,28 @@ def power_series(correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return _PowerSeries.apply(correlation, left, right)
 
 
+def flushed(coefficients: Tensor, dtype: torch.dtype, largest: float = 1.0) -> Tensor:
+    """Coefficients without those whose terms would be denormal numbers, which are very slow.
+
+    They belong to elements of which the function hardly shows any variation. largest: the largest
+    |rho| whose powers the terms have.
+    """
+    steps = torch.arange(len(coefficients), dtype=coefficients.dtype, device=coefficients.device)
+    least = torch.finfo(dtype).tiny**FLUSH * max(largest, 0.01) ** (-steps / 2)
+    least = least.reshape(-1, *(1,) * (coefficients.dim() - 1))
+    return torch.where(coefficients.abs() < least, 0, coefficients)
+
+
 class _PowerSeries(Function):
     """Horner's rule, whose backward pass stores none of its steps."""
 
     @staticmethod
     def forward(ctx: Any, correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(correlation, left, right)
-        total = left[-1] * right[-1]
+        total = torch.empty_like(correlation)
+        torch.mul(left[-1], right[-1], out=total)
         for k in reversed(range(len(left) - 1)):
-            total = torch.addcmul(left[k] * right[k], total, correlation)
+            total.mul_(correlation).addcmul_(left[k], right[k])
         return total
 
     @staticmethod

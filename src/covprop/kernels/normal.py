@@ -64,9 +64,12 @@ def standardise(distance: Tensor, stddev: Tensor) -> Tensor:
     return torch.where(near, distance / torch.where(near, stddev, 1), far)
 
 
-def correlation(covariance: Tensor, left_stddev: Tensor, right_stddev: Tensor) -> Tensor:
-    """rho = c / (sigma_i sigma_j), and 0 with an element that does not vary."""
-    defined = (left_stddev > 0) & (right_stddev > 0)
-    left = torch.where(defined, left_stddev, 1)
-    right = torch.where(defined, right_stddev, 1)
-    return torch.where(defined, covariance / (left * right), 0)
+def inverse_deviation(variance: Tensor) -> Tensor:
+    """1 / sigma, and 0 where nothing varies."""
+    positive = variance > 0
+    return torch.where(positive, torch.where(positive, variance, 1).rsqrt(), 0)
+
+
+def correlation(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """rho = c / (sigma_i sigma_j) from the inverse deviations of i and of j."""
+    return covariance * left * right

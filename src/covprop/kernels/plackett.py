@@ -109,15 +109,18 @@ class _Plackett(Function):
 def _from_zero(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     """K0 and K1 for 0 <= rho <= SWITCH: Gauss-Legendre in theta = arcsin r."""
     angle = torch.asin(rho)
-    halves, product = (a.square() + b.square()) / 2, a * b
+    halves, product = (a.square() + b.square()).mul_(0.5), a * b
     first, second = torch.zeros_like(rho), torch.zeros_like(rho)
+    r, rest, value = torch.empty_like(rho), torch.empty_like(rho), torch.empty_like(rho)
+    one = torch.ones((), dtype=rho.dtype, device=rho.device)
     for node, weight in unit_interval(NODES[rho.dtype]):
-        r = torch.sin(angle * node)
-        value = torch.exp((product * r - halves) / (1 - r.square())) * weight
-        first += value
-        second += value * (rho - r)
-    scale = angle / (2 * math.pi)
-    return first * scale, second * scale
+        torch.mul(angle, node, out=r).sin_()
+        torch.addcmul(one, r, r, value=-1, out=rest)
+        torch.mul(product, r, out=value).sub_(halves).div_(rest).exp_()
+        first.add_(value, alpha=weight)
+        second.addcmul_(value, torch.sub(rho, r, out=r), value=weight)
+    scale = angle.div_(2 * math.pi)
+    return first.mul_(scale), second.mul_(scale)
 
 
 def _from_one(a: Tensor, b: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:

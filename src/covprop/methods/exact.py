@@ -6,7 +6,9 @@ from typing import final
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
+from covprop.activations.base import Elements
 from covprop.covariance import Covariance
+from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 from covprop.methods.series import series_cross
 
@@ -34,16 +36,23 @@ class Exact(LayerwiseMethod):
         """Closed forms, one-dimensional integrals and series whose bound is at rounding."""
         variance = covariance.diagonal().double()
         point = mean.double()
-        result = activation.mean(point, variance).to(mean.dtype)
-        elements = activation.elements(point, variance)
-        output = activation.variance(point, variance)
-        return result, covariance.pairwise(activation.pair, elements, output)
+        order = 0
+        if covariance.size * variance.numel() > activation.few:
+            largest = covariance.largest(_correlation, (inverse_deviation(variance),))
+            order = activation.order(largest, mean.dtype)
+        prepared = activation.prepare(point, variance, order, mean.dtype)
+        result = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)
+        return prepared.mean.to(mean.dtype), result
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """By the pair function that both share, or else by a long series."""
         first, second = left.activation, right.activation
         if type(first) is not type(second) or first.key != second.key:
             return series_cross(left, right, covariance, CROSS_ORDER)
-        rows = tuple(t.to(covariance)[..., :, None] for t in left.elements)
-        columns = tuple(t.to(covariance)[..., None, :] for t in right.elements)
+        rows = tuple(t[..., :, None] for t in left.elements(covariance.dtype))
+        columns = tuple(t[..., None, :] for t in right.elements(covariance.dtype))
         return first.pair(rows, columns, covariance)
+
+
+def _correlation(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    return correlation(covariance, left[0], right[0])

@@ -10,8 +10,8 @@ from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
 from covprop.covariance import Covariance
 from covprop.errors import ToleranceNotReached
-from covprop.kernels.hermite import power_series
-from covprop.kernels.normal import correlation, standard_deviation
+from covprop.kernels.hermite import flushed, power_series
+from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 
 DEFAULT_ORDER = 4
@@ -59,36 +59,26 @@ class Series(LayerwiseMethod):
         """Cov = c_ij sum_k rho^(k-1) (a_k / sigma)_i (a_k / sigma)_j."""
         variance = covariance.diagonal().double()
         point = mean.double()
-        result = activation.mean(point, variance).to(mean.dtype)
-        coefficients = self._coefficients(activation, point, covariance)
+        order = self.order or sufficient_order(activation, point, covariance, self.tolerance or 0)
+        result, output, coefficients = activation.moments(point, variance, order)
         truncated = variance.clamp(min=0) * coefficients.square().sum(0)
-        output = truncated
-        if self.exact_variance:
-            # Never below the truncated sum, or the matrix would not be positive semi-definite;
-            # above it for every true activation.
-            output = torch.maximum(activation.variance(point, variance), truncated)
-        elements = (standard_deviation(variance), coefficients)
-        return result, covariance.pairwise(_series_pair, elements, output)
+        # Never below the truncated sum, or the matrix would not be positive semi-definite; above
+        # it for every true activation.
+        output = torch.maximum(output, truncated) if self.exact_variance else truncated
+        elements = (inverse_deviation(variance), flushed(coefficients, covariance.dtype))
+        return result.to(mean.dtype), covariance.pairwise(_series_pair, elements, output)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """The theorem needs neither the same function nor the same vector."""
         return series_cross(left, right, covariance, self.order or LARGEST_ORDER // 8)
-
-    def _coefficients(self, activation: Activation, mean: Tensor, covariance: Covariance) -> Tensor:
-        variance = covariance.diagonal().double()
-        if self.tolerance is None:
-            assert self.order is not None
-            return activation.coefficients(mean, variance, self.order)
-        order = sufficient_order(activation, mean, covariance, self.tolerance)
-        return activation.coefficients(mean, variance, order)
 
 
 def series_cross(left: Activated, right: Activated, covariance: Tensor, order: int) -> Tensor:
     """Cov(g(y_i), h(w_j)) = c_ij sum_k rho^(k-1) (a_k / sigma)_i (b_k / sigma)_j."""
 
     def elements(side: Activated) -> Elements:
-        coefficients = side.coefficients(order).to(covariance)
-        return standard_deviation(side.variance).to(covariance), coefficients
+        coefficients = flushed(side.coefficients(order), covariance.dtype).to(covariance)
+        return inverse_deviation(side.variance).to(covariance), coefficients
 
     rows = tuple(t[..., :, None] for t in elements(left))
     columns = tuple(t[..., None, :] for t in elements(right))
@@ -119,14 +109,14 @@ def sufficient_order(
 ) -> int:
     """The smallest order whose bound |rho|^(K+1) sqrt(R_i R_j) meets the tolerance everywhere."""
     variance = covariance.diagonal().double()
-    stddev = standard_deviation(variance)
+    inverse = inverse_deviation(variance)
 
     def bound(rest: Tensor, order: int) -> float:
         def pair(left: Elements, right: Elements, block: Tensor) -> Tensor:
             size = correlation(block, left[0], right[0]).abs()
             return size ** (order + 1) * (left[1] * right[1])
 
-        return covariance.largest(pair, (stddev, rest[order - 1].sqrt()))
+        return covariance.largest(pair, (inverse, rest[order - 1].sqrt()))
 
     highest = 2 * DEFAULT_ORDER
     rest = remainders(activation, mean, variance, highest)
