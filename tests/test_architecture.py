@@ -28,11 +28,14 @@ LAYERS: dict[str, set[str]] = {
     "rules": {"errors", "covariance", "activations", "methods", "lineage", "dispatch", "tensor"},
     "bound": {"errors", "kernels", "activations", "methods", "rules", "gaussian"},
     "operations": {"errors", "dispatch", "activations", "rules"},
-    "propagate": {"errors", "dispatch", "gaussian", "methods", "lineage", "tensor", "rules"},
+    "plan": {"errors", "covariance", "dispatch", "gaussian", "lineage", "tensor"},
+    "progress": {"plan"},
+    "propagate": {"errors", "covariance", "dispatch", "gaussian", "methods", "lineage", "tensor",
+                  "rules", "plan", "progress"},
     "joint": {"gaussian", "methods", "propagate"},
     "demo": {"", "kernels"},
     "": {"activations", "covariance", "rules", "bound", "dispatch", "errors", "gaussian", "joint",
-         "methods", "operations", "propagate", "tensor"},
+         "methods", "operations", "plan", "propagate", "tensor"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""
 

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from benchmarks import __main__ as bench
-from benchmarks import naive
 from covprop import demo
 from experiments import __main__ as experiments
 
@@ -34,15 +32,3 @@ def test_every_experiment_has_a_smoke_run(name, monkeypatch, tmp_path, capsys):
     assert record["settings"]
     assert record["results"]
     assert capsys.readouterr().out
-
-
-def test_benchmarks_write_ratios(monkeypatch, tmp_path, capsys):
-    out = tmp_path / "bench.json"
-    monkeypatch.setattr(bench, "LAYER", 50)
-    monkeypatch.setattr(bench, "REPEATS", 1)
-    monkeypatch.setattr(naive, "SAMPLES", naive.CHUNK)
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--out", str(out)])
-    bench.main()
-    results = json.loads(out.read_text())["results"]
-    assert all(ratio > 0 for ratios in results.values() for ratio in ratios.values())
-    assert "naive / exact" in capsys.readouterr().out

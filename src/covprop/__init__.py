@@ -12,12 +12,14 @@ from covprop.errors import (
     MomentOverflow,
     QuadratureError,
     ToleranceNotReached,
+    TooLarge,
     UnsupportedOperation,
 )
 from covprop.gaussian import Gaussian
 from covprop.joint import joint
 from covprop.methods import Exact, Series
-from covprop.propagate import propagate
+from covprop.plan import Plan
+from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
 from covprop.tensor import GaussianTensor
@@ -34,15 +36,18 @@ __all__ = [
     "InconsistentBranches",
     "InvalidGaussian",
     "MomentOverflow",
+    "Plan",
     "QuadratureError",
     "Series",
     "ToleranceNotReached",
+    "TooLarge",
     "UnsupportedOperation",
     "activation",
     "activations",
     "covariance",
     "dropout_active",
     "joint",
+    "plan",
     "propagate",
     "register_activation",
     "rule",

@@ -36,6 +36,7 @@ RULES: dict[Callable[..., Any], Rule] = {}
 BATCH: dict[Callable[..., Any], Batch] = {}
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {}
 OPERATIONS: list[Operation] = []
+KIND: dict[Callable[..., Any], str] = {}
 
 
 def rule(
@@ -59,6 +60,7 @@ def rule(
                 raise ValueError(f"{name_of(function)} has a rule already")
         RULES.update(dict.fromkeys(functions, body))
         BATCH.update(dict.fromkeys(functions, batch))
+        KIND.update(dict.fromkeys(functions, kind))
         OPERATIONS.append(Operation(name or name_of(functions[0]), kind, treatment))
         return body
 

@@ -34,6 +34,10 @@ class InconsistentBranches(CovpropError, ArithmeticError):
     """Branches whose approximate dependence gives a negative variance."""
 
 
+class TooLarge(CovpropError, MemoryError):
+    """A propagation whose covariances do not fit into the memory that is free."""
+
+
 class ToleranceNotReached(CovpropError, ArithmeticError):
     """A series whose error bound stays above the tolerance at the largest order."""
 

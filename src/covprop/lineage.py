@@ -8,7 +8,7 @@ of the operation: the operation itself where it is linear, E[g'(y)] where it is 
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -22,6 +22,9 @@ Transfer: TypeAlias = Callable[[Tensor], Tensor]
 
 Known: TypeAlias = dict[tuple[int, int], Tensor | None]
 
+LARGE = 2**28
+"""Bytes of a covariance before which the whole propagation is planned."""
+
 _serials = itertools.count()
 
 
@@ -31,6 +34,19 @@ class Holder(Protocol):
     @property
     def node(self) -> "Node":
         """The random vector."""
+
+
+class Watcher(Protocol):
+    """What sees the operations of a propagation."""
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """Give the result of an operation, which is that of `proceed`, or another."""
 
 
 class Node:
@@ -63,7 +79,15 @@ class Lineage:
     def __init__(self, method: LayerwiseMethod) -> None:
         """Begin without tensors."""
         self.method = method
+        self.watcher: Watcher | None = None
+        self.guard: Callable[[], None] | None = None
         self._holders: list[weakref.ref[Holder]] = []
+
+    def expect(self, nbytes: int) -> None:
+        """Before a covariance of that size is made, see once whether all will fit."""
+        if self.guard is not None and nbytes > LARGE:
+            guard, self.guard = self.guard, None
+            guard()
 
     def add(self, holder: "Holder") -> None:
         """Watch a tensor for as long as the program holds it."""

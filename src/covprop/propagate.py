@@ -1,17 +1,21 @@
 """Run a network on a Gaussian."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from covprop.covariance import Dense, Diagonal
 from covprop.dispatch import RULES, leaves
-from covprop.errors import CovpropError, MomentOverflow, UnsupportedOperation
+from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage, Node
 from covprop.methods import Exact, LayerwiseMethod
+from covprop.plan import Plan, Planner, free_bytes
+from covprop.progress import ProgressBar
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
@@ -21,6 +25,7 @@ def propagate(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
     method: LayerwiseMethod = EXACT,
+    progress: bool = False,
     **named_inputs: Any,
 ) -> Any:
     """The mean and covariance of a network's output for Gaussian input.
@@ -29,9 +34,45 @@ def propagate(
     with, `Gaussian`s (independent of each other) and anything else; method: `cp.Exact()` by
     default, also as the last positional argument. The result is a `Gaussian`, or the nest of
     tuples, lists and dicts of them that the module returns, with the batch first wherever the
-    module has put it. Runs under the caller's autograd mode: wrap it in torch.no_grad() unless you
+    module has put it. progress shows a bar. Raises `TooLarge`, with a plan, where memory would not
+    suffice. Runs under the caller's autograd mode: wrap it in torch.no_grad() unless you
     want gradients.
     """
+    inputs, method = _settled(module, inputs, method, named_inputs)
+    lineage = Lineage(method)
+    lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
+    wrapped = _wrap((inputs, named_inputs), lambda x: _in_flight(x, lineage))
+    with ExitStack() as stack:
+        if progress:
+            steps = plan(module, *inputs, method=method, **named_inputs).steps
+            lineage.watcher = stack.enter_context(ProgressBar(steps))
+        result = _run(module, *wrapped)
+    return _unwrap(result, method)
+
+
+def plan(
+    module: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    method: LayerwiseMethod = EXACT,
+    **named_inputs: Any,
+) -> Plan:
+    """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
+
+    Runs the means through the module, and nothing of the covariances.
+    """
+    inputs, method = _settled(module, inputs, method, named_inputs)
+    lineage, planner = Lineage(method), Planner(module)
+    lineage.watcher = planner
+    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
+    with torch.no_grad():
+        _run(module, *_wrap((inputs, named_inputs), lambda x: planner.wrap(x, lineage)))
+    return Plan(tuple(planner.steps), free_bytes(given[0].device))
+
+
+def _settled(
+    module: object, inputs: tuple[Any, ...], method: Any, named_inputs: dict[str, Any]
+) -> tuple[tuple[Any, ...], LayerwiseMethod]:
+    """The inputs and the method, after all that can be checked of them."""
     if inputs and isinstance(inputs[-1], LayerwiseMethod):
         *inputs, method = inputs  # type: ignore[assignment]
     if not isinstance(method, LayerwiseMethod):
@@ -48,15 +89,31 @@ def propagate(
     _check_inputs(given, (*inputs, *named_inputs.values()))
     if isinstance(module, nn.Module):
         _check_module(module, given[0])
-    lineage = Lineage(method)
+    return tuple(inputs), method
+
+
+def _run(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        result = module(*_wrap(tuple(inputs), lineage), **_wrap(named_inputs, lineage))
+        return module(*args, **kwargs)
     except CovpropError as error:
         path = _module_path(module, error)
-        if path is None:
+        if path is None or isinstance(error, TooLarge):
             raise
         raise type(error)(f"in module {path}: {error}") from error
-    return _unwrap(result, method)
+
+
+def _check_memory(planned: Plan) -> None:
+    if planned.fits:
+        return
+    largest = max(planned.steps, key=lambda step: step.peak_bytes)
+    raise TooLarge(
+        f"the covariances would need {planned.peak_bytes / 1e9:.1f} GB at {largest.operation} "
+        f"({largest.module or 'the function'}, {largest.features:,} features), and "
+        f"{planned.free_bytes / 1e9:.1f} GB are free. A batch of inputs needs batch_dims=1, and "
+        "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
+        "ones are streamed; else sample: model(x.sample(10_000)). The plan:\n"
+        f"{planned}"
+    )
 
 
 def _check_inputs(given: list[Gaussian], inputs: tuple[Any, ...]) -> None:
@@ -73,13 +130,17 @@ def _check_inputs(given: list[Gaussian], inputs: tuple[Any, ...]) -> None:
         raise ValueError(f"all Gaussians need one batch shape, and these have {shapes}")
 
 
-def _wrap(nest: Any, lineage: Lineage) -> Any:
+def _in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
+    return GaussianTensor(x.mean, Node(x.covariance), lineage)
+
+
+def _wrap(nest: Any, wrapped: Callable[[Gaussian], GaussianTensor]) -> Any:
     if isinstance(nest, Gaussian):
-        return GaussianTensor(nest.mean, Node(nest.covariance), lineage)
+        return wrapped(nest)
     if isinstance(nest, list | tuple) and not hasattr(nest, "_fields"):
-        return type(nest)(_wrap(item, lineage) for item in nest)
+        return type(nest)(_wrap(item, wrapped) for item in nest)
     if isinstance(nest, dict):
-        return {key: _wrap(item, lineage) for key, item in nest.items()}
+        return {key: _wrap(item, wrapped) for key, item in nest.items()}
     return nest
 
 
@@ -125,12 +186,15 @@ def _module_path(module: object, error: BaseException) -> str | None:
 def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
-        if not (_is_finite(result.loc) and _is_finite(result.covariance.matrix())):
+        covariance = result.covariance
+        if not isinstance(covariance, Dense | Diagonal):
+            covariance = Dense(covariance.matrix())
+        if not (_is_finite(result.loc) and _is_finite(covariance.matrix())):
             raise MomentOverflow(
                 f"the output's moments are not finite in {result.dtype}; look for NaN or infinity "
                 "in the model's weights, or convert model and Gaussian to float64"
             )
-        return Gaussian(result.loc, result.covariance, validate_args=False, method=method)
+        return Gaussian(result.loc, covariance, validate_args=False, method=method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_unwrap(item, method) for item in result))
     if isinstance(result, list | tuple):

@@ -115,6 +115,7 @@ class GaussianTensor:
 
     def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
         """The result of an affine operation: its value at the mean, and its linear part."""
+        self.expect(loc)
         return self.replace(
             loc, self.covariance.push(linear), transfer=lambda cross: linear(cross.mT).mT
         )
@@ -129,6 +130,12 @@ class GaussianTensor:
         if batch_at == self.batch_at:
             return self
         return GaussianTensor(self.loc, self.node, self.lineage, view_of=self, batch_at=batch_at)
+
+    def expect(self, loc: Tensor) -> None:
+        """Raise if the covariance of a result with this mean, and what follows, will not fit."""
+        batch = max(1, self.batch_shape.numel())
+        features = max(self.covariance.size, loc.numel() // batch)
+        self.lineage.expect(loc.itemsize * batch * features**2)
 
     def cross_covariance(self, other: "GaussianTensor") -> Tensor | None:
         """Cov(this, other) as (*batch, n, m), or None if they are independent."""
@@ -262,6 +269,19 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return _in_place(function, args, kwargs)
     if function not in RULES:
         raise unsupported(function)
+    watcher = tensors[0].lineage.watcher
+    if watcher is None:
+        return _apply(function, args, kwargs, tensors)
+    return watcher.run(function, args, kwargs, lambda: _apply(function, args, kwargs, tensors))
+
+
+def _apply(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[GaussianTensor],
+) -> Any:
+    """Run the rule, where the batch is as it wants it."""
     batch = BATCH[function]
     if batch is Batch.STEPWISE:
         return RULES[function](function, *args, **kwargs)

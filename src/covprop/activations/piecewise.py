@@ -63,48 +63,67 @@ class Piecewise(Correlated):
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """g(mu) + sum_t [ w_t sigma m(-|a_t|) -+ h_t Phi(-|a_t|) ], a_t = (mu - t) / sigma."""
-        stddev = standard_deviation(variance)
-        result = self._value(mean)
-        for knot, weight, jump in zip(self.knots, self._weights(), self.jumps, strict=True):
-            side = _side(mean, knot)
-            tail = -side * standardise(mean - knot, stddev)
-            result = result + weight * stddev * partial_expectation(tail)
-            result = result - jump * side * cumulative(tail)
-        return torch.where(variance > 0, result, self.function(mean)) if self.has_jumps else result
+        return self._mean(mean, variance, self._knots(mean, variance))
 
     def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
         """The covariance at rho = 1, with the factor sigma^2 explicit for its gradient at 0."""
-        stddev = standard_deviation(variance)
-        positions = [standardise(mean - knot, stddev) for knot in self.knots]
-        slope, jump = self._expected_slope(mean, positions), self._expected_jump(positions)
-        result = variance * slope.square() + 2 * stddev * slope * jump
-        weights = self._weights()
-        for i, a in enumerate(positions):
-            for j, b in enumerate(positions):
-                first, second = plackett_degenerate(a, b)
-                result = result + variance * (weights[i] * weights[j]) * second
-                if self.has_jumps:
-                    mixed = plackett_mixed(a, b, torch.ones_like(a), first)
-                    result = result + 2 * stddev * (self.jumps[i] * weights[j]) * mixed
-                    result = result + self.jumps[i] * self.jumps[j] * first
-        # Rounding must not make the variance of a constant negative.
-        return torch.where(variance > 0, result, variance * slope.square()).clamp(min=0)
+        return self._variance(mean, variance, self._knots(mean, variance))
 
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
+        return self._coefficients(mean, variance, order, self._knots(mean, variance))
+
+    def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
+        """All from the same positions."""
+        knots = self._knots(mean, variance)
+        return (
+            self._mean(mean, variance, knots),
+            self._variance(mean, variance, knots),
+            self._coefficients(mean, variance, order, knots),
+        )
+
+    def _mean(self, mean: Tensor, variance: Tensor, knots: "Sequence[_Knot]") -> Tensor:
         stddev = standard_deviation(variance)
-        positions = [standardise(mean - knot, stddev) for knot in self.knots]
-        inverse = torch.where(variance > 0, 1 / torch.where(variance > 0, stddev, 1), 0)
-        rows = [torch.zeros_like(mean) for _ in range(order)]
-        rows[0] = self._expected_slope(mean, positions)
-        for a, weight, jump in zip(positions, self._weights(), self.jumps, strict=True):
-            for k, hermite in zip(range(order + 1), hermite_functions(a), strict=False):
+        result = self._value(mean)
+        for knot, weight, jump in zip(knots, self._weights(), self.jumps, strict=True):
+            result = result + weight * stddev * knot.excess
+            if jump:
+                result = result - jump * knot.side * knot.tail
+        return torch.where(variance > 0, result, self.function(mean)) if self.has_jumps else result
+
+    def _variance(self, mean: Tensor, variance: Tensor, knots: "Sequence[_Knot]") -> Tensor:
+        slope = self._expected_slope(mean, knots)
+        share = slope.square()  # of sigma^2
+        result = variance * share
+        weights, stddev = self._weights(), standard_deviation(variance)
+        if self.has_jumps:
+            result = result + 2 * stddev * slope * self._expected_jump(knots)
+        for i, one in enumerate(knots):
+            for j, other in enumerate(knots):
+                first, second = one.degenerate() if i == j else one.with_other(other)
+                result = result + variance * (weights[i] * weights[j]) * second
+                if self.jumps[i]:
+                    mixed = plackett_mixed(one.a, other.a, torch.ones_like(one.a), first)
+                    result = result + 2 * stddev * (self.jumps[i] * weights[j]) * mixed
+                    result = result + self.jumps[i] * self.jumps[j] * first
+        # Rounding must not make the variance of a constant negative.
+        return torch.where(variance > 0, result, variance * share).clamp(min=0)
+
+    def _coefficients(
+        self, mean: Tensor, variance: Tensor, order: int, knots: "Sequence[_Knot]"
+    ) -> Tensor:
+        rows = [self._expected_slope(mean, knots)]
+        rows += [torch.zeros_like(mean)] * (order - 1)
+        for knot, weight, jump in zip(knots, self._weights(), self.jumps, strict=True):
+            wanted = range(order if jump else order - 1)
+            for k, hermite in zip(wanted, hermite_functions(knot.a), strict=False):
                 sign = 1.0 if k % 2 == 0 else -1.0
                 if k + 2 <= order:
                     rows[k + 1] = rows[k + 1] + weight * (
                         sign * hermite / ((k + 1) * (k + 2)) ** 0.5
                     )
-                if jump and k + 1 <= order:
+                if jump:
+                    inverse = inverse_deviation(variance)
                     rows[k] = rows[k] + (sign * jump / (k + 1) ** 0.5) * hermite * inverse
         return torch.stack(rows)
 
@@ -115,9 +134,9 @@ class Piecewise(Correlated):
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """1 / sigma, E[slope], sum h phi(a), then a_t and then w_t sigma for every knot."""
-        stddev = standard_deviation(variance)
-        positions = [standardise(mean - knot, stddev) for knot in self.knots]
-        slope, jump = self._expected_slope(mean, positions), self._expected_jump(positions)
+        knots, stddev = self._knots(mean, variance), standard_deviation(variance)
+        slope, jump = self._expected_slope(mean, knots), self._expected_jump(knots)
+        positions = [knot.a for knot in knots]
         weights = [weight * stddev for weight in self._weights()]
         return (inverse_deviation(variance), slope, jump, *positions, *weights)
 
@@ -157,23 +176,50 @@ class Piecewise(Correlated):
             result = torch.where(y >= knot, level + self.slopes[i + 1] * (y - knot), result)
         return result
 
-    def _expected_slope(self, mean: Tensor, positions: Sequence[Tensor]) -> Tensor:
+    def _knots(self, mean: Tensor, variance: Tensor) -> "list[_Knot]":
+        stddev = standard_deviation(variance)
+        return [_Knot.at(mean - knot, stddev) for knot in self.knots]
+
+    def _expected_slope(self, mean: Tensor, knots: "Sequence[_Knot]") -> Tensor:
         """E of the slopes alone: the slope at the mean, corrected by the tails beyond each knot."""
         result = torch.as_tensor(self.slopes[0], dtype=mean.dtype, device=mean.device)
-        for knot, slope in zip(self.knots, self.slopes[1:], strict=True):
-            result = torch.where(mean >= knot, slope, result)
-        for knot, a, weight in zip(self.knots, positions, self._weights(), strict=True):
-            side = _side(mean, knot)
-            result = result - weight * side * cumulative(-side * a)
+        for knot, slope in zip(knots, self.slopes[1:], strict=True):
+            result = torch.where(knot.side > 0, slope, result)
+        for knot, weight in zip(knots, self._weights(), strict=True):
+            result = result - weight * knot.side * knot.tail
         return result
 
-    def _expected_jump(self, positions: Sequence[Tensor]) -> Tensor:
-        terms = [jump * density(a) for a, jump in zip(positions, self.jumps, strict=True)]
+    def _expected_jump(self, knots: "Sequence[_Knot]") -> Tensor:
+        terms = [jump * density(knot.a) for knot, jump in zip(knots, self.jumps, strict=True)]
         return torch.stack(terms).sum(0)
 
 
-def _side(y: Tensor, knot: float) -> Tensor:
-    return torch.where(y >= knot, 1.0, -1.0).to(y.dtype)
+@dataclass(frozen=True)
+class _Knot:
+    """A knot seen from Gaussians: distance a in standard deviations, side, what lies beyond."""
+
+    a: Tensor
+    side: Tensor
+    tail: Tensor
+    """Phi(-|a|)"""
+    excess: Tensor
+    """m(-|a|)"""
+
+    @classmethod
+    def at(cls, distance: Tensor, stddev: Tensor) -> "_Knot":
+        a = standardise(distance, stddev)
+        side = torch.where(distance >= 0, 1.0, -1.0).to(a.dtype)
+        beyond = -side * a
+        return cls(a, side, cumulative(beyond), partial_expectation(beyond))
+
+    def degenerate(self) -> tuple[Tensor, Tensor]:
+        """K0 and K1 at rho = 1 with itself: Phi(a) Phi(-a), and that less m(a) m(-a)."""
+        first = self.tail * (1 - self.tail)
+        return first, first - self.excess * (self.side * self.a + self.excess)
+
+    def with_other(self, other: "_Knot") -> tuple[Tensor, Tensor]:
+        """The same for two thresholds of one variable."""
+        return plackett_degenerate(self.a, other.a)
 
 
 def continuous(

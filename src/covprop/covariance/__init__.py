@@ -3,5 +3,6 @@
 from covprop.covariance.base import Covariance, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
+from covprop.covariance.streamed import Streamed
 
-__all__ = ["Covariance", "Dense", "Diagonal", "LinearMap"]
+__all__ = ["Covariance", "Dense", "Diagonal", "LinearMap", "Streamed"]

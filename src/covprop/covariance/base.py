@@ -11,6 +11,14 @@ from torch import Tensor
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
 
+CHUNK = 2**24
+"""Entries of vectors that go through a linear map at a time."""
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The symmetric part of a matrix that is symmetric but for rounding."""
+    return (matrix + matrix.mT).mul_(0.5)
+
 
 @final
 @dataclass(frozen=True)
@@ -18,15 +26,32 @@ class LinearMap:
     """The linear part of an operation on the event, for any number of vectors at once.
 
     function takes a tensor (*batch, *event_shape) as the operation itself does; `leading` says that
-    it also takes any further leading dimensions as they are.
+    it also takes any further leading dimensions as they are; diagonal, where there is a short way
+    to it, gives diag(A H) of H (*batch, n, m).
     """
 
     function: Callable[[Tensor], Tensor]
     event_shape: torch.Size
     leading: bool = False
+    diagonal: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Map vectors (*batch, count, n) to (*batch, count, m)."""
+        """Map vectors (*batch, count, n) to (*batch, count, m), some at a time."""
+        count = vectors.shape[-2]
+        step = max(1, CHUNK * count // max(1, vectors.numel()))
+        first = self._of(vectors[..., :step, :])
+        if step >= count:
+            return first
+        if first.requires_grad:
+            return self._of(vectors)
+        result = first.new_empty(*first.shape[:-2], count, first.shape[-1])
+        result[..., :step, :] = first
+        for start in range(step, count, step):
+            part = slice(start, start + step)
+            result[..., part, :] = self._of(vectors[..., part, :])
+        return result
+
+    def _of(self, vectors: Tensor) -> Tensor:
         batch = vectors.shape[:-2]
         if self.leading:
             mapped = self.function(vectors.unflatten(-1, self.event_shape))

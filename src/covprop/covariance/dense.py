@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.streamed import Streamed
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
+
+WIDE = 2**24
+"""Entries of a covariance that is worth not to be written out."""
+
+
+def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
+    """Whether a linear map to so many features leaves the new covariance unwritten."""
+    return wider > size and batch_shape.numel() * wider**2 > WIDE
 
 
 @final
@@ -34,9 +43,11 @@ class Dense(Covariance):
         """The matrix itself."""
         return self.values
 
-    def push(self, linear: LinearMap) -> "Dense":
-        """A S A^T: the map on the rows, then on the columns."""
+    def push(self, linear: LinearMap) -> Covariance:
+        """A S A^T: the map on the rows, then on the columns; where that is far wider, on demand."""
         half = linear(self.values)  # (*batch, n, m): S A^T
+        if streams(self.size, half.shape[-1], self.batch_shape) and not half.requires_grad:
+            return Streamed.through(half, linear, Dense)
         return Dense(symmetric(linear(half.mT)))
 
     def take(self, index: Tensor) -> "Dense":
@@ -133,8 +144,3 @@ def _without_diagonal(block: Tensor, offset: int = 0) -> Tensor:
     copy = block.clone(memory_format=torch.contiguous_format)
     copy.diagonal(offset=offset, dim1=-2, dim2=-1).zero_()
     return copy
-
-
-def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part of a matrix that is symmetric but for rounding."""
-    return (matrix + matrix.mT).mul_(0.5)

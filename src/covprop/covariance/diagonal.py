@@ -35,7 +35,7 @@ class Diagonal(Covariance):
         """The full matrix (*batch, n, n)."""
         return torch.diag_embed(self.values)
 
-    def push(self, linear: LinearMap) -> Dense:
+    def push(self, linear: LinearMap) -> Covariance:
         """A S A^T, which is dense."""
         return self.to_dense().push(linear)
 

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density
 
-FLUSH = 0.4
+FLUSH = 0.3
 """The power of the smallest normal number below which a coefficient counts as zero."""
 
 
@@ -43,8 +43,10 @@ def flushed(coefficients: Tensor, dtype: torch.dtype, largest: float = 1.0) -> T
     They belong to elements of which the function hardly shows any variation. largest: the largest
     |rho| whose powers the terms have.
     """
+    if largest == 1:
+        return torch.where(coefficients.abs() < torch.finfo(dtype).tiny ** FLUSH, 0, coefficients)
     steps = torch.arange(len(coefficients), dtype=coefficients.dtype, device=coefficients.device)
-    least = torch.finfo(dtype).tiny**FLUSH * max(largest, 0.01) ** (-steps / 2)
+    least = torch.finfo(dtype).tiny ** FLUSH * max(largest, 0.01) ** (-steps / 2)
     least = least.reshape(-1, *(1,) * (coefficients.dim() - 1))
     return torch.where(coefficients.abs() < least, 0, coefficients)
 

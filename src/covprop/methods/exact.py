@@ -7,7 +7,7 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Streamed
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 from covprop.methods.series import series_cross
@@ -38,7 +38,9 @@ class Exact(LayerwiseMethod):
         point = mean.double()
         order = 0
         if covariance.size * variance.numel() > activation.few:
-            largest = covariance.largest(_correlation, (inverse_deviation(variance),))
+            largest = 1.0
+            if not isinstance(covariance, Streamed):  # which would have to be computed for it
+                largest = covariance.largest(_correlation, (inverse_deviation(variance),))
             order = activation.order(largest, mean.dtype)
         prepared = activation.prepare(point, variance, order, mean.dtype)
         result = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
+from covprop.covariance.dense import streams
 from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import UnsupportedOperation, name_of
+from covprop.rules.diagonals import Diagonal, of_conv2d, of_linear
 from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,
@@ -44,12 +46,14 @@ def affine(
     *args: Any,
     strip: Strip | None = None,
     leading: bool = False,
+    diagonal: Callable[..., Diagonal | None] | None = None,
     **kwargs: Any,
 ) -> GaussianTensor:
     """Carry a Gaussian through a function that is linear but for a constant offset.
 
     strip takes the offset out of the arguments (a linear function needs none); leading says that
-    the function takes any number of leading dimensions.
+    the function takes any number of leading dimensions; diagonal makes the short way to the
+    variances of a wide result, if there is one, from the Gaussian and the arguments.
     """
     x = the_gaussian(function, args, kwargs)
     loc = of_tensor(function, args, kwargs)(x.loc)
@@ -61,7 +65,15 @@ def affine(
         )
     linear = of_tensor(function, *stripped)
     check_batch_is_separate(function, linear, x, x.shape)
-    return x.through(loc, LinearMap(linear, x.event_shape, leading and x.event_shape != ()))
+    short = None
+    if diagonal is not None and streams(x.covariance.size, _event_size(x, loc), x.batch_shape):
+        short = diagonal(x, *args, **kwargs)
+    leads = leading and x.event_shape != ()
+    return x.through(loc, LinearMap(linear, x.event_shape, leads, short))
+
+
+def _event_size(x: GaussianTensor, loc: Tensor) -> int:
+    return loc.shape[len(x.batch_shape) :].numel()
 
 
 def scaling(
@@ -104,18 +116,23 @@ def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(zero(item) for item in args), others
 
 
-def _linear(*names: str, strip: Strip | None = None, leading: bool = False) -> None:
+def _linear(
+    *names: str,
+    strip: Strip | None = None,
+    leading: bool = False,
+    diagonal: Callable[..., Diagonal | None] | None = None,
+) -> None:
     """One line: every spelling of a torch function that is linear once stripped."""
     functions = spellings(*names)
 
     @rule(*functions, kind="linear", treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-        return affine(function, *args, strip=strip, leading=leading, **kwargs)
+        return affine(function, *args, strip=strip, leading=leading, diagonal=diagonal, **kwargs)
 
 
-_linear("linear", strip=without(2, "bias"), leading=True)
+_linear("linear", strip=without(2, "bias"), leading=True, diagonal=of_linear)
 _linear("conv1d", strip=without(2, "bias"))
-_linear("conv2d", strip=without(2, "bias"))
+_linear("conv2d", strip=without(2, "bias"), diagonal=of_conv2d)
 _linear("conv3d", strip=without(2, "bias"))
 _linear("conv_transpose1d", strip=without(2, "bias"))
 _linear("conv_transpose2d", strip=without(2, "bias"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import Dense, LinearMap
-from covprop.covariance.dense import symmetric
+from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.errors import InconsistentBranches, name_of
 from covprop.lineage import Node
@@ -47,6 +47,7 @@ def join(
         raise batch_error(function, x)
     loc = at_means(function, args, kwargs)
     check_batch_shape(function, x, loc.shape)
+    x.expect(loc)
     slots, named = without_constants(with_slots((args, kwargs)))
     terms = [
         (node, _linear_part(function, slots, named, node, loc))
@@ -98,6 +99,7 @@ def _transfer(linear: LinearMap) -> Callable[[Tensor], Tensor]:
 def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> GaussianTensor:
     """sum_i w_i x_i of tensors of one shape, with the given mean."""
     x = terms[0][0]
+    x.expect(loc)
     weights: dict[Node, float] = {}
     for tensor, weight in terms:
         weights[tensor.node] = weights.get(tensor.node, 0.0) + weight

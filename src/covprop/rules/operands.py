@@ -100,6 +100,8 @@ def check_batch_is_separate(
 ) -> None:
     """Scaling each element of the batch must scale its result and nothing else."""
     count, divisor = x.batch_shape.numel(), 1
+    if count <= 1:
+        return
     index = torch.arange(count, device=x.device)
     while divisor < count:  # the digits of its index tell every element from every other
         # Powers of two scale without rounding; any vector without structure will do.

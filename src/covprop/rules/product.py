@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.covariance import Dense
-from covprop.covariance.dense import symmetric
+from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.lineage import Node
 from covprop.rules.join import join

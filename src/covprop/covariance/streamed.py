@@ -1,0 +1,166 @@
+"""A wide covariance between two smaller ones, a few rows at a time.
+
+`linear -> activation -> linear` from k over n to m features with n the largest: the n x n matrix
+A S A^T, or the covariance of an activation of it, exists only in blocks of rows, each of which
+goes through the next linear map at once. What is held is k x n and n x m.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+
+ROWS = 2**22
+"""Entries of the wide matrix that are held at a time."""
+PAIRS = 2**18
+"""Entries of it that the kernel of an activation works on at a time."""
+
+
+class Activity(NamedTuple):
+    """What an activation has made of the matrix."""
+
+    pair: PairFunction
+    elements: tuple[Tensor, ...]
+    variance: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Streamed(Covariance):
+    """A S A^T, or what an activation makes of it, from half = S A^T (*batch, k, n).
+
+    dense: the structure of the matrix when it is written out.
+    """
+
+    half: Tensor
+    linear: LinearMap
+    variance: Tensor
+    dense: Callable[[Tensor], Covariance]
+    activity: Activity | None = None
+
+    @classmethod
+    def through(
+        cls, half: Tensor, linear: LinearMap, dense: Callable[[Tensor], Covariance]
+    ) -> "Streamed":
+        """Find the variances, which every next step asks for."""
+        if linear.diagonal is not None:
+            return cls(half, linear, linear.diagonal(half), dense)
+        whole = cls(half, linear, half.new_zeros(*half.shape[:-2], half.shape[-1]), dense)
+        parts = [rows.diagonal(offset=start, dim1=-2, dim2=-1) for start, _, rows in whole.blocks()]
+        return replace(whole, variance=torch.cat(parts, dim=-1))
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.half.shape[:-2]
+
+    def diagonal(self) -> Tensor:
+        """Variances (*batch, n)."""
+        return self.variance if self.activity is None else self.activity.variance
+
+    def matrix(self) -> Tensor:
+        """The wide matrix after all; it is kept."""
+        return self._written
+
+    @cached_property
+    def _written(self) -> Tensor:
+        return symmetric(self._gathered(lambda rows: rows))
+
+    def push(self, linear: LinearMap) -> Covariance:
+        """B Z B^T: each block of rows of Z through B, then the columns of what that gives."""
+        narrow = self._gathered(linear)
+        return self.dense(symmetric(linear(narrow.mT)))
+
+    def take(self, index: Tensor) -> Covariance:
+        """Write the matrix out, unless nothing moves."""
+        if len(index) == self.size and bool((index.diff() == 1).all()):
+            return self
+        return self.dense(self.matrix()).take(index)
+
+    def scale(self, factor: Tensor) -> Covariance:
+        """Scale the linear map; an activation in between has to be written out."""
+        if self.activity is not None:
+            return self.dense(self.matrix()).scale(factor)
+        linear = self.linear
+
+        def scaled(vector: Tensor) -> Tensor:
+            result = linear.function(vector)
+            return result * factor.reshape(
+                *self.batch_shape, *result.shape[len(self.batch_shape) :]
+            )
+
+        half = self.half * factor[..., None, :]
+        return replace(
+            self,
+            half=half,
+            linear=LinearMap(scaled, linear.event_shape),
+            variance=self.variance * factor.square(),
+        )
+
+    def pairwise(
+        self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
+    ) -> Covariance:
+        """Remember what to do with each block."""
+        if self.activity is not None:
+            return self.dense(self.matrix()).pairwise(pair, elements, variance)
+        elements = tuple(element.to(self.dtype) for element in elements)
+        return replace(self, activity=Activity(pair, elements, variance.to(self.dtype)))
+
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """A pass over all blocks."""
+        found = 0.0
+        for start, stop, rows in self.blocks():
+            ends = torch.aminmax(_pairs(pair, elements, start, stop, rows))
+            found = max(found, -float(ends.min), float(ends.max))
+        return found
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Samples need a factor of the whole matrix."""
+        return self.dense(self.matrix()).noise(count, generator)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
+        """Of the matrix, written out."""
+        return self.dense(function(self.matrix()))
+
+    def _gathered(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of all blocks of rows, one below the other."""
+        result: Tensor | None = None
+        for start, stop, rows in self.blocks():
+            part = function(rows)
+            if result is None:
+                result = part.new_empty(*self.batch_shape, self.size, part.shape[-1])
+            result[..., start:stop, :] = part
+        assert result is not None
+        return result
+
+    def blocks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """All rows of the covariance: start, stop, rows (*batch, stop - start, n)."""
+        count = max(1, ROWS // max(1, self.batch_shape.numel() * self.size))
+        for start in range(0, self.size, count):
+            stop = min(self.size, start + count)
+            rows = self.linear(self.half[..., start:stop].mT)
+            if self.activity is not None:
+                pair, elements, variance = self.activity
+                rows = _pairs(pair, elements, start, stop, rows)
+                rows.diagonal(offset=start, dim1=-2, dim2=-1).copy_(variance[..., start:stop])
+            yield start, stop, rows
+
+
+def _pairs(
+    pair: PairFunction, elements: Sequence[Tensor], start: int, stop: int, rows: Tensor
+) -> Tensor:
+    """`pair` of rows [start, stop), their diagonal left out, in pieces that fit into the cache."""
+    rows.diagonal(offset=start, dim1=-2, dim2=-1).zero_()
+    step = max(1, PAIRS * (stop - start) // max(1, rows.numel()))
+    right = tuple(element[..., None, :] for element in elements)
+    for first in range(start, stop, step):
+        last = min(stop, first + step)
+        left = tuple(element[..., first:last, None] for element in elements)
+        piece = rows[..., first - start : last - start, :]
+        piece.copy_(pair(left, right, piece))
+    return rows

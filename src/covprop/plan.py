@@ -1,0 +1,301 @@
+"""What a propagation will take, before it is run: sizes, memory and work of every operation.
+
+The means alone go through the network, one forward pass; the covariances are counted.
+"""
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn, final
+
+import torch
+from torch import Tensor, nn
+
+from covprop.covariance import Covariance, LinearMap
+from covprop.covariance.dense import streams
+from covprop.dispatch import BATCH, KIND, Batch, leaves, map_leaves
+from covprop.errors import name_of
+from covprop.gaussian import Gaussian
+from covprop.lineage import Lineage, Node
+from covprop.tensor import GaussianTensor
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+PER_PAIR = 40.0
+"""Operations on one entry of a covariance by an activation, about."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: where it is, what it gives, what its covariance and itself take."""
+
+    module: str
+    operation: str
+    shape: tuple[int, ...]
+    features: int
+    covariance_bytes: int
+    peak_bytes: int
+    work: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The operations of a propagation, in order; print it to see the table."""
+
+    steps: tuple[Step, ...]
+    free_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that covariances will take at a time."""
+        return max((step.peak_bytes for step in self.steps), default=0)
+
+    @property
+    def work(self) -> float:
+        """Floating-point operations on covariances, about."""
+        return sum(step.work for step in self.steps)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is below the memory that is free."""
+        return self.peak_bytes <= self.free_bytes
+
+    def __str__(self) -> str:
+        """A table, a line for each operation."""
+        head = ("module", "operation", "shape", "features", "covariance", "peak", "work")
+        rows = [
+            (
+                step.module, step.operation, "x".join(map(str, step.shape)), f"{step.features:,}",
+                _size(step.covariance_bytes), _size(step.peak_bytes), f"{step.work:.1e}",
+            )
+            for step in self.steps
+        ]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i < 3 else cell.rjust(width)  # noqa: PLR2004  (words, numbers)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in (head, *rows)
+        ]
+        lines.append(
+            f"peak {_size(self.peak_bytes)} of {_size(self.free_bytes)} that are free, about "
+            f"{self.work:.1e} operations"
+        )
+        return "\n".join(lines)
+
+
+def _size(count: float) -> str:
+    """A number of bytes to three digits."""
+    power = 0
+    while count >= 1000 and power < len(UNITS) - 1:  # noqa: PLR2004
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {UNITS[power]}"
+
+
+def free_bytes(device: torch.device) -> int:
+    """The memory that is free on a device, as far as the system tells."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        limits = [1024 * int(fields["MemAvailable"].split()[0])]
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").exists() and (group / "memory.current").exists():
+        limit = (group / "memory.max").read_text().strip()
+        if limit.isdigit():
+            limits.append(int(limit) - int((group / "memory.current").read_text()))
+    return max(0, min(limits))
+
+
+class _NeedsNumbers(Exception):
+    """A rule asked a counted covariance for its numbers."""
+
+
+@final
+@dataclass(frozen=True)
+class Counted(Covariance):
+    """A covariance of which only the size is known; half: what a streamed one came from."""
+
+    batch: torch.Size
+    count: int
+    itemsize: int
+    half: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.batch.numel() * self.itemsize * self.count * (self.half or self.count)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.batch
+
+    @property
+    def size(self) -> int:
+        """The number of features."""
+        return self.count
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise _NeedsNumbers
+
+    def diagonal(self) -> Tensor:
+        """It has no numbers."""
+        self._refuse()
+
+    def matrix(self) -> Tensor:
+        """It has no numbers."""
+        self._refuse()
+
+    def push(self, linear: LinearMap) -> Covariance:
+        """It has no numbers."""
+        self._refuse(linear)
+
+    def take(self, index: Tensor) -> Covariance:
+        """It has no numbers."""
+        self._refuse(index)
+
+    def scale(self, factor: Tensor) -> Covariance:
+        """It has no numbers."""
+        self._refuse(factor)
+
+    def pairwise(self, pair: Any, elements: Any, variance: Tensor) -> Covariance:
+        """It has no numbers."""
+        self._refuse(pair, elements, variance)
+
+    def largest(self, pair: Any, elements: Any) -> float:
+        """It has no numbers."""
+        self._refuse(pair, elements)
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """It has no numbers."""
+        self._refuse(count, generator)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
+        """It has no numbers."""
+        self._refuse(function)
+
+
+class _Cost(NamedTuple):
+    """What an operation makes of a counted covariance, and what it takes meanwhile."""
+
+    counted: Counted
+    temporary: int = 0
+    work: float = 0.0
+    shares: bool = False
+
+
+def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor) -> _Cost:
+    batch, before = parent.batch.numel(), parent.count
+    features = out.numel() // max(1, batch)
+    kind, unit = KIND[function], batch * out.itemsize
+    if kind == "shape" and features == before:
+        return _Cost(parent)
+    if kind == "element-wise":
+        counted = Counted(parent.batch, features, out.itemsize, parent.half)
+        return _Cost(counted, 0, PER_PAIR * batch * features**2 / 2, shares=parent.half > 0)
+    weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
+    if features == before and not weights:  # a factor for each element, or a sum
+        counted = Counted(parent.batch, features, out.itemsize, parent.half)
+        return _Cost(counted, 0, 2.0 * batch * features**2, shares=parent.half > 0)
+    taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
+    work = 2.0 * batch * taps * features * (before + features)
+    if kind == "linear" and not parent.half and streams(before, features, parent.batch):
+        return _Cost(Counted(parent.batch, features, out.itemsize, before), 0, work)
+    counted = Counted(parent.batch, features, out.itemsize)
+    return _Cost(counted, unit * (before * features + features**2), work)
+
+
+def short_name(function: Callable[..., Any]) -> str:
+    """What a table calls an operation."""
+    return name_of(function).rpartition(".")[2]
+
+
+class Planner:
+    """Runs operations on means, and writes down what their covariances would take."""
+
+    def __init__(self, module: object) -> None:
+        """Know the names of the modules."""
+        self.steps: list[Step] = []
+        self._nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+        self._names: dict[int, str] = {}
+        if isinstance(module, nn.Module):
+            self._names = {id(layer): name for name, layer in module.named_modules()}
+
+    def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
+        """An input, its covariance counted."""
+        counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize)
+        return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """One operation, or the operations that it is made of."""
+        if BATCH[function] is Batch.STEPWISE:
+            try:
+                return proceed()
+            except _NeedsNumbers:
+                pass
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+        means = map_leaves(
+            (args, kwargs),
+            lambda leaf: leaf.loc.clone() if isinstance(leaf, GaussianTensor) else leaf,
+        )
+        outputs = function(*means[0], **means[1])
+        given = (args, kwargs)
+        return map_leaves(
+            outputs,
+            lambda out: (
+                self._counted(function, tensors, given, out)
+                if isinstance(out, Tensor) and out.is_floating_point()
+                else out
+            ),
+        )
+
+    def _counted(
+        self, function: Callable[..., Any], tensors: list[GaussianTensor], given: Any, out: Tensor
+    ) -> GaussianTensor:
+        """A result, and its step."""
+        parent = tensors[0].node.covariance
+        assert isinstance(parent, Counted)
+        cost = _cost(function, parent, given, out)
+        same = cost.counted is parent
+        node = tensors[0].node if same else Node(cost.counted, _edges(tensors))
+        living = sum(n.covariance.nbytes for n in self._nodes if isinstance(n.covariance, Counted))
+        new = 0 if same or cost.shares else cost.counted.nbytes
+        self.steps.append(
+            Step(
+                self._where(), short_name(function), tuple(out.shape), cost.counted.count,
+                cost.counted.nbytes, living + new + cost.temporary, cost.work,
+            )
+        )  # fmt: skip
+        self._add(node)
+        return GaussianTensor(out, node, tensors[0].lineage)
+
+    def _add(self, node: Node) -> Node:
+        self._nodes.add(node)
+        return node
+
+    def _where(self) -> str:
+        """The innermost module whose forward is running."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if id(owner) in self._names:
+                return self._names[id(owner)]
+            frame = frame.f_back
+        return ""
+
+
+def _edges(tensors: list[GaussianTensor]) -> list[tuple[Node, Callable[[Tensor], Tensor]]]:
+    return [(tensor.node, lambda cross: cross) for tensor in tensors]

@@ -1,0 +1,48 @@
+"""A bar that shows how far a propagation has come."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from covprop.plan import Step, short_name
+
+
+class ProgressBar:
+    """Advances by the planned work of each operation; for a `with` block."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        """Know the steps in their order."""
+        self._steps = list(steps)
+        self._bar = tqdm(total=sum(step.work for step in steps), unit="FLOP", unit_scale=True)
+        self._inside = False
+        self._done = 0
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """Run an operation, then advance by what was planned for it."""
+        name, steps = short_name(function), self._steps
+        planned = self._done < len(steps) and steps[self._done].operation == name
+        if self._inside or not planned:
+            return proceed()
+        self._inside = True
+        self._bar.set_postfix_str(f"{steps[self._done].module} {name}".strip())
+        result = proceed()
+        self._inside = False
+        while self._done < len(steps) and steps[self._done].operation == name:
+            self._bar.update(steps[self._done].work)  # as many as it has results
+            self._done += 1
+            if not isinstance(result, list | tuple):
+                break
+        return result

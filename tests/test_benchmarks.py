@@ -1,0 +1,74 @@
+"""The benchmarks in sizes of seconds: what they write, and what they compare with."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import covprop as cp
+from benchmarks import __main__ as bench
+from benchmarks import inputs, models, naive, reference, render, scaling
+from tests.oracles import assert_close
+
+
+def test_figures_are_written_and_rendered(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    command = ["benchmarks", "--smoke", "--only", "layers", "cost", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert bench.main() == 0
+    record = json.loads(out.read_text())
+    assert record["settings"]["threads"] == torch.get_num_threads()
+    assert list(record["results"]) == ["layers", "cost"]
+    assert record["results"]["layers"]["error"]["exact"] < 1e-12
+    monkeypatch.setattr(sys, "argv", ["render", str(out), "--out", str(tmp_path / "rendered")])
+    render.main()
+    assert "ReLU, Exact: naive / ours" in capsys.readouterr().out
+    made = {path.name for path in (tmp_path / "rendered").iterdir()}
+    assert made == {"table.md", "cost.png", "layers.png"}
+    table = (tmp_path / "rendered" / "table.md").read_text()
+    assert "| layers: ReLU, Exact: naive / ours | at least 6 |" in table
+
+
+def test_a_benchmark_that_fails_is_recorded_and_the_next_one_runs(monkeypatch, tmp_path):
+    def fail(smoke):
+        raise MemoryError(f"smoke {smoke}")
+
+    out = tmp_path / "bench.json"
+    monkeypatch.setitem(bench.BENCHMARKS, "layers", fail)
+    command = ["benchmarks", "--smoke", "--only", "layers", "batch", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert bench.main() == 1
+    record = json.loads(out.read_text())
+    assert record["results"]["layers"]["failure"] == "MemoryError: smoke True"
+    assert record["results"]["batch"]["figures"]
+    assert "| layers | | failed: MemoryError: smoke True | **no** |" in render.table(record)
+
+
+@torch.no_grad()
+def test_the_naive_network_is_the_published_series():
+    torch.manual_seed(0)
+    model = models.convolutional(3, side=5, channels=2)
+    mean, covariance = inputs.paper(1, 5, 5)
+    published = cp.Series(order=4, exact_variance=False)
+    y = cp.propagate(model, cp.Gaussian(mean, covariance), published)
+    naive_mean, naive_covariance = naive.network(model, mean, covariance)
+    assert_close(y.mean, naive_mean, rtol=1e-12)
+    assert_close(y.covariance_matrix, naive_covariance, rtol=1e-10)
+
+
+@pytest.mark.parametrize("rho", [-0.9, 0.0, 0.3, 0.99])
+def test_the_reference_is_the_arc_cosine_kernel_at_zero_means(rho):
+    covariance = torch.tensor([[4.0, 2 * rho], [2 * rho, 1.0]], dtype=torch.float64)
+    found = reference.relu_covariance(
+        torch.zeros(2, dtype=torch.float64), covariance, torch.tensor([[0], [1]])
+    )
+    r = torch.tensor([rho], dtype=torch.float64)
+    expected = ((1 - r * r).sqrt() + r * (torch.pi / 2 + r.asin()) - 1) / (2 * torch.pi)
+    assert_close(found, expected, atol=1e-13)
+
+
+def test_the_fit_finds_a_power():
+    power, factor = scaling.exponent([10, 100, 1000], [3.0 * n**2 for n in (10, 100, 1000)])
+    assert power == pytest.approx(2)
+    assert factor == pytest.approx(3)
