@@ -160,3 +160,24 @@ def test_long_skips_keep_one_covariance_each() -> None:
     assert held == [2, 1, 0]
     # Beside the skips: the tensor, its argument, the sum before it, the skip that just joined.
     assert all(number <= skips + 4 for number, skips in zip(found, held, strict=True))
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, nn.LayerNorm], ids=["relu", "layer norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_chain_keeps_as_much_in_every_dtype_and_after_every_layer(
+    norm: Callable[..., nn.Module], dtype: torch.dtype
+) -> None:
+    """Nothing that outlives an operation may hold its matrix: no tensor, no view of a diagonal."""
+    counts = []
+    for depth in (2, 6):
+        torch.manual_seed(0)
+        count = Count()
+        layers: list[nn.Module] = []
+        for _ in range(depth):
+            layers += [nn.Linear(WIDTH, WIDTH), norm(WIDTH), nn.ReLU(), count]
+        model = nn.Sequential(*layers).to(dtype).requires_grad_(requires_grad=False)
+        count.known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        x = cp.Gaussian.isotropic(torch.randn(WIDTH, dtype=dtype), 0.01)
+        cp.propagate(model, x)
+        counts.append(max(count.counts))
+    assert counts[1] <= counts[0]

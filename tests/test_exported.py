@@ -124,7 +124,8 @@ def test_a_program_that_merges_the_batch_works_without_one(
     """Several inputs of the program, but none a Gaussian of its own: one event of all."""
     name, made = program()
     y = cp.propagate(made.module(), given(name, batch_dims=0))
-    assert_same(y, expected(name, batch_dims=0), rtol=1e-9)
+    # In another order of operations, products and activations meet each other differently.
+    assert_same(y, expected(name, batch_dims=0), rtol=1e-6 if name == "LSTM" else 1e-9)
 
 
 @torch.no_grad()
@@ -264,6 +265,11 @@ OPERATORS: dict[Any, Case] = {  # the operator, the function, and the shape of o
         lambda x: aten._adaptive_avg_pool3d.default(x, [2, 1, 1]),
         lambda x: F.adaptive_avg_pool3d(x, (2, 1, 1)),
         (1, 4, 3, 2),
+    ),
+    aten.linalg_vector_norm.default: (
+        lambda x: aten.linalg_vector_norm.default(x, 2, [1], True),
+        lambda x: torch.linalg.vector_norm(x, 2, [1], True),
+        (2, 3),
     ),
     aten.instance_norm.default: (
         lambda x: torch.cat([

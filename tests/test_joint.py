@@ -76,3 +76,34 @@ def test_an_observation_that_cannot_vary_tells_nothing():
     x = cp.Gaussian(torch.zeros(3, dtype=D), torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=D)))
     rest = x.condition([2], torch.zeros(1, dtype=D))
     assert_close(rest.covariance_matrix, torch.diag(torch.tensor([1.0, 2.0], dtype=D)))
+
+
+def test_a_module_that_changes_its_input_in_place_has_the_joint_of_the_input() -> None:
+    x, layer = gaussian(3), nn.Linear(3, 2).double().requires_grad_(requires_grad=False)
+    both = cp.joint(nn.Sequential(nn.ReLU(inplace=True), layer), x)
+    expected = cp.joint(nn.Sequential(nn.ReLU(), layer), x)
+    assert_close(both.mean[:3], x.mean, rtol=0)
+    assert_close(both.covariance_matrix, expected.covariance_matrix, atol=1e-14)
+
+
+def test_the_joint_of_what_moves_the_batch_has_it_first() -> None:
+    x = gaussian(3, batch=2)
+    both = cp.joint(lambda x: x.unsqueeze(0).transpose(0, 2), x)
+    assert_close(both.mean, x.mean.repeat(1, 2), rtol=0)
+
+
+def test_the_joint_of_several_outputs_is_refused() -> None:
+    with pytest.raises(cp.UnsupportedOperation, match="picks one"):
+        cp.joint(lambda x: (x, x), gaussian(3))
+
+
+def test_noise_of_an_observation_is_a_matrix_variances_or_one_variance() -> None:
+    x, value = gaussian(4), torch.zeros(2, dtype=D)
+    variances = torch.tensor([0.1, 0.7], dtype=D)
+    by_vector = x.condition([0, 1], value, noise=variances)
+    by_matrix = x.condition([0, 1], value, noise=torch.diag(variances))
+    assert_close(by_vector.covariance_matrix, by_matrix.covariance_matrix, atol=1e-14)
+    same = x.condition([0, 1], value, noise=torch.tensor([0.3, 0.3], dtype=D))
+    assert_close(x.condition([0, 1], value, noise=0.3).mean, same.mean, atol=1e-14)
+    with pytest.raises(cp.InvalidGaussian, match="negative"):
+        x.condition([0, 1], value, noise=-0.1)

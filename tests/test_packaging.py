@@ -51,14 +51,14 @@ def test_the_wheel_has_the_package_its_types_and_its_licence(wheel: Path) -> Non
     assert tops == {"covprop", next(top for top in tops if top.endswith(".dist-info"))}
 
 
-def test_the_wheel_needs_torch_and_numpy_alone(wheel: Path) -> None:
+def test_the_wheel_needs_torch_numpy_and_tqdm_alone(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     lines = archive.read(metadata).decode().splitlines()
     needed = [
         line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
-    assert sorted(line.split()[1].split(">")[0] for line in needed) == ["numpy", "torch"]
+    assert sorted(line.split()[1].split(">")[0] for line in needed) == ["numpy", "torch", "tqdm"]
 
 
 def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:

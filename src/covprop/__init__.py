@@ -5,6 +5,7 @@ from covprop.activations.daunizeau import DaunizeauSigmoid
 from covprop.bound import series_error_bound
 from covprop.dispatch import rule
 from covprop.errors import (
+    ApproximationWarning,
     BatchDimensionError,
     CovpropError,
     InconsistentBranches,
@@ -27,6 +28,7 @@ from covprop.tensor import GaussianTensor
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApproximationWarning",
     "BatchDimensionError",
     "CovpropError",
     "DaunizeauSigmoid",

@@ -42,6 +42,10 @@ class ToleranceNotReached(CovpropError, ArithmeticError):
     """A series whose error bound stays above the tolerance at the largest order."""
 
 
+class ApproximationWarning(UserWarning):
+    """An approximation that is likely to be rough for this input."""
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message: torch's own name for it, where it is torch's."""
     if isinstance(function, OpOverload | OpOverloadPacket):

@@ -182,8 +182,8 @@ class Gaussian:
         """The Gaussian of the other elements, given that these have (nearly) this value.
 
         elements: an index of the flattened event; value (*batch, m); noise: the covariance (m, m)
-        of an error of the observation, or one variance for all of them. What is observed may be
-        singular: directions in which it cannot vary tell nothing.
+        of an error of the observation, variances (m,), or one variance for all of them. What is
+        observed may be singular: directions in which it cannot vary tell nothing.
         """
         seen = self._elements(elements)
         size = self.event_shape.numel()
@@ -195,8 +195,11 @@ class Gaussian:
         observed = matrix[..., seen[:, None], seen]
         if noise is not None:
             error = torch.as_tensor(noise, dtype=self.dtype, device=self.device)
-            unit = torch.eye(len(seen), dtype=self.dtype, device=self.device)
-            observed = observed + (error if error.dim() else error * unit)
+            if error.dim() <= 1:  # variances
+                error = torch.diag_embed(error.expand(len(seen)))
+            if bool((error.diagonal(dim1=-2, dim2=-1) < 0).any()):
+                raise InvalidGaussian("the noise of an observation has a negative variance")
+            observed = observed + error
         across = matrix[..., hidden[:, None], seen]  # (*batch, hidden, m)
         gain = across @ torch.linalg.pinv(observed, hermitian=True)
         shift = gain @ (value - mean[..., seen])[..., None]

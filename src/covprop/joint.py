@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import LayerwiseMethod
 from covprop.propagate import EXACT, propagate
+from covprop.tensor import GaussianTensor
 
 
 def joint(
@@ -31,7 +33,13 @@ class _WithInput(nn.Module):
         self.batch_dims = batch_dims
 
     def forward(self, x: Any) -> Any:
-        y = self.module(x)
+        y = self.module(x.clone())  # which the module may change in place
         k = self.batch_dims
+        if not isinstance(y, GaussianTensor):
+            raise UnsupportedOperation(
+                f"joint takes a module that returns one tensor, and this one returns a "
+                f"{type(y).__name__}; wrap it in a function that picks one"
+            )
+        y = y.movedim(y.batch_at, 0) if k else y
         flat = [t.reshape(*t.shape[:k], t.shape[k:].numel()) for t in (x, y)]
         return torch.cat(flat, dim=-1)

@@ -36,8 +36,27 @@ class Laid(Protocol):
     def laid(self, batch_at: int) -> "Laid":
         """The same with its batch shown at another dimension."""
 
+    def seen_from(self, batch_at: int) -> "Laid":
+        """The same with another of its dimensions of one as its batch."""
+
     def become(self, other: Any) -> None:
         """Take another's value in place."""
+
+
+def _with_batches_of_one(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Laid]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Laid]]:
+    """Any dimension of one may be the batch of one: choose one that all have."""
+    common = [
+        dim
+        for dim in range(min(len(tensor.shape) for tensor in tensors))
+        if all(tensor.shape[dim] == 1 for tensor in tensors)
+    ]
+    if not common:
+        return args, kwargs, list(tensors)
+    changed = {id(tensor): tensor.seen_from(common[0]) for tensor in tensors}
+    args, kwargs = map_leaves((args, kwargs), lambda leaf: changed.get(id(leaf), leaf))
+    return args, kwargs, list(changed.values())
 
 
 def relaid(
@@ -48,6 +67,9 @@ def relaid(
 ) -> Any:
     """Run the rule of a function of these tensors, which are among its arguments."""
     at = tensors[0].batch_at
+    if tensors[0].batch_shape.numel() == 1 and any(tensor.batch_at != at for tensor in tensors):
+        args, kwargs, tensors = _with_batches_of_one(args, kwargs, tensors)
+        at = tensors[0].batch_at
     if any(tensor.batch_at != at for tensor in tensors):
         raise BatchDimensionError(
             f"{name_of(function)} joins tensors whose batches are different dimensions; move them "

@@ -52,7 +52,10 @@ class Watcher(Protocol):
 class Node:
     """A random vector: tensors that differ by a constant, or in shape, share one."""
 
-    __slots__ = ("__weakref__", "activated", "ancestors", "covariance", "edges", "opaque", "serial")
+    __slots__ = (
+        "__weakref__", "activated", "ancestors", "covariance", "edges", "factors", "opaque",
+        "serial",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Node:
         edges: Iterable[tuple["Node", Transfer]] = (),
         activated: Activated | None = None,
         opaque: bool = False,
+        factors: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Keep the covariance and where it came from; an opaque node does not say."""
         self.serial = next(_serials)
@@ -71,6 +75,17 @@ class Node:
         )
         self.activated = activated
         self.opaque = opaque
+        self.factors = factors
+        """The means (*batch, n) of the two parents of which this is the product."""
+
+    @property
+    def bends(self) -> bool:
+        """Whether it is an activation or a product, which others of its kind know more of."""
+        return self.activated is not None or self.factors is not None
+
+    def forget(self) -> None:
+        """Cut the ties to what it came from."""
+        self.edges, self.activated, self.factors = (), None, None
 
 
 class Lineage:
@@ -117,6 +132,8 @@ class Lineage:
                 "depends on its argument; use .through(mean, linear), or pass a transfer"
             )
         if parallel(u, v):
+            if u.factors is not None:
+                return self._of_products(u, v, known)
             assert u.activated is not None
             assert v.activated is not None
             inner = self._cross(u.edges[0][0], v.edges[0][0], known)
@@ -125,6 +142,24 @@ class Lineage:
             turned = self._pushed(v, u, known)
             return None if turned is None else turned.mT
         return self._pushed(u, v, known)
+
+    def _of_products(self, u: Node, v: Node, known: Known) -> Tensor | None:
+        """Cov(a b, c d) of jointly Gaussian factors: all terms of Isserlis' theorem."""
+        assert u.factors is not None
+        assert v.factors is not None
+        crosses = [[self._cross(p, q, known) for q, _ in v.edges] for p, _ in u.edges]
+        total: Tensor | None = None
+        for i in range(2):
+            for j in range(2):
+                cross = crosses[i][j]
+                if cross is None:
+                    continue
+                term = u.factors[1 - i][..., :, None] * cross * v.factors[1 - j][..., None, :]
+                total = term if total is None else total + term
+        for first, second in ((crosses[0][0], crosses[1][1]), (crosses[0][1], crosses[1][0])):
+            if first is not None and second is not None:
+                total = first * second if total is None else total + first * second
+        return total
 
     def _pushed(self, u: Node, v: Node, known: Known) -> Tensor | None:
         """Cov(u, v) from the covariances of the parents of u with v."""
@@ -160,7 +195,7 @@ class Lineage:
             pairs += [(parent, v) for parent, _ in u.edges]
             if parallel(u, v):
                 expanded.add(v)
-                pairs.append((u.edges[0][0], v.edges[0][0]))
+                pairs += [(parent, other) for parent, _ in u.edges for other, _ in v.edges]
             elif older_first(u, v):
                 expanded.add(v)
                 pairs += [(parent, u) for parent, _ in v.edges]
@@ -169,36 +204,42 @@ class Lineage:
             if node not in needed:
                 node.covariance = None
             if node not in expanded and node.serial < newest:
-                node.edges, node.activated = (), None
+                node.forget()
         if len(living) == 1:
-            living[0].edges, living[0].activated, living[0].opaque = (), None, False
-            living[0].ancestors = frozenset()
+            living[0].forget()
+            living[0].opaque, living[0].ancestors = False, frozenset()
 
 
 def parallel(u: Node, v: Node) -> bool:
-    """Whether both are activations and neither came of the other."""
-    both = u.activated is not None and v.activated is not None
-    return both and not is_ancestor(u, v) and not is_ancestor(v, u)
+    """Whether both are activations, or products, and neither came of the other."""
+    activated = u.activated is not None and v.activated is not None
+    products = u.factors is not None and v.factors is not None
+    return (activated or products) and not is_ancestor(u, v) and not is_ancestor(v, u)
 
 
 def older_first(u: Node, v: Node) -> bool:
-    """Whether to expand v, the older, so that activations behind it meet the activation u."""
-    plain = v.activated is None and bool(v.edges) and not v.opaque
-    return u.activated is not None and plain and not is_ancestor(v, u)
+    """Whether to expand v, the older, so that what bends behind it meets u, which bends."""
+    plain = not v.bends and bool(v.edges) and not v.opaque
+    return u.bends and plain and not is_ancestor(v, u)
 
 
 def meetings(u: Node, v: Node) -> Iterator[tuple[tuple[Node, Node], set[Node]]]:
-    """Where an activation yet to come of u would meet v: the pairs, and the nodes on the way."""
-    waiting, taken = [v], set[Node]()
+    """Where what is yet to come of u would meet v: the pairs, and the nodes on the way."""
+    waiting, taken, seen = [v], set[Node](), {v}
     while waiting:
         node = waiting.pop()
         if node is u or is_ancestor(node, u):
             yield (u, node), taken
-        elif node.activated is not None:
-            yield (u, node.edges[0][0]), taken | {node}
-        else:
-            taken.add(node)
-            waiting += [parent for parent, _ in node.edges]
+            continue
+        if node.bends:
+            for parent, _ in node.edges:
+                yield (u, parent), taken | {node}
+            continue
+        taken.add(node)
+        for parent, _ in node.edges:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
 
 
 def is_ancestor(old: Node, new: Node) -> bool:

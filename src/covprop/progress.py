@@ -27,8 +27,8 @@ class ProgressBar:
     def run(
         self,
         function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[Any, ...],  # noqa: ARG002
+        kwargs: dict[str, Any],  # noqa: ARG002
         proceed: Callable[[], Any],
     ) -> Any:
         """Run an operation, then advance by what was planned for it."""

@@ -131,6 +131,11 @@ class GaussianTensor:
             return self
         return GaussianTensor(self.loc, self.node, self.lineage, view_of=self, batch_at=batch_at)
 
+    def seen_from(self, batch_at: int) -> "GaussianTensor":
+        """The same tensor with another of its dimensions of one as its batch of one."""
+        loc = self.shown.movedim(batch_at, 0)
+        return GaussianTensor(loc, self.node, self.lineage, view_of=self, batch_at=batch_at)
+
     def expect(self, loc: Tensor) -> None:
         """Raise if the covariance of a result with this mean, and what follows, will not fit."""
         batch = max(1, self.batch_shape.numel())
@@ -256,6 +261,8 @@ class GaussianTensor:
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
     function = spelled(function)
+    if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
+        function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     for tensor in tensors:
         tensor.check_current()

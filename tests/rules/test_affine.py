@@ -176,5 +176,6 @@ def test_every_spelling_of_a_linear_operation_is_used(monkeypatch: pytest.Monkey
 
 UNREACHABLE = {
     torch.Tensor.cuda,  # no such device here
+    torch.Tensor.view,  # is reshape
     torch.Tensor.__rtruediv__,  # division by a Gaussian: test_products has it
 }

@@ -364,3 +364,21 @@ def test_gradients_follow_through_a_moved_batch() -> None:
     (want,) = torch.autograd.grad(moments(mean, plain), mean)
     (got,) = torch.autograd.grad(moments(mean, moved), mean)
     assert_close(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: t * t.mean(0, keepdim=True),
+        lambda t: torch.cat([t[:1], t], 0),
+        lambda t: t * torch.sigmoid(t[-1:]),
+    ],
+)
+def test_a_batch_of_one_is_as_good_as_a_larger_one(batch: int, function: Function) -> None:
+    x = given(batch)
+    y = cp.propagate(lambda x: function(x.transpose(0, 1)).transpose(0, 1), x)
+    for i in range(batch):
+        one = cp.propagate(function, x[i])
+        assert_close(y[i].mean, one.mean, atol=1e-13)
+        assert_close(y[i].covariance_matrix, one.covariance_matrix, atol=1e-13)

@@ -29,8 +29,6 @@ SMOOTH: dict[str, Callable[[Any], Any]] = {
     "rms_norm": lambda x: F.rms_norm(x, (4,), SCALE, 1e-5),
     "normalize": lambda x: F.normalize(x, dim=-1),
     "normalize other": lambda x: F.normalize(x, p=3.0, dim=-1),
-    "var": lambda x: torch.var(x, -1),
-    "var biased": lambda x: x.var((-2, -1), unbiased=False),
     "std": lambda x: torch.std(x, dim=-1, correction=0, keepdim=True),
     "norm": lambda x: torch.norm(x, dim=-1),
     "norm method": lambda x: x.norm(p=2, dim=(-2, -1)),
@@ -47,7 +45,6 @@ SMOOTH: dict[str, Callable[[Any], Any]] = {
     "cosine_similarity of all pairs": lambda x: F.cosine_similarity(
         x[..., :, None, :], x[..., None, :, :].flip(-1), dim=-1
     ),
-    "var_mean": lambda x: torch.var_mean(x, -1)[0],
     "std_mean": lambda x: torch.std_mean(x, (-2, -1), correction=0, keepdim=True)[0],
 }
 """Functions of (2, 4), with or without leading dimensions."""
@@ -241,3 +238,73 @@ def test_the_first_call_of_a_process_does_not_warn() -> None:
     command = [sys.executable, "-W", "error::DeprecationWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_a_variance_is_a_quadratic_form_and_exact() -> None:
+    x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), 0.1)
+    y = cp.propagate(lambda x: x.var(), x)
+    assert float(y.mean) == pytest.approx(0.01, rel=1e-12)
+    assert float(y.variance) == pytest.approx(2 * 0.01**2 / 3, rel=1e-12)  # of chi-squared with 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: F.layer_norm(x, x.shape),
+        lambda x: F.cosine_similarity(x, torch.ones(3).double(), dim=-1),
+    ],
+)
+def test_what_bends_within_a_standard_deviation_warns(function: Callable[[Any], Any]) -> None:
+    rough = cp.Gaussian.isotropic(torch.full((3,), 1e-3, dtype=torch.float64), 0.1)
+    with pytest.warns(cp.ApproximationWarning, match="compare with sampling"):
+        cp.propagate(function, rough)
+    cp.propagate(function, cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0]).double(), 0.05))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.std(),
+        lambda x: x.norm(),
+        lambda x: torch.linalg.vector_norm(x, 3),
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: F.cosine_similarity(x, torch.ones(3).double(), dim=-1),
+    ],
+)
+def test_means_of_roots_have_gradients(function: Callable[[Any], Any]) -> None:
+    mean = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    covariance = 0.01 * torch.eye(3, dtype=torch.float64)
+
+    def propagated(mean: Tensor) -> Tensor:
+        y = cp.propagate(function, cp.Gaussian(mean, covariance))
+        return torch.cat([y.mean.flatten(), y.covariance_matrix.flatten()])
+
+    assert torch.autograd.gradcheck(propagated, (mean,), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "pieces"),
+    [
+        (lambda x: torch.var(x, -1), lambda x: x.var(-1)),
+        (lambda x: x.var((-2, -1), unbiased=False), lambda x: x.var((-2, -1), correction=0)),
+        (lambda x: torch.var(x, dim=-1, correction=2, keepdim=True), None),
+        (lambda x: torch.var_mean(x, -1)[0], None),
+        (lambda x: torch.var(x, False), None),
+    ],
+)
+def test_a_variance_has_the_moments_of_its_quadratic_form(
+    function: Callable[[Any], Any], pieces: Callable[[Any], Any] | None
+) -> None:
+    x = gaussian(2, 4)
+    y = cp.propagate(function, x)
+    rows = jacobian(lambda v: jacobian(function, v, create_graph=True), x.mean)
+    forms = rows.reshape(-1, 8, 8) / 2
+    mean, matrix = x.mean.flatten(), x.covariance_matrix
+    expected = 2 * torch.einsum("ijk,kl,mln,nj->im", forms, matrix, forms, matrix)
+    expected = expected + 4 * torch.einsum("j,ijk,kl,mln,n->im", mean, forms, matrix, forms, mean)
+    assert_close(y.covariance_matrix, expected, atol=1e-11)
+    shift = torch.einsum("ijk,jk->i", forms, matrix).reshape(y.mean.shape)
+    assert_close(y.mean, function(x.mean) + shift, atol=1e-12)
+    if pieces is not None:
+        assert_close(function(x.mean), pieces(x.mean), rtol=1e-12)

@@ -238,3 +238,24 @@ def test_a_maximum_over_the_batch_is_refused() -> None:
     for call in (lambda x: x.amax(0), torch.max, lambda x: x.max(0), lambda x: x.amax((0, 1))):
         with pytest.raises(cp.BatchDimensionError):
             cp.propagate(call, gaussian(3, batch=(3,)))
+
+
+def test_an_axis_is_a_dimension() -> None:
+    x = gaussian(2, 4)
+    for name in ("max", "min"):
+        by_axis = cp.propagate(lambda x, n=name: getattr(x, n)(axis=1).values, x)
+        by_dim = cp.propagate(lambda x, n=name: getattr(x, n)(dim=1).values, x)
+        assert_close(by_axis.mean, by_dim.mean, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loser_that_varies_far_more_leaves_the_winner_its_variance(dtype: torch.dtype) -> None:
+    mean = torch.tensor([-50.0, 0.0, 3.0, -60.0], dtype=dtype)
+    x = cp.Gaussian.diagonal(mean, torch.tensor([1.0, 1e-10, 1e-9, 2.0], dtype=dtype))
+    expected = torch.tensor([1e-10, 1e-9], dtype=dtype)
+    for function in (
+        lambda x: torch.maximum(x[::2], x[1::2]),
+        lambda x: torch.maximum(x[1::2], x[::2]),
+        lambda x: -torch.minimum(-x[::2], -x[1::2]),
+    ):
+        assert_close(cp.propagate(function, x).variance, expected, rtol=1e-5)

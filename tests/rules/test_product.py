@@ -401,3 +401,36 @@ def test_gradients_of_a_product_of_matrices_are_right() -> None:
         return y.mean, y.covariance_matrix
 
     assert torch.autograd.gradcheck(moments, (weight(2, 2).requires_grad_(),))
+
+
+def test_products_that_meet_know_of_each_other() -> None:
+    """x^2 + x^2 has the variance of 2 x^2: 4 * 2, and not twice 2 plus a first-order term."""
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=torch.float64), 1.0)
+    assert_close(cp.propagate(lambda x: x * x + x * x, x).variance, torch.full((2,), 8.0).double())
+    beside = cp.propagate(lambda x: torch.cat([x * x, x * x]), x).correlation_matrix
+    assert_close(beside[:2, 2:], torch.eye(2).double(), atol=1e-14)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_products_of_shared_factors_have_exact_moments_after_linear_maps(swapped: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    a, b, c, d = (torch.randn(3, 3, dtype=torch.float64, generator=generator) for _ in range(4))
+    root = torch.randn(3, 3, dtype=torch.float64, generator=generator)
+    x = cp.Gaussian(torch.randn(3, dtype=torch.float64, generator=generator), root @ root.mT)
+
+    def model(x: Any) -> Any:
+        u, v, w = (torch.nn.functional.linear(x, m) for m in (a, b, c))
+        if swapped:
+            later = torch.nn.functional.linear(u * w, d)
+            return later + u * v
+        first = u * v
+        return first + torch.nn.functional.linear(u * w, d)
+
+    # The same as one quadratic form of x for each output: x' Q x, with Q symmetric.
+    forms = torch.einsum("ij,ik->ijk", a, b) + torch.einsum("ij,jk,jl->ikl", d, a, c)
+    forms = (forms + forms.mT) / 2
+    mean, matrix = x.mean, x.covariance_matrix
+    expected = 2 * torch.einsum("ijk,kl,mln,nj->im", forms, matrix, forms, matrix)
+    expected = expected + 4 * torch.einsum("j,ijk,kl,mln,n->im", mean, forms, matrix, forms, mean)
+    y = cp.propagate(model, x)
+    assert_close(y.covariance_matrix, expected, rtol=1e-12, atol=1e-10)

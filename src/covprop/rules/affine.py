@@ -66,10 +66,19 @@ def affine(
     linear = of_tensor(function, *stripped)
     check_batch_is_separate(function, linear, x, x.shape)
     short = None
-    if diagonal is not None and streams(x.covariance.size, _event_size(x, loc), x.batch_shape):
+    if (
+        diagonal is not None
+        and leads_with(x, args, kwargs)
+        and streams(x.covariance.size, _event_size(x, loc), x.batch_shape)
+    ):
         short = diagonal(x, *args, **kwargs)
-    leads = leading and x.event_shape != ()
+    leads = leading and x.event_shape != () and leads_with(x, args, kwargs)
     return x.through(loc, LinearMap(linear, x.event_shape, leads, short))
+
+
+def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the Gaussian is the input of a function, and not one of its parameters."""
+    return (args[0] if args else kwargs.get("input")) is x
 
 
 def _event_size(x: GaussianTensor, loc: Tensor) -> int:

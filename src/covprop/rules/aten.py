@@ -99,6 +99,7 @@ _SAME: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._adaptive_avg_pool2d.default: F.adaptive_avg_pool2d,
     aten._adaptive_avg_pool3d.default: F.adaptive_avg_pool3d,
     aten.instance_norm.default: _instance_norm,
+    aten.linalg_vector_norm.default: torch.linalg.vector_norm,
     aten.upsample_nearest1d.vec: _upsampled("nearest"),
     aten.upsample_nearest2d.vec: _upsampled("nearest"),
     aten.upsample_nearest3d.vec: _upsampled("nearest"),

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
 from covprop.dispatch import Batch, rule
-from covprop.errors import UnsupportedOperation, name_of
+from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of
 from covprop.rules.affine import affine
 from covprop.rules.operands import (
     at_means,
@@ -35,9 +35,12 @@ from covprop.tensor import GaussianTensor
 
 AWAY_FROM_ZERO = 5.0
 """Standard deviations between a divisor and zero."""
+BENT = 0.25
+"""The share of a slope that may be wrong a standard deviation away without a warning."""
 MATRIX = 2
 """Dimensions of a matrix."""
 APPROXIMATE = "approximate: second-order mean, first-order covariance"
+QUADRATIC = "exact"
 
 
 def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
@@ -45,11 +48,12 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
     _prepare_forward_mode()
     x = the_gaussian(function, args, kwargs)
     call = of_tensor(function, args, kwargs)
-    value = call(x.loc)
+    point = x.loc  # and not x, which what outlives this operation must not hold
+    value = call(point)
     check_batch_shape(function, x, value.shape)
 
     def tangent(direction: Tensor) -> Tensor:
-        result: Tensor = torch.func.jvp(call, (x.loc,), (direction,))[1]
+        result: Tensor = torch.func.jvp(call, (point,), (direction,))[1]
         return result
 
     check_batch_is_separate(function, tangent, x, x.shape)
@@ -59,7 +63,7 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
             inner: Tensor = torch.func.jvp(call, (y,), (direction,))[1]
             return inner
 
-        result: Tensor = torch.func.jvp(slope, (x.loc,), (row,))[1]
+        result: Tensor = torch.func.jvp(slope, (point,), (row,))[1]
         return result
 
     size = x.event_shape.numel()
@@ -67,7 +71,33 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
     units = unit.reshape(size, *(1,) * len(x.batch_shape), *x.event_shape).expand(size, *x.shape)
     rows = x.covariance.matrix().movedim(-2, 0).reshape(size, *x.shape)
     curvature = torch.func.vmap(bend)(units, rows).sum(0)
+    _check_linear(function, call, x, tangent)
     return x.through(value + curvature / 2, LinearMap(tangent, x.event_shape))
+
+
+@torch.no_grad()
+def _check_linear(
+    function: Callable[..., Any],
+    call: Callable[[Tensor], Tensor],
+    x: GaussianTensor,
+    tangent: Callable[[Tensor], Tensor],
+) -> None:
+    """Warn where one standard deviation is too far for the slope at the mean."""
+    point = x.loc.detach()
+    stddev = x.covariance.diagonal().detach().clamp(min=0).sqrt().reshape(x.shape)
+    signs = torch.cos(2.0 * torch.arange(x.event_shape.numel(), device=x.device)).sign()
+    step = stddev * signs.reshape(x.event_shape).to(stddev)
+    along = tangent(step)
+    rise = (call(point + step) - call(point - step)) / 2
+    dims = tuple(range(len(x.batch_shape), along.dim()))
+    size, error = along.square().sum(dims), (rise - along).square().sum(dims)
+    if bool((error > BENT**2 * size).any()):
+        warnings.warn(
+            f"{name_of(function)} bends over less than a standard deviation of its input here, so "
+            "its first-order covariance may be far off; compare with sampling",
+            ApproximationWarning,
+            stacklevel=2,
+        )
 
 
 @cache
@@ -175,31 +205,71 @@ _smooth("log_softmax")
 _smooth("logsumexp")
 _smooth("group_norm")
 _smooth("rms_norm")
-_smooth("normalize")
-_smooth("var")
 
 
-@rule(*spellings("std"), kind="several elements", treatment=APPROXIMATE, name="std",
-      batch=Batch.ANYWHERE)  # fmt: skip
-def root(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """A function with a root, which has no slope where it is zero."""
+@rule(*spellings("var"), kind="several elements", treatment=QUADRATIC, name="var",
+      batch=Batch.STEPWISE)  # fmt: skip
+def var(
+    function: Callable[..., Any],
+    input: Any,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    correction: float | None = None,
+) -> Any:
+    """A sum of squares of what is left of the mean."""
+    if isinstance(dim, bool):  # torch.var(input, unbiased)
+        dim, unbiased = None, dim
+    dims = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    less = (1.0 if correction is None else correction) if unbiased in (None, True) else 0.0
+    count = math.prod(input.shape[d] for d in dims) - less
+    squares = (input - input.mean(dims, keepdim=True)).square()
+    return squares.sum(dims, keepdim=keepdim) * (1 / max(count, 0) if count > 0 else math.nan)
+
+
+@rule(*spellings("std"), kind="several elements", treatment=APPROXIMATE, name="std")
+def std(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """The root of the variance."""
+    return _root(function, lambda *a, **k: _power(var(torch.var, *a, **k), 0.5), args, kwargs)
+
+
+def _root(
+    function: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any
+) -> GaussianTensor:
+    """A function with a root, which has no slope where it is zero.
+
+    It is written out, because second derivatives of torch's own forbid a backward pass.
+    """
     x = the_gaussian(function, args, kwargs)
-    if bool((at_means(function, args, kwargs) == 0).any()) and bool(x.covariance.diagonal().any()):
+    if bool((at_means(written, args, kwargs) == 0).any()) and bool(x.covariance.diagonal().any()):
         raise UnsupportedOperation(
             f"{name_of(function)} is zero at the mean, where it is not smooth: the delta method "
             "does not hold there"
         )
-    return delta(function, *args, **kwargs)
+    return delta(wraps(function)(written), *args, **kwargs)
+
+
+def _length(x: Tensor, order: float, dims: Any, keepdim: bool) -> Tensor:
+    dims = list(range(x.dim())) if dims is None else dims
+    if order == 2:  # noqa: PLR2004
+        return _power(x.square().sum(dims, keepdim=keepdim), 0.5)
+    return _power(x.abs().pow(order).sum(dims, keepdim=keepdim), 1 / order)
+
+
+def _power(total: Tensor, exponent: float) -> Tensor:
+    """A root that is zero at zero, with the slope zero: it is used there only without noise."""
+    positive = total > 0
+    return torch.where(positive, torch.where(positive, total, 1).pow(exponent), 0)
 
 
 @rule(*spellings("norm"), torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm,
-      kind="several elements", treatment=APPROXIMATE, name="norm, linalg.norm",
-      batch=Batch.ANYWHERE)  # fmt: skip
+      kind="several elements", treatment=APPROXIMATE, name="norm, linalg.norm")  # fmt: skip
 def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Euclidean and Frobenius norms, and the other smooth ones of vectors."""
     x = the_gaussian(function, args, kwargs)
-    _, order, dim, *_ = *args, *(None,) * 3
+    _, order, dim, keepdim, *_ = *args, *(None,) * 4
     order, dim = kwargs.get("p", kwargs.get("ord", order)), kwargs.get("dim", dim)
+    keepdim = bool(kwargs.get("keepdim", keepdim))
     both = isinstance(dim, list | tuple) and len(dim) == MATRIX
     matrix = function.__name__ == "linalg_norm" and (both or (dim is None and x.dim() == MATRIX))
     of_vectors = function.__name__ != "linalg_matrix_norm" and not matrix
@@ -209,7 +279,27 @@ def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTen
             f"{name_of(function)} of order {order!r} is not smooth and has no rule; of order 1 it "
             "is x.abs().sum(...), of order inf x.abs().amax(...)"
         )
-    return root(function, *args, **kwargs)
+    if function.__name__ == "linalg_matrix_norm" and dim is None:
+        dim = (-2, -1)
+    power = 2.0 if order in (None, "fro") else float(order)
+    return _root(function, lambda y: _length(y, power, dim, keepdim), (x,), {})
+
+
+@rule(F.normalize, kind="several elements", treatment=APPROXIMATE, name="normalize")
+def normalize(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    p: float = 2.0,
+    dim: int = 1,
+    eps: float = 1e-12,
+    out: None = None,
+) -> GaussianTensor:
+    """A vector over its length."""
+
+    def written(x: Tensor) -> Tensor:
+        return x / _length(x, p, dim, keepdim=True).clamp(min=eps)
+
+    return delta(wraps(function)(written), input)
 
 
 @rule(torch.var_mean, torch.std_mean, kind="several elements", treatment=APPROXIMATE,
@@ -222,7 +312,7 @@ def spread_and_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         result: Tensor = function(*args, **kwargs)[1]
         return result
 
-    spread = delta(torch.var, *args, **kwargs) if variance else root(torch.std, *args, **kwargs)
+    spread = (var if variance else std)(torch.std, *args, **kwargs)
     return spread, affine(mean, *args, **kwargs)
 
 
@@ -232,15 +322,20 @@ def cosine_similarity(
     function: Callable[..., Any], x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8
 ) -> Any:
     """Of a tensor and a constant, or of two tensors as one vector."""
+
+    def written(a: Tensor, b: Tensor) -> Tensor:
+        lengths = [_length(t, 2, dim, keepdim=False).clamp(min=eps) for t in (a, b)]
+        return (a * b).sum(dim) / (lengths[0] * lengths[1])
+
     pair = gaussians((x1, x2), {})
     if len(pair) == 1:
-        return delta(function, x1, x2, dim, eps)
+        return delta(wraps(function)(written), x1, x2)
     shapes, sizes = [x.shape for x in pair], [x.event_shape.numel() for x in pair]
     flat = [x.reshape(*x.batch_shape, n) for x, n in zip(pair, sizes, strict=True)]
 
     def of_both(vector: Tensor) -> Tensor:
         halves = zip(vector.split(sizes, -1), shapes, strict=True)
-        result: Tensor = function(*(half.reshape(shape) for half, shape in halves), dim, eps)
-        return result
+        first, second = (half.reshape(shape) for half, shape in halves)
+        return written(first, second)
 
     return delta(of_both, torch.cat(flat, -1))

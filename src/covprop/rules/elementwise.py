@@ -25,7 +25,9 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
             "down, or convert model and Gaussian to float64"
         )
-    activated = Activated(activation, flat.double(), x.covariance.diagonal().double())
+    # A copy: the diagonal is a view that would keep the whole matrix.
+    variance = x.covariance.diagonal().to(torch.float64, copy=True)
+    activated = Activated(activation, flat.double(), variance)
     return x.replace(
         mean.reshape(x.shape),
         covariance,

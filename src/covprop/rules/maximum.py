@@ -23,6 +23,8 @@ from covprop.tensor import GaussianTensor, dispatch
 
 PAIR = "exact for a pair"
 TOURNAMENT = "exact for a pair, one after another for more"
+MUCH = 100.0
+"""A ratio of variances whose difference loses digits that matter."""
 FAR = 40.0
 """Standard deviations by which padding stays below everything else."""
 
@@ -40,6 +42,8 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
     if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
         return _independent_maximum(*pair)
+    if len(pair) > 1 and pair[0].shape == pair[1].shape:
+        input, other = _likelier_first(*pair)
     return input + torch.relu(other - input)
 
 
@@ -49,7 +53,23 @@ def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
     if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
         return -_independent_maximum(-pair[0], -pair[1])  # type: ignore[operator]
+    if len(pair) > 1:
+        return -maximum(function, -input, -other)
     return input - torch.relu(input - other)
+
+
+def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
+    """Put the likelier winner first where the other varies far more, which would cancel badly."""
+    first, second = a.covariance.diagonal().detach(), b.covariance.diagonal().detach()
+    if a.batch_at != b.batch_at:
+        return a, b
+    wins = (b.loc >= a.loc).reshape(first.shape)
+    if not bool((torch.where(wins, first > MUCH * second, second > MUCH * first)).any()):
+        return a, b
+    if bool(wins.all()):
+        return b, a
+    chosen = (b.shown >= a.shown).detach()
+    return torch.where(chosen, b, a), torch.where(chosen, a, b)  # type: ignore[call-overload]
 
 
 def _independent_maximum(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor:
@@ -116,6 +136,8 @@ def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool 
       batch=Batch.STEPWISE)  # fmt: skip
 def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
+    if "axis" in kwargs:  # as numpy says it
+        kwargs["dim"] = kwargs.pop("axis")
     other = kwargs.get("other", args[0] if args else None)
     if isinstance(other, Tensor | GaussianTensor):
         return maximum(function, input, other)
@@ -128,6 +150,8 @@ def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
       batch=Batch.STEPWISE)  # fmt: skip
 def min_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
+    if "axis" in kwargs:  # as numpy says it
+        kwargs["dim"] = kwargs.pop("axis")
     other = kwargs.get("other", args[0] if args else None)
     if isinstance(other, Tensor | GaussianTensor):
         return minimum(function, input, other)

@@ -31,8 +31,6 @@ def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     moved_argument = args[0] if args else kwargs.get("input")
     if moved_argument is not x:  # constant.expand_as(x): only the shape of x matters
         return at_means(function, args, kwargs)
-    if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
-        function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
     move = of_tensor(function, args, kwargs)
     moved = move(x.loc)
     size = x.event_shape.numel()

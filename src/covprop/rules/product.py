@@ -47,7 +47,8 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
         (u.node, lambda c: b[..., None] * c),
         (v.node, lambda c: a[..., None] * c),
     ]
-    return GaussianTensor(mean.reshape(shape), Node(Dense(symmetric(matrix)), edges), u.lineage)
+    node = Node(Dense(symmetric(matrix)), edges, factors=(a, b))
+    return GaussianTensor(mean.reshape(shape), node, u.lineage)
 
 
 def bilinear(
