@@ -18,7 +18,7 @@ from covprop.errors import (
 )
 from covprop.gaussian import Gaussian
 from covprop.joint import joint
-from covprop.methods import Exact, Series
+from covprop.methods import AssumedDensity, Exact, Series
 from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ApproximationWarning",
+    "AssumedDensity",
     "BatchDimensionError",
     "CovpropError",
     "DaunizeauSigmoid",

@@ -110,6 +110,8 @@ class Lineage:
 
     def cross(self, u: Node, v: Node) -> Tensor | None:
         """Cov(u, v) as (*batch, n_u, n_v), or None if they are independent."""
+        if self.method.variances_only and u is not v:
+            return None
         return self._cross(u, v, {})
 
     def _cross(self, u: Node, v: Node, known: Known) -> Tensor | None:

@@ -126,11 +126,13 @@ class Counted(Covariance):
     count: int
     itemsize: int
     half: int = 0
+    alone: bool = False
 
     @property
     def nbytes(self) -> int:
         """What it takes in memory."""
-        return self.batch.numel() * self.itemsize * self.count * (self.half or self.count)
+        width = 1 if self.alone else self.half or self.count
+        return self.batch.numel() * self.itemsize * self.count * width
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -197,6 +199,10 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     kind, unit = KIND[function], batch * out.itemsize
     if kind == "shape" and features == before:
         return _Cost(parent)
+    if parent.alone:
+        return _Cost(
+            Counted(parent.batch, features, out.itemsize, alone=True), work=2.0 * out.numel()
+        )
     if kind == "element-wise":
         counted = Counted(parent.batch, features, out.itemsize, parent.half)
         return _Cost(counted, 0, PER_PAIR * batch * features**2 / 2, shares=parent.half > 0)
@@ -230,7 +236,9 @@ class Planner:
 
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
-        counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize)
+        alone = lineage.method.variances_only
+        size = x.event_shape.numel()
+        counted = Counted(x.batch_shape, size, x.mean.itemsize, alone=alone)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(

@@ -131,7 +131,7 @@ def _check_inputs(given: list[Gaussian], inputs: tuple[Any, ...]) -> None:
 
 
 def _in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
-    return GaussianTensor(x.mean, Node(x.covariance), lineage)
+    return GaussianTensor(x.mean, Node(lineage.method.begin(x.covariance)), lineage)
 
 
 def _wrap(nest: Any, wrapped: Callable[[Gaussian], GaussianTensor]) -> Any:
@@ -189,7 +189,8 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
         covariance = result.covariance
         if not isinstance(covariance, Dense | Diagonal):
             covariance = Dense(covariance.matrix())
-        if not (_is_finite(result.loc) and _is_finite(covariance.matrix())):
+        numbers = covariance.values
+        if not (_is_finite(result.loc) and _is_finite(numbers)):
             raise MomentOverflow(
                 f"the output's moments are not finite in {result.dtype}; look for NaN or infinity "
                 "in the model's weights, or convert model and Gaussian to float64"

@@ -27,13 +27,15 @@ class LinearMap:
 
     function takes a tensor (*batch, *event_shape) as the operation itself does; `leading` says that
     it also takes any further leading dimensions as they are; diagonal, where there is a short way
-    to it, gives diag(A H) of H (*batch, n, m).
+    to it, gives diag(A H) of H (*batch, n, m); squared, where there is one, is the map whose
+    matrix has the squares of the entries.
     """
 
     function: Callable[[Tensor], Tensor]
     event_shape: torch.Size
     leading: bool = False
     diagonal: Callable[[Tensor], Tensor] | None = None
+    squared: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Map vectors (*batch, count, n) to (*batch, count, m), some at a time."""
@@ -50,6 +52,23 @@ class LinearMap:
             part = slice(start, start + step)
             result[..., part, :] = self._of(vectors[..., part, :])
         return result
+
+    def variances(self, values: Tensor) -> Tensor:
+        """diag(A V A^T) for independent features of variances (*batch, n)."""
+        batch = values.shape[:-1]
+        if self.squared is not None:
+            result = self.squared(values.reshape(*batch, *self.event_shape))
+            return result.reshape(*batch, result.shape[len(batch) :].numel())
+        size = values.shape[-1]
+        step = max(1, CHUNK // max(1, values.numel()))
+        total: Tensor | None = None
+        for start in range(0, size, step):
+            part = values[..., start : start + step]
+            units = part.new_zeros(*batch, part.shape[-1], size)
+            units.diagonal(offset=start, dim1=-2, dim2=-1).fill_(1)
+            shares = (self(units).square() * part[..., None]).sum(-2)
+            total = shares if total is None else total + shares
+        return self(values[..., None, :])[..., 0, :] if total is None else total
 
     def _of(self, vectors: Tensor) -> Tensor:
         batch = vectors.shape[:-2]

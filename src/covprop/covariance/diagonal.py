@@ -1,7 +1,7 @@
 """Independent features."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -14,13 +14,14 @@ from covprop.covariance.dense import Dense
 @final
 @dataclass(frozen=True)
 class Diagonal(Covariance):
-    """Variances alone: values (*batch, n), everything off the diagonal exactly zero.
+    """Variances alone: values (*batch, n), everything off the diagonal zero.
 
-    It is exact, never an approximation: an operation that makes features depend on each other
-    gives a `Dense` covariance.
+    An operation that makes features depend on each other gives a `Dense` covariance, unless the
+    dependence is to be left out: assumed, as `cp.AssumedDensity` does, keeps it diagonal, in O(n).
     """
 
     values: Tensor
+    assumed: bool = False
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -36,25 +37,27 @@ class Diagonal(Covariance):
         return torch.diag_embed(self.values)
 
     def push(self, linear: LinearMap) -> Covariance:
-        """A S A^T, which is dense."""
+        """A S A^T, which is dense, or its diagonal alone."""
+        if self.assumed:
+            return replace(self, values=linear.variances(self.values))
         return self.to_dense().push(linear)
 
     def take(self, index: Tensor) -> Covariance:
         """Variances of the index; a feature that appears twice makes the result dense."""
-        if len(index.unique()) < len(index):
+        if not self.assumed and len(index.unique()) < len(index):
             return self.to_dense().take(index)
-        return Diagonal(self.values.index_select(-1, index))
+        return replace(self, values=self.values.index_select(-1, index))
 
     def scale(self, factor: Tensor) -> "Diagonal":
         """f_i^2 S_ii."""
-        return Diagonal(self.values * factor.square())
+        return replace(self, values=self.values * factor.square())
 
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> "Diagonal":
         """Functions of independent variables are independent."""
         del pair, elements
-        return Diagonal(variance.to(self.dtype))
+        return replace(self, values=variance.to(self.dtype))
 
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
         """There is nothing off the diagonal."""
@@ -70,7 +73,7 @@ class Diagonal(Covariance):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Diagonal":
         """Apply a function to the variances."""
-        return Diagonal(function(self.values))
+        return replace(self, values=function(self.values))
 
     def to_dense(self) -> Dense:
         """Write the zeros out."""

@@ -16,7 +16,15 @@ from covprop.covariance import LinearMap
 from covprop.covariance.dense import streams
 from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.rules.diagonals import Diagonal, of_conv2d, of_linear
+from covprop.rules.diagonals import (
+    Diagonal,
+    no_short_way,
+    of_conv2d,
+    of_linear,
+    of_windows,
+    one,
+    share,
+)
 from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,
@@ -47,13 +55,15 @@ def affine(
     strip: Strip | None = None,
     leading: bool = False,
     diagonal: Callable[..., Diagonal | None] | None = None,
+    entries: Callable[..., float | None] | None = None,
     **kwargs: Any,
 ) -> GaussianTensor:
     """Carry a Gaussian through a function that is linear but for a constant offset.
 
     strip takes the offset out of the arguments (a linear function needs none); leading says that
     the function takes any number of leading dimensions; diagonal makes the short way to the
-    variances of a wide result, if there is one, from the Gaussian and the arguments.
+    variances of a wide result, if there is one, from the Gaussian and the arguments; entries tells
+    the one number that all entries of its matrix are that are not zero, if it is one.
     """
     x = the_gaussian(function, args, kwargs)
     loc = of_tensor(function, args, kwargs)(x.loc)
@@ -73,7 +83,33 @@ def affine(
     ):
         short = diagonal(x, *args, **kwargs)
     leads = leading and x.event_shape != () and leads_with(x, args, kwargs)
-    return x.through(loc, LinearMap(linear, x.event_shape, leads, short))
+    squared = None
+    if x.method.variances_only and leads_with(x, args, kwargs):
+        squared = _squared(function, x, loc, stripped, entries, linear, diagonal is not None)
+    return x.through(loc, LinearMap(linear, x.event_shape, leads, short, squared))
+
+
+def _squared(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    loc: Tensor,
+    stripped: tuple[tuple[Any, ...], dict[str, Any]],
+    entries: Callable[..., float | None] | None,
+    linear: Callable[[Tensor], Tensor],
+    has_weight: bool,
+) -> Callable[[Tensor], Tensor] | None:
+    """The function whose matrix has the squares of the entries, if there is a short way to it."""
+    if has_weight:
+        return of_tensor(function, *_with_squared_weight(*stripped))
+    value = entries(x, loc, *stripped[0], **stripped[1]) if entries is not None else None
+    return None if value is None else lambda vector: value * linear(vector)
+
+
+def _with_squared_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a layer whose matrix has the squares of its entries."""
+    if len(args) > 1:
+        return (args[0], args[1].square(), *args[2:]), kwargs
+    return args, {**kwargs, "weight": kwargs["weight"].square()}
 
 
 def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -130,33 +166,42 @@ def _linear(
     strip: Strip | None = None,
     leading: bool = False,
     diagonal: Callable[..., Diagonal | None] | None = None,
+    entries: Callable[..., float | None] | None = None,
 ) -> None:
     """One line: every spelling of a torch function that is linear once stripped."""
     functions = spellings(*names)
 
     @rule(*functions, kind="linear", treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-        return affine(function, *args, strip=strip, leading=leading, diagonal=diagonal, **kwargs)
+        return affine(
+            function,
+            *args,
+            strip=strip,
+            leading=leading,
+            diagonal=diagonal,
+            entries=entries,
+            **kwargs,
+        )
 
 
 _linear("linear", strip=without(2, "bias"), leading=True, diagonal=of_linear)
-_linear("conv1d", strip=without(2, "bias"))
+_linear("conv1d", strip=without(2, "bias"), diagonal=no_short_way)
 _linear("conv2d", strip=without(2, "bias"), diagonal=of_conv2d)
-_linear("conv3d", strip=without(2, "bias"))
-_linear("conv_transpose1d", strip=without(2, "bias"))
-_linear("conv_transpose2d", strip=without(2, "bias"))
-_linear("conv_transpose3d", strip=without(2, "bias"))
-_linear("avg_pool1d")
-_linear("avg_pool2d")
-_linear("avg_pool3d")
-_linear("adaptive_avg_pool1d")
-_linear("adaptive_avg_pool2d")
-_linear("adaptive_avg_pool3d")
-_linear("pad", strip=without(3, "value", 0.0))
-_linear("unfold")
-_linear("fold")
-_linear("sum")
-_linear("mean")
+_linear("conv3d", strip=without(2, "bias"), diagonal=no_short_way)
+_linear("conv_transpose1d", strip=without(2, "bias"), diagonal=no_short_way)
+_linear("conv_transpose2d", strip=without(2, "bias"), diagonal=no_short_way)
+_linear("conv_transpose3d", strip=without(2, "bias"), diagonal=no_short_way)
+_linear("avg_pool1d", entries=of_windows)
+_linear("avg_pool2d", entries=of_windows)
+_linear("avg_pool3d", entries=of_windows)
+_linear("adaptive_avg_pool1d", entries=share)
+_linear("adaptive_avg_pool2d", entries=share)
+_linear("adaptive_avg_pool3d", entries=share)
+_linear("pad", strip=without(3, "value", 0.0), entries=one)
+_linear("unfold", entries=one)
+_linear("fold", entries=one)
+_linear("sum", entries=one)
+_linear("mean", entries=share)
 _linear("cumsum")
 _linear("diff", strip=lambda *arguments: without_constants(arguments))
 _linear("sum_to_size")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import LinearMap
+from covprop.covariance import Diagonal, LinearMap
 from covprop.dispatch import Batch, rule
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of
 from covprop.rules.affine import affine
@@ -37,6 +37,8 @@ AWAY_FROM_ZERO = 5.0
 """Standard deviations between a divisor and zero."""
 BENT = 0.25
 """The share of a slope that may be wrong a standard deviation away without a warning."""
+CHUNK = 2**24
+"""Entries of directions that are differentiated along at a time."""
 MATRIX = 2
 """Dimensions of a matrix."""
 APPROXIMATE = "approximate: second-order mean, first-order covariance"
@@ -66,13 +68,30 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
         result: Tensor = torch.func.jvp(slope, (point,), (row,))[1]
         return result
 
-    size = x.event_shape.numel()
-    unit = torch.eye(size, dtype=x.dtype, device=x.device)
-    units = unit.reshape(size, *(1,) * len(x.batch_shape), *x.event_shape).expand(size, *x.shape)
-    rows = x.covariance.matrix().movedim(-2, 0).reshape(size, *x.shape)
-    curvature = torch.func.vmap(bend)(units, rows).sum(0)
+    curvature = _summed(bend, x)
     _check_linear(function, call, x, tangent)
     return x.through(value + curvature / 2, LinearMap(tangent, x.event_shape))
+
+
+def _summed(bend: Callable[[Tensor, Tensor], Tensor], x: GaussianTensor) -> Tensor:
+    """sum_k bend(unit vector k, row k of the covariance), some k at a time."""
+    size = x.event_shape.numel()
+    step = max(1, CHUNK // max(1, x.numel()))
+    total: Tensor | float = 0.0
+    for start in range(0, size, step):
+        index = torch.arange(start, min(size, start + step), device=x.device)
+        units = torch.zeros(len(index), size, dtype=x.dtype, device=x.device)
+        units[torch.arange(len(index), device=x.device), index] = 1
+        units = units.reshape(len(index), *(1,) * len(x.batch_shape), *x.event_shape)
+        units = units.expand(len(index), *x.shape)
+        if isinstance(x.covariance, Diagonal):
+            scale = x.covariance.values[..., index].movedim(-1, 0)
+            rows = units * scale.reshape(*scale.shape, *(1,) * len(x.event_shape))
+        else:
+            rows = x.covariance.matrix()[..., index, :].movedim(-2, 0)
+            rows = rows.reshape(len(index), *x.shape)
+        total = total + torch.func.vmap(bend)(units, rows).sum(0)
+    return total if isinstance(total, Tensor) else torch.zeros_like(x.loc)
 
 
 @torch.no_grad()

@@ -1,5 +1,9 @@
-"""Short ways to diag(A H) for the linear maps of layers, which wide covariances start from."""
+"""Short ways for the linear maps A of layers: to diag(A H), and to the squares of their entries.
 
+Wide covariances start from the first, variances alone go through the second.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +24,10 @@ def of_linear(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -
     if len(x.event_shape) != 1:
         return None
     return lambda half: (weight * half.mT).sum(-1)
+
+
+def no_short_way(*args: Any, **kwargs: Any) -> None:
+    """Layers with a weight, but without a short way to diag(A H)."""
 
 
 def of_conv2d(
@@ -63,6 +71,38 @@ def of_conv2d(
         return torch.cat(results, dim=-1)
 
     return diagonal
+
+
+def one(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
+    """Sums and copies: every entry is one or zero."""
+    return 1.0
+
+
+def share(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
+    """Means over windows that divide the input evenly."""
+    sizes = zip(reversed(x.event_shape), reversed(loc.shape), strict=False)
+    even = loc.dim() != x.dim() or all(size % out == 0 for size, out in sizes)
+    return loc.numel() / x.numel() if even else None
+
+
+def of_windows(
+    x: GaussianTensor,
+    loc: Tensor,
+    input: Any,
+    kernel_size: int | Sequence[int],
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> float | None:
+    """Means over windows of one size, if all have the same divisor."""
+    if ceil_mode or not (count_include_pad or padding in (0, (0,), (0, 0), (0, 0, 0))):
+        return None
+    if isinstance(kernel_size, int):
+        inside = x.loc.dim() - 2 if x.batch_shape else len(x.event_shape) - 1
+        kernel_size = (kernel_size,) * min(inside, 3)
+    return 1 / (divisor_override or math.prod(kernel_size))
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, ...]:

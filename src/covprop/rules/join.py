@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import Dense, LinearMap
+from covprop.covariance import Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.errors import InconsistentBranches, name_of
@@ -53,6 +53,13 @@ def join(
         (node, _linear_part(function, slots, named, node, loc))
         for node in dict.fromkeys(tensor.node for tensor in tensors)
     ]
+    edges = [(node, _transfer(linear)) for node, linear in terms]
+    if x.method.variances_only:
+        values = torch.zeros((), dtype=loc.dtype, device=loc.device)
+        for node, linear in terms:
+            assert node.covariance is not None
+            values = values + linear.variances(node.covariance.diagonal())
+        return GaussianTensor(loc, Node(Diagonal(values, assumed=True), edges), x.lineage)
     matrix: Tensor | None = None
     size = torch.zeros((), dtype=loc.dtype, device=loc.device)
     for i, (node, linear) in enumerate(terms):
@@ -69,7 +76,6 @@ def join(
                 matrix = matrix + (half + half.mT)
     assert matrix is not None
     _check_variances(function, matrix, size)
-    edges = [(node, _transfer(linear)) for node, linear in terms]
     return GaussianTensor(loc, Node(Dense(symmetric(matrix)), edges), x.lineage)
 
 
@@ -103,9 +109,14 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
     weights: dict[Node, float] = {}
     for tensor, weight in terms:
         weights[tensor.node] = weights.get(tensor.node, 0.0) + weight
+    edges = [(node, lambda cross, w=weight: w * cross) for node, weight in weights.items()]
     matrix = torch.zeros((), dtype=loc.dtype, device=loc.device)
     size = matrix
     nodes = list(weights)
+    if x.method.variances_only:
+        for node in nodes:
+            size = size + weights[node] ** 2 * node.covariance.diagonal()  # type: ignore[union-attr]
+        return GaussianTensor(loc, Node(Diagonal(size, assumed=True), edges), x.lineage)
     for i, node in enumerate(nodes):
         assert node.covariance is not None
         matrix = matrix + weights[node] ** 2 * node.covariance.matrix()
@@ -115,7 +126,6 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
             if cross is not None:
                 matrix = matrix + weights[node] * weights[other] * (cross + cross.mT)
     _check_variances(torch.add, matrix, size)
-    edges = [(node, lambda cross, w=weight: w * cross) for node, weight in weights.items()]
     return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
 
 

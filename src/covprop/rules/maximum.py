@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import Dense
+from covprop.covariance import Covariance, Dense, Diagonal
 from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
 from covprop.lineage import Node
@@ -92,13 +92,19 @@ def _independent_maximum(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor
     share = ramp.coefficients(distance, variance, 1)[0]
     rest = (ramp.variance(distance, variance) - share.square() * variance).clamp(min=0)
     first, second = (1 - share).to(a.dtype), share.to(a.dtype)
-    parts = a.covariance.scale(first).matrix() + b.covariance.scale(second).matrix()
+    parts = [a.covariance.scale(first), b.covariance.scale(second)]
     loc = a.loc + ramp.mean(distance, variance).to(a.dtype).reshape(a.shape)
     edges = [
         (a.node, lambda cross: first[..., None] * cross),
         (b.node, lambda cross: second[..., None] * cross),
     ]
-    covariance = Dense(parts + torch.diag_embed(rest.to(a.dtype)))
+    added = rest.to(a.dtype)
+    covariance: Covariance
+    if a.method.variances_only:
+        values = parts[0].diagonal() + parts[1].diagonal() + added
+        covariance = Diagonal(values, assumed=True)
+    else:
+        covariance = Dense(parts[0].matrix() + parts[1].matrix() + torch.diag_embed(added))
     return GaussianTensor(loc, Node(covariance, edges), a.lineage, batch_at=at)
 
 

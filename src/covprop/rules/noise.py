@@ -6,6 +6,7 @@ channel):  E z = E x,  Cov(z) = Cov(x) + p / (1 - p) (Cov(x) + mu mu^T) within e
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,10 +109,10 @@ def _masked(x: GaussianTensor, p: float, masked_dims: int) -> GaussianTensor:
 
 def _with_noise(x: GaussianTensor, ratio: float, masked_dims: int) -> Covariance:
     mean = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
-    if masked_dims == x.dim():
+    if masked_dims == x.dim() or x.method.variances_only:
         added = ratio * (x.covariance.diagonal() + mean.square())
         if isinstance(x.covariance, Diagonal):
-            return Diagonal(x.covariance.values + added)
+            return replace(x.covariance, values=x.covariance.values + added)
         return Dense(x.covariance.matrix() + torch.diag_embed(added))
     group = _groups(x, masked_dims)
     same = group[:, None] == group[None, :]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.covariance import Dense
+from covprop.covariance import Dense, Diagonal
 from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.lineage import Node
@@ -35,6 +35,8 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
     if u.batch_at != v.batch_at:  # broadcasting has taken a batch for another dimension
         raise batch_error(torch.mul, u)
     a, b = _flat(u), _flat(v)
+    if u.method.variances_only:
+        return _independent_product(u, v, a, b, shape)
     first, second = u.covariance.matrix(), v.covariance.matrix()
     cross = u.cross_covariance(v)
     matrix = _outer(a, a) * second + _outer(b, b) * first + first * second
@@ -48,6 +50,22 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
         (v.node, lambda c: a[..., None] * c),
     ]
     node = Node(Dense(symmetric(matrix)), edges, factors=(a, b))
+    return GaussianTensor(mean.reshape(shape), node, u.lineage)
+
+
+def _independent_product(
+    u: GaussianTensor, v: GaussianTensor, a: Tensor, b: Tensor, shape: torch.Size
+) -> GaussianTensor:
+    """The variances alone; only a tensor with itself is not independent of it."""
+    first, second = u.covariance.diagonal(), v.covariance.diagonal()
+    values, mean = a.square() * second + b.square() * first + first * second, a * b
+    if u.node is v.node:
+        values, mean = values + 2 * a * b * first + first * second, mean + first
+    edges = [
+        (u.node, lambda c: b[..., None] * c),
+        (v.node, lambda c: a[..., None] * c),
+    ]
+    node = Node(Diagonal(values, assumed=True), edges)
     return GaussianTensor(mean.reshape(shape), node, u.lineage)
 
 
@@ -81,6 +99,12 @@ def bilinear(
         return torch.einsum(x, first, y, second, out)
 
     linear = join(lambda x, y: contract(x, right) + contract(left, y), (u, v), {})
+    if u.method.variances_only:
+        spread = [x.covariance.diagonal().reshape(x.shape) for x in (u, v)]
+        parts = contract(spread[0], right.square()) + contract(left.square(), spread[1])
+        values = (parts + contract(*spread)).reshape(linear.covariance.diagonal().shape)
+        node = Node(Diagonal(values, assumed=True), linear.node.edges)
+        return GaussianTensor(contract(left, right), node, u.lineage)
     shift = 1 + max(first + second)
 
     def again(labels: Labels) -> Labels:

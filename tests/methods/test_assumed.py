@@ -1,0 +1,148 @@
+"""Assumed density filtering: variances as if everything were independent, in O(n)."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import covprop as cp
+from covprop.covariance import Diagonal
+from tests.architectures import ARCHITECTURES
+from tests.cases import CASES
+from tests.oracles import assert_close
+from tests.rules.linear_cases import BATCH, LINEAR_CASES, LinearCase
+
+D = torch.float64
+ADF = cp.AssumedDensity()
+
+
+def independent(*shape: int, batch_dims: int = 0) -> cp.Gaussian:
+    generator = torch.Generator().manual_seed(3)
+    mean = torch.randn(shape, dtype=D, generator=generator)
+    variance = torch.rand(shape, dtype=D, generator=generator) + 0.1
+    return cp.Gaussian.diagonal(mean, variance, batch_dims=batch_dims)
+
+
+ONE_STEP = [c for c in LINEAR_CASES if "reflect" not in c.label and "replicate" not in c.label]
+"""A padding that copies, and then a convolution, are two: copies count as independent."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ONE_STEP, ids=lambda case: case.label)
+def test_one_linear_operation_has_the_variances_of_exact(case: LinearCase) -> None:
+    x = independent(BATCH, *case.event, batch_dims=1)
+    got, want = cp.propagate(case.function, x, ADF), cp.propagate(case.function, x)
+    many = isinstance(want, list | tuple)
+    for y, z in zip(got if many else [got], want if many else [want], strict=True):
+        if isinstance(z, cp.Gaussian):
+            assert_close(y.mean, z.mean, rtol=1e-12, atol=1e-12)
+            assert_close(y.variance, z.variance, rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_one_activation_has_the_moments_of_exact(name: str) -> None:
+    x = independent(5)
+    y, z = cp.propagate(CASES[name].function, x, ADF), cp.propagate(CASES[name].function, x)
+    assert isinstance(y.covariance, Diagonal)
+    assert_close(y.mean, z.mean, rtol=1e-12, atol=1e-14)
+    assert_close(y.variance, z.variance, rtol=1e-9, atol=1e-14)
+
+
+@torch.no_grad()
+def test_products_sums_and_maxima_of_independent_tensors_are_right() -> None:
+    x = independent(2, 4)
+    for function in (
+        lambda x: x[0] * x[1],
+        lambda x: x[0] - 2 * x[1],
+        lambda x: torch.maximum(x[0], x[1]),
+        lambda x: (lambda y: y * y)(x[0]),
+        lambda x: torch.cat([x[0], x[1] + 1]),
+    ):
+        y, z = cp.propagate(function, x, ADF), cp.propagate(function, x)
+        assert_close(y.mean, z.mean, rtol=1e-12)
+        assert_close(y.variance, z.variance, rtol=1e-11)
+
+
+@torch.no_grad()
+def test_a_matrix_product_of_independent_tensors_is_right() -> None:
+    a, b = (
+        independent(3, 4),
+        cp.Gaussian.diagonal(torch.randn(4, 2).double(), torch.rand(4, 2).double()),
+    )
+    y, z = cp.propagate(torch.matmul, a, b, ADF), cp.propagate(torch.matmul, a, b)
+    assert_close(y.mean, z.mean, rtol=1e-12)
+    assert_close(y.variance, z.variance, rtol=1e-11)
+
+
+@torch.no_grad()
+def test_dependence_is_left_out() -> None:
+    x = independent(3)
+    assert_close(cp.propagate(lambda x: (x + 0) + x * 1.0, x, ADF).variance, 2 * x.variance)
+    twice = cp.propagate(lambda x: x.repeat(2).sum(), x, ADF)
+    assert_close(twice.variance, 2 * x.variance.sum())
+
+
+@torch.no_grad()
+def test_the_correlations_of_the_input_are_left_out_and_the_result_is_diagonal() -> None:
+    full = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=D)
+    y = cp.propagate(torch.sum, cp.Gaussian(torch.zeros(2, dtype=D), full), ADF)
+    assert float(y.variance) == pytest.approx(2.0)
+    x = independent(3)
+    y = cp.propagate(torch.relu, x, ADF)
+    again = cp.propagate(lambda x: x @ torch.ones(3, 3, dtype=D), y)
+    assert not isinstance(again.covariance, Diagonal)  # exact from here on
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 8)
+        return result
+
+
+@torch.no_grad()
+def test_memory_is_linear_in_the_number_of_features() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1), nn.GELU(), nn.AvgPool2d(2), nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    ).double().eval()  # fmt: skip
+    most = []
+    for side in (32, 64):
+        with Largest() as largest:
+            cp.propagate(model, independent(1, 1, side, side, batch_dims=1), ADF)
+        most.append(largest.elements)
+    assert most[1] <= 5 * most[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_goes_through(name: str) -> None:
+    model = ARCHITECTURES[name].build()
+    x = independent(2, *ARCHITECTURES[name].shape, batch_dims=1)
+    x = cp.Gaussian.diagonal(x.mean, 1e-4 * x.variance, batch_dims=1)
+    y = cp.propagate(model, x, ADF)
+    assert isinstance(y.covariance, Diagonal)
+    assert_close(y.mean, model(x.mean), atol=0.05)
+    assert bool((y.variance > 0).all())
+
+
+def test_dropout_adds_its_noise() -> None:
+    x = independent(2, 3)
+    y = cp.propagate(lambda x: F.dropout(x, 0.25, True), x, ADF)
+    assert_close(y.variance, cp.propagate(lambda x: F.dropout(x, 0.25, True), x).variance)
