@@ -209,11 +209,12 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
     if features == before and not weights:  # a factor for each element, or a sum
         counted = Counted(parent.batch, features, out.itemsize, parent.half)
-        return _Cost(counted, 0, 2.0 * batch * features**2, shares=parent.half > 0)
+        return _Cost(counted, 0, 2.0 * batch * features**2)
     taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
     work = 2.0 * batch * taps * features * (before + features)
     if kind == "linear" and not parent.half and streams(before, features, parent.batch):
-        return _Cost(Counted(parent.batch, features, out.itemsize, before), 0, work)
+        counted = Counted(parent.batch, features, out.itemsize, before)
+        return _Cost(counted, counted.nbytes, work)  # it is turned once
     counted = Counted(parent.batch, features, out.itemsize)
     return _Cost(counted, unit * (before * features + features**2), work)
 
@@ -259,7 +260,10 @@ class Planner:
             (args, kwargs),
             lambda leaf: leaf.loc.clone() if isinstance(leaf, GaussianTensor) else leaf,
         )
-        outputs = function(*means[0], **means[1])
+        if KIND[function] == "noise":  # which leaves the mean, and must not draw
+            outputs = tensors[0].loc.clone()
+        else:
+            outputs = function(*means[0], **means[1])
         given = (args, kwargs)
         return map_leaves(
             outputs,

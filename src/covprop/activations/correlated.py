@@ -26,6 +26,8 @@ class Correlated(Activation, ABC):
     longest: ClassVar[int] = 48
     """The order beyond which the direct formula is cheaper."""
     few: ClassVar[int] = 2**14  # below, coefficients cost more than they save
+    apart: ClassVar[float] = 0.002
+    """The share of pairs that a shorter series may leave to the direct formula."""
     most: ClassVar[float] = 0.25
     """The share of pairs beyond the series above which the direct formula takes all of a block."""
     accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 3e-8, torch.float64: 1e-15}
@@ -60,42 +62,51 @@ class Correlated(Activation, ABC):
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """The series at the first order whose bound suffices; what it cannot do directly."""
         rho = correlation(covariance, left[0], right[0])
-        (tail_i, a), (tail_j, b) = left[1:3], right[1:3]
-        position = self._rung(rho.detach(), tail_i, tail_j)
-        if position is not None:
-            return covariance * power_series(rho, a[: LADDER[position]], b[: LADDER[position]])
+        (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
         if not len(a):
             return self.direct(left[3:], right[3:], covariance)
-        hard = self._beyond(rho.detach(), tail_i[-1], tail_j[-1], len(a))
-        share = int(hard.sum()) / hard.numel()
-        if share > self.most:
+        order, hard = self._split(rho.detach(), tails_i, tails_j)
+        if order == 0:
             return self.direct(left[3:], right[3:], covariance)
-        result = covariance * power_series(rho, a, b)
-        if share == 0:
+        result = covariance * power_series(rho, a[:order], b[:order])
+        if hard is None:
             return result
         spread = torch.broadcast_tensors(*left[3:], *right[3:], covariance)
-        picked = [tensor[hard] for tensor in spread]
+        index = hard.nonzero(as_tuple=True)
+        picked = [tensor[index] for tensor in spread]
         count = len(left) - 3
         direct = self.direct(tuple(picked[:count]), tuple(picked[count:-1]), picked[-1])
         return result.masked_scatter(hard, direct)
 
-    def _rung(self, rho: Tensor, tail_i: Tensor, tail_j: Tensor) -> int | None:
-        """The place on LADDER of the first order that suffices for all of the block."""
-        if not len(tail_i) or not rho.numel():
-            return None if rho.numel() else 0
+    def _split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
+        """The order of the series for a block, and which pairs are beyond it, if any are."""
+        if not rho.numel():
+            return LADDER[0], None
         least, most = torch.aminmax(rho)
-        size = max(-float(least), float(most))
-        heights = tail_i.flatten(1).amax(1) * tail_j.flatten(1).amax(1)
-        for position, height in enumerate(heights.tolist()):
-            if size ** (LADDER[position] + 1) * height <= self.accuracy[rho.dtype]:
-                return position
-        return None
-
-    def _beyond(self, rho: Tensor, tail_i: Tensor, tail_j: Tensor, order: int) -> Tensor:
-        """|rho|^(K+1) r_i r_j > accuracy, with the root of it taken of vectors and not of pairs."""
+        largest = max(-float(least), float(most))
+        heights = (tails_i.flatten(1).amax(1) * tails_j.flatten(1).amax(1)).tolist()
+        limits = [
+            (self.accuracy[rho.dtype] / max(height, 1e-300)) ** (1 / (order + 1))
+            for order, height in zip(LADDER, heights, strict=False)
+        ]
+        enough = next((i for i, limit in enumerate(limits) if largest <= limit), len(limits))
+        if enough < 2:  # noqa: PLR2004  (nothing shorter would pay)
+            return LADDER[enough], None
+        size = rho.abs()
+        for i in range(1, enough, 2):  # a shorter one, with a few pairs apart
+            hard = size > limits[i]
+            if int(hard.sum()) <= self.apart * hard.numel():
+                return LADDER[i], hard
+        if enough < len(limits):
+            return LADDER[enough], None
+        order = LADDER[len(limits) - 1]
         root = 1 / (order + 1)
         limit = self.accuracy[rho.dtype] ** root
-        return rho.abs() * (tail_i**root) * (tail_j**root) > limit
+        hard = size * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
+        count = int(hard.sum())
+        if count > self.most * hard.numel():
+            return 0, None
+        return order, hard if count else None
 
 
 def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class Quadrature(Correlated):
 
     longest: ClassVar[int] = LADDER[-1]  # an integral of a pair is dearer than any series
     few: ClassVar[int] = 0
+    apart: ClassVar[float] = 0.0
     most: ClassVar[float] = 1.0
     accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 2e-6, torch.float64: 1e-11}
 

@@ -48,6 +48,7 @@ class Streamed(Covariance):
         cls, half: Tensor, linear: LinearMap, dense: Callable[[Tensor], Covariance]
     ) -> "Streamed":
         """Find the variances, which every next step asks for."""
+        half = half.mT.contiguous().mT  # its columns are read, some at a time
         if linear.diagonal is not None:
             return cls(half, linear, linear.diagonal(half), dense)
         whole = cls(half, linear, half.new_zeros(*half.shape[:-2], half.shape[-1]), dense)
@@ -105,8 +106,9 @@ class Streamed(Covariance):
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> Covariance:
-        """Remember what to do with each block."""
-        if self.activity is not None:
+        """Remember what to do with each block, unless autograd wants to know."""
+        follows = torch.is_grad_enabled() and any(t.requires_grad for t in (*elements, variance))
+        if self.activity is not None or follows:
             return self.dense(self.matrix()).pairwise(pair, elements, variance)
         elements = tuple(element.to(self.dtype) for element in elements)
         return replace(self, activity=Activity(pair, elements, variance.to(self.dtype)))

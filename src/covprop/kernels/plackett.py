@@ -29,6 +29,9 @@ from covprop.kernels.normal import (
 SWITCH = 0.7
 """The |rho| above which the series from the degenerate end takes over."""
 
+LEAST = {torch.float32: -70.0, torch.float64: -680.0}
+"""Exponents below which nothing is added: what follows would be denormal numbers, very slow."""
+
 NODES = {torch.float32: 6, torch.float64: 12}
 TERMS = {torch.float32: 7, torch.float64: 14}
 """Nodes below and terms above SWITCH: errors stay below 1e-7 and 1e-13 (see the tests)."""
@@ -113,10 +116,13 @@ def _from_zero(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     first, second = torch.zeros_like(rho), torch.zeros_like(rho)
     r, rest, value = torch.empty_like(rho), torch.empty_like(rho), torch.empty_like(rho)
     one = torch.ones((), dtype=rho.dtype, device=rho.device)
+    least = LEAST[rho.dtype]
+    floor = 1.01 * math.exp(least)
     for node, weight in unit_interval(NODES[rho.dtype]):
         torch.mul(angle, node, out=r).sin_()
         torch.addcmul(one, r, r, value=-1, out=rest)
-        torch.mul(product, r, out=value).sub_(halves).div_(rest).exp_()
+        torch.mul(product, r, out=value).sub_(halves).div_(rest).clamp_(min=least).exp_()
+        torch.threshold_(value, floor, 0.0)
         first.add_(value, alpha=weight)
         second.addcmul_(value, torch.sub(rho, r, out=r), value=weight)
     scale = angle.div_(2 * math.pi)

@@ -11,9 +11,9 @@ from torch import Tensor
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
-from covprop.dispatch import Batch, in_place, rule
+from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
-from covprop.tensor import GaussianTensor
+from covprop.tensor import GaussianTensor, dispatch
 
 
 def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
@@ -124,11 +124,25 @@ def activation(
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, GaussianTensor):
             return plain(x, *args, **kwargs)
-        x.check_current()
-        scalar = wraps(plain)(lambda y: plain(y, *args, **kwargs))
-        return apply(Quadrature(scalar, tuple(kinks)), x)
+        return dispatch(
+            activated, (x, wraps(plain)(partial(_call, plain, args, kwargs)), kinks), {}
+        )
 
     return wrapped
+
+
+def _call(function: Callable[..., Tensor], args: Any, kwargs: Any, y: Tensor) -> Tensor:
+    return function(y, *args, **kwargs)
+
+
+def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[float]) -> Tensor:
+    """A function of the user, as all operations see it."""
+    del kinks
+    return function(x)
+
+
+RULES[activated] = lambda _, x, function, kinks: apply(Quadrature(function, tuple(kinks)), x)
+BATCH[activated], KIND[activated] = Batch.ANYWHERE, "element-wise"
 
 
 def register_activation(
