@@ -10,9 +10,11 @@ from covprop.rules import (
     facts,
     identity,
     join,
+    lengths,
     maximum,
     movement,
     noise,
+    norms,
     product,
     recurrent,
 )
@@ -27,9 +29,11 @@ __all__ = [
     "facts",
     "identity",
     "join",
+    "lengths",
     "maximum",
     "movement",
     "noise",
+    "norms",
     "product",
     "recurrent",
 ]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
@@ -313,60 +312,3 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
 
 
 _in_place_forms("add", "sub", "subtract")
-
-
-def _batch_norm(
-    input: GaussianTensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    eps: float,
-) -> GaussianTensor:
-    """In evaluation an affine map of each channel; training would need the batch's moments."""
-    if training or running_mean is None or running_var is None:
-        raise UnsupportedOperation(
-            "batch norm in training mode would use the statistics of the batch; call model.eval(), "
-            "and keep its running statistics"
-        )
-    centred = (torch.zeros_like(running_mean), running_var, weight, None, False, 0.0, eps)
-
-    def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args[0], *centred), kwargs
-
-    parameters = (running_mean, running_var, weight, bias, False, 0.0, eps)
-    return scaling(F.batch_norm, input, *parameters, strip=strip)
-
-
-@rule(F.batch_norm, kind="linear", treatment="exact (evaluation mode)", name="batch_norm")
-def functional_batch_norm(
-    function: Callable[..., Any],
-    input: GaussianTensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> GaussianTensor:
-    """torch.nn.functional's order of arguments."""
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)
-
-
-@rule(torch.batch_norm, kind="linear", treatment="exact (evaluation mode)", name="batch_norm")
-def torch_batch_norm(
-    function: Callable[..., Any],
-    input: GaussianTensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> GaussianTensor:
-    """torch's own order of arguments."""
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)
