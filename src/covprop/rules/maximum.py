@@ -142,28 +142,32 @@ def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool 
       batch=Batch.STEPWISE)  # fmt: skip
 def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
-    if "axis" in kwargs:  # as numpy says it
-        kwargs["dim"] = kwargs.pop("axis")
-    other = kwargs.get("other", args[0] if args else None)
-    if isinstance(other, Tensor | GaussianTensor):
-        return maximum(function, input, other)
-    if other is None and "dim" not in kwargs:
-        return amax(function, input)
-    return Extreme(amax(function, input, *args, **kwargs), None)
+    return _extreme(maximum, amax, function, input, args, kwargs)
 
 
 @rule(*spellings("min"), kind="maximum", treatment=TOURNAMENT, name="min",
       batch=Batch.STEPWISE)  # fmt: skip
 def min_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
+    return _extreme(minimum, amin, function, input, args, kwargs)
+
+
+def _extreme(
+    of_two: Callable[..., Any],
+    over: Callable[..., Any],
+    function: Callable[..., Any],
+    input: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     if "axis" in kwargs:  # as numpy says it
         kwargs["dim"] = kwargs.pop("axis")
     other = kwargs.get("other", args[0] if args else None)
     if isinstance(other, Tensor | GaussianTensor):
-        return minimum(function, input, other)
+        return of_two(function, input, other)
     if other is None and "dim" not in kwargs:
-        return amin(function, input)
-    return Extreme(amin(function, input, *args, **kwargs), None)
+        return over(function, input)
+    return Extreme(over(function, input, *args, **kwargs), None)
 
 
 @rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
