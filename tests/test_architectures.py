@@ -76,7 +76,8 @@ def test_branches_taken_as_independent_are_wrong(
 
     right = worst_error(name, SMALL)
     monkeypatch.setattr(Lineage, "cross", independent)
-    assert worst_error(name, SMALL) >= max(0.08, 10 * right)
+    least = 0.08 if name == "gated MLP" else 0.10
+    assert worst_error(name, SMALL) >= max(least, 10 * right)
 
 
 @torch.no_grad()

@@ -184,8 +184,10 @@ def peak(depth: int) -> int:
 
 
 def test_the_peak_of_memory_does_not_grow_with_depth() -> None:
-    """Correlations near one, of which there are more in depth, need more temporary memory."""
+    """Deep enough for correlations near one, whose kernel needs the most temporary memory."""
     matrix = 4 * WIDTH * WIDTH
     shallow, deep = peak(15), peak(50)
     assert shallow > 2 * matrix  # the measure sees the covariances
-    assert deep <= shallow + matrix
+    # While the program holds the input, which may yet be joined, each ReLU keeps two vectors.
+    vectors = (50 - 15) * 2 * 8 * WIDTH
+    assert deep <= shallow + vectors + matrix // 10

@@ -41,12 +41,11 @@ def propagate(
     inputs, method = _settled(module, inputs, method, named_inputs)
     lineage = Lineage(method)
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
-    wrapped = _wrap((inputs, named_inputs), lambda x: _in_flight(x, lineage))
     with ExitStack() as stack:
         if progress:
             steps = plan(module, *inputs, method=method, **named_inputs).steps
             lineage.watcher = stack.enter_context(ProgressBar(steps))
-        result = _run(module, *wrapped)
+        result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
     return _unwrap(result, method)
 
 
@@ -65,7 +64,7 @@ def plan(
     lineage.watcher = planner
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
-        _run(module, *_wrap((inputs, named_inputs), lambda x: planner.wrap(x, lineage)))
+        _run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
     return Plan(tuple(planner.steps), free_bytes(given[0].device))
 
 
@@ -92,9 +91,15 @@ def _settled(
     return tuple(inputs), method
 
 
-def _run(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    module: Any,
+    inputs: tuple[Any, ...],
+    named_inputs: dict[str, Any],
+    wrapped: Callable[[Gaussian], GaussianTensor],
+) -> Any:
     try:
-        return module(*args, **kwargs)
+        # No name for the in-flight inputs: it would keep them, and all that came of them, alive.
+        return module(*_wrap(inputs, wrapped), **_wrap(named_inputs, wrapped))
     except CovpropError as error:
         path = _module_path(module, error)
         if path is None or isinstance(error, TooLarge):
