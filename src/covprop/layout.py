@@ -59,6 +59,11 @@ def _with_batches_of_one(
     return args, kwargs, list(changed.values())
 
 
+def is_relaid(function: Callable[..., Any]) -> bool:
+    """Whether a rule sees a function whose batch is elsewhere, through `relaid`."""
+    return hasattr(function, "__wrapped__")
+
+
 def relaid(
     function: Callable[..., Any],
     args: tuple[Any, ...],

@@ -116,8 +116,9 @@ class GaussianTensor:
     def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
         """The result of an affine operation: its value at the mean, and its linear part."""
         self.expect(loc)
+        kept = linear.at_rest()
         return self.replace(
-            loc, self.covariance.push(linear), transfer=lambda cross: linear(cross.mT).mT
+            loc, self.covariance.push(linear), transfer=lambda cross: kept.at_rest()(cross.mT).mT
         )
 
     @property

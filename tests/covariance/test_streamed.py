@@ -13,7 +13,7 @@ import covprop as cp
 from covprop.covariance import Covariance, Dense, LinearMap, Streamed
 from covprop.lineage import Lineage
 from covprop.propagate import _in_flight
-from covprop.rules.diagonals import of_conv2d, of_linear
+from covprop.rules import layers
 from tests.covariance.test_structures import numbers, pair
 from tests.oracles import assert_close
 
@@ -145,27 +145,28 @@ def test_the_short_way_to_the_variances_of_a_convolution(
     kinds = {k: v for k, v in options.items() if k not in ("kernel_size", "padding_mode", "bias")}
     weight = numbers(4, 2 // kinds.get("groups", 1), *kernel, seed=3)
     x = cp.Gaussian(numbers(2, 5, 6), torch.eye(60, dtype=torch.float64))
-    short = of_conv2d(_in_flight(x, _lineage()), None, weight, None, **kinds)
-    assert short is not None
+    layer = layers.convolution(_in_flight(x, _lineage()), None, weight, None, **kinds)
+    assert layer is not None
 
     def function(t: Tensor) -> Tensor:
         return F.conv2d(t, weight, **kinds)
 
     slope = torch.autograd.functional.jacobian(function, x.mean).reshape(-1, 60)
     half = numbers(*batch, 60, len(slope), seed=5)
-    assert_close(short(half), (slope @ half).diagonal(dim1=-2, dim2=-1), atol=1e-13)
+    short = layer.diagonal(half)
+    assert short is not None
+    assert_close(short, (slope @ half).diagonal(dim1=-2, dim2=-1), atol=1e-13)
 
 
 def test_the_short_way_to_the_variances_of_a_linear_layer() -> None:
     weight = numbers(9, 4, seed=3)
-    x = cp.Gaussian(numbers(4), torch.eye(4, dtype=torch.float64))
-    short = of_linear(_in_flight(x, _lineage()), None, weight)
-    assert short is not None
+    layer = layers.Linear(weight)
     for batch in BATCHES:
         half = numbers(*batch, 4, 9, seed=5)
-        assert_close(short(half), (weight @ half).diagonal(dim1=-2, dim2=-1), atol=1e-14)
-    rows = cp.Gaussian(numbers(2, 4), torch.eye(8, dtype=torch.float64))
-    assert of_linear(_in_flight(rows, _lineage()), None, weight) is None
+        short = layer.diagonal(half)
+        assert short is not None
+        assert_close(short, (weight @ half).diagonal(dim1=-2, dim2=-1), atol=1e-14)
+    assert layer.diagonal(numbers(8, 18)) is None  # of two vectors at once
 
 
 def _lineage() -> Lineage:
@@ -202,6 +203,7 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("covprop.covariance.streamed.ROWS", request.param[0])
     monkeypatch.setattr("covprop.covariance.streamed.PAIRS", request.param[1])
     monkeypatch.setattr("covprop.covariance.base.CHUNK", request.param[0])
+    monkeypatch.setattr("covprop.covariance.congruence.ROWS", request.param[0])
 
 
 DOORS: dict[str, Callable[[Covariance], Tensor]] = {

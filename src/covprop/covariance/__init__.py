@@ -1,8 +1,8 @@
 """Structures of a covariance, each behind the same few doors."""
 
-from covprop.covariance.base import Covariance, LinearMap
+from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
 from covprop.covariance.streamed import Streamed
 
-__all__ = ["Covariance", "Dense", "Diagonal", "LinearMap", "Streamed"]
+__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "Streamed"]

@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, final
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -11,13 +11,26 @@ from torch import Tensor
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
 
-CHUNK = 2**24
-"""Entries of vectors that go through a linear map at a time."""
+CHUNK = 2**18
+"""Entries of vectors that go through a linear map at a time: what comes of them stays in cache."""
 
 
 def symmetric(matrix: Tensor) -> Tensor:
     """The symmetric part of a matrix that is symmetric but for rounding."""
     return (matrix + matrix.mT).mul_(0.5)
+
+
+class Layer(Protocol):
+    """What a layer knows of its linear map A."""
+
+    def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
+        """A v of vectors (*any, n) from an output `first` <= start on: first, (*any, m - first)."""
+
+    def diagonal(self, half: Tensor) -> Tensor | None:
+        """diag(A H) of H (*batch, n, m), if there is a short way to it."""
+
+    def at_rest(self) -> "Layer":
+        """The same without the room that it has made for its work."""
 
 
 @final
@@ -26,15 +39,14 @@ class LinearMap:
     """The linear part of an operation on the event, for any number of vectors at once.
 
     function takes a tensor (*batch, *event_shape) as the operation itself does; `leading` says that
-    it also takes any further leading dimensions as they are; diagonal, where there is a short way
-    to it, gives diag(A H) of H (*batch, n, m); squared, where there is one, is the map whose
-    matrix has the squares of the entries.
+    it also takes any further leading dimensions as they are; layer knows more of the map; squared,
+    where there is one, is the map whose matrix has the squares of the entries.
     """
 
     function: Callable[[Tensor], Tensor]
     event_shape: torch.Size
     leading: bool = False
-    diagonal: Callable[[Tensor], Tensor] | None = None
+    layer: Layer | None = None
     squared: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -52,6 +64,14 @@ class LinearMap:
             part = slice(start, start + step)
             result[..., part, :] = self._of(vectors[..., part, :])
         return result
+
+    def rest(self, vectors: Tensor, start: int) -> tuple[int, Tensor]:
+        """Outputs from `start` on, or from one before it if that is simpler: which, and they."""
+        return (0, self(vectors)) if self.layer is None else self.layer.rows(vectors, start)
+
+    def at_rest(self) -> "LinearMap":
+        """The same, to be kept for later: without the room that its layer has made."""
+        return self if self.layer is None else replace(self, layer=self.layer.at_rest())
 
     def variances(self, values: Tensor) -> Tensor:
         """diag(A V A^T) for independent features of variances (*batch, n)."""
@@ -71,6 +91,8 @@ class LinearMap:
         return self(values[..., None, :])[..., 0, :] if total is None else total
 
     def _of(self, vectors: Tensor) -> Tensor:
+        if self.layer is not None:
+            return self.layer.rows(vectors)[1]
         batch = vectors.shape[:-2]
         if self.leading:
             mapped = self.function(vectors.unflatten(-1, self.event_shape))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.congruence import begun, both_triangles, completed
 from covprop.covariance.streamed import Streamed
 
 BLOCK = 2**16
@@ -45,10 +46,10 @@ class Dense(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T: the map on the rows, then on the columns; where that is far wider, on demand."""
-        half = linear(self.values)  # (*batch, n, m): S A^T
+        half = begun(self.values, linear)
         if streams(self.size, half.shape[-1], self.batch_shape) and not half.requires_grad:
             return Streamed.through(half, linear, Dense)
-        return Dense(symmetric(linear(half.mT)))
+        return Dense(completed(half, linear))
 
     def take(self, index: Tensor) -> "Dense":
         """Rows and columns of the index; the matrix itself where nothing moves."""
@@ -70,8 +71,7 @@ class Dense(Covariance):
         for start, stop, block in self._blocks(pair, elements):
             inner = block[..., : stop - start]
             matrix[..., start:stop, start:stop] = symmetric(inner)
-            matrix[..., start:stop, stop:] = block[..., stop - start :]
-            matrix[..., stop:, start:stop] = block[..., stop - start :].mT
+            both_triangles(matrix, start, stop, block[..., stop - start :])
         matrix.diagonal(dim1=-2, dim2=-1).copy_(variance)
         return Dense(matrix)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.congruence import completed
 
 ROWS = 2**22
 """Entries of the wide matrix that are held at a time."""
@@ -49,8 +50,9 @@ class Streamed(Covariance):
     ) -> "Streamed":
         """Find the variances, which every next step asks for."""
         half = half.mT.contiguous().mT  # its columns are read, some at a time
-        if linear.diagonal is not None:
-            return cls(half, linear, linear.diagonal(half), dense)
+        variance = None if linear.layer is None else linear.layer.diagonal(half)
+        if variance is not None:
+            return cls(half, linear, variance, dense)
         whole = cls(half, linear, half.new_zeros(*half.shape[:-2], half.shape[-1]), dense)
         parts = [rows.diagonal(offset=start, dim1=-2, dim2=-1) for start, _, rows in whole.blocks()]
         return replace(whole, variance=torch.cat(parts, dim=-1))
@@ -75,7 +77,7 @@ class Streamed(Covariance):
     def push(self, linear: LinearMap) -> Covariance:
         """B Z B^T: each block of rows of Z through B, then the columns of what that gives."""
         narrow = self._gathered(linear)
-        return self.dense(symmetric(linear(narrow.mT)))
+        return self.dense(completed(narrow, linear))
 
     def take(self, index: Tensor) -> Covariance:
         """Write the matrix out, unless nothing moves."""

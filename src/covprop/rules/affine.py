@@ -11,19 +11,11 @@ import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import LinearMap
-from covprop.covariance.dense import streams
+from covprop.covariance import Layer, LinearMap
 from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.rules.diagonals import (
-    Diagonal,
-    no_short_way,
-    of_conv2d,
-    of_linear,
-    of_windows,
-    one,
-    share,
-)
+from covprop.layout import is_relaid
+from covprop.rules import layers
 from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,
@@ -52,17 +44,15 @@ def affine(
     function: Callable[..., Any],
     *args: Any,
     strip: Strip | None = None,
-    leading: bool = False,
-    diagonal: Callable[..., Diagonal | None] | None = None,
+    layer: Callable[..., Layer | None] | None = None,
     entries: Callable[..., float | None] | None = None,
     **kwargs: Any,
 ) -> GaussianTensor:
     """Carry a Gaussian through a function that is linear but for a constant offset.
 
-    strip takes the offset out of the arguments (a linear function needs none); leading says that
-    the function takes any number of leading dimensions; diagonal makes the short way to the
-    variances of a wide result, if there is one, from the Gaussian and the arguments; entries tells
-    the one number that all entries of its matrix are that are not zero, if it is one.
+    strip takes the offset out of the arguments (a linear function needs none); layer, for functions
+    with a weight, tells what more is known of the map, from the Gaussian and the arguments;
+    entries tells the one number that all entries of its matrix are that are not zero, if it is one.
     """
     x = the_gaussian(function, args, kwargs)
     loc = of_tensor(function, args, kwargs)(x.loc)
@@ -73,19 +63,16 @@ def affine(
             f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
         )
     linear = of_tensor(function, *stripped)
-    check_batch_is_separate(function, linear, x, x.shape)
-    short = None
-    if (
-        diagonal is not None
-        and leads_with(x, args, kwargs)
-        and streams(x.covariance.size, _event_size(x, loc), x.batch_shape)
-    ):
-        short = diagonal(x, *args, **kwargs)
-    leads = leading and x.event_shape != () and leads_with(x, args, kwargs)
+    leads = leads_with(x, args, kwargs)
+    known = None
+    if layer is not None and leads and not is_relaid(function):
+        known = layer(x, *args, **kwargs)
+    if known is None:
+        check_batch_is_separate(function, linear, x, x.shape)
     squared = None
-    if x.method.variances_only and leads_with(x, args, kwargs):
-        squared = _squared(function, x, loc, stripped, entries, linear, diagonal is not None)
-    return x.through(loc, LinearMap(linear, x.event_shape, leads, short, squared))
+    if x.method.variances_only and leads:
+        squared = _squared(function, x, loc, stripped, entries, linear, layer is not None)
+    return x.through(loc, LinearMap(linear, x.event_shape, layer=known, squared=squared))
 
 
 def _squared(
@@ -114,10 +101,6 @@ def _with_squared_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the Gaussian is the input of a function, and not one of its parameters."""
     return (args[0] if args else kwargs.get("input")) is x
-
-
-def _event_size(x: GaussianTensor, loc: Tensor) -> int:
-    return loc.shape[len(x.batch_shape) :].numel()
 
 
 def scaling(
@@ -163,8 +146,7 @@ def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _linear(
     *names: str,
     strip: Strip | None = None,
-    leading: bool = False,
-    diagonal: Callable[..., Diagonal | None] | None = None,
+    layer: Callable[..., Layer | None] | None = None,
     entries: Callable[..., float | None] | None = None,
 ) -> None:
     """One line: every spelling of a torch function that is linear once stripped."""
@@ -176,31 +158,30 @@ def _linear(
             function,
             *args,
             strip=strip,
-            leading=leading,
-            diagonal=diagonal,
+            layer=layer,
             entries=entries,
             **kwargs,
         )
 
 
-_linear("linear", strip=without(2, "bias"), leading=True, diagonal=of_linear)
-_linear("conv1d", strip=without(2, "bias"), diagonal=no_short_way)
-_linear("conv2d", strip=without(2, "bias"), diagonal=of_conv2d)
-_linear("conv3d", strip=without(2, "bias"), diagonal=no_short_way)
-_linear("conv_transpose1d", strip=without(2, "bias"), diagonal=no_short_way)
-_linear("conv_transpose2d", strip=without(2, "bias"), diagonal=no_short_way)
-_linear("conv_transpose3d", strip=without(2, "bias"), diagonal=no_short_way)
-_linear("avg_pool1d", entries=of_windows)
-_linear("avg_pool2d", entries=of_windows)
-_linear("avg_pool3d", entries=of_windows)
-_linear("adaptive_avg_pool1d", entries=share)
-_linear("adaptive_avg_pool2d", entries=share)
-_linear("adaptive_avg_pool3d", entries=share)
-_linear("pad", strip=without(3, "value", 0.0), entries=one)
-_linear("unfold", entries=one)
-_linear("fold", entries=one)
-_linear("sum", entries=one)
-_linear("mean", entries=share)
+_linear("linear", strip=without(2, "bias"), layer=layers.linear)
+_linear("conv1d", strip=without(2, "bias"), layer=layers.unknown)
+_linear("conv2d", strip=without(2, "bias"), layer=layers.convolution)
+_linear("conv3d", strip=without(2, "bias"), layer=layers.unknown)
+_linear("conv_transpose1d", strip=without(2, "bias"), layer=layers.unknown)
+_linear("conv_transpose2d", strip=without(2, "bias"), layer=layers.unknown)
+_linear("conv_transpose3d", strip=without(2, "bias"), layer=layers.unknown)
+_linear("avg_pool1d", entries=layers.of_windows)
+_linear("avg_pool2d", entries=layers.of_windows)
+_linear("avg_pool3d", entries=layers.of_windows)
+_linear("adaptive_avg_pool1d", entries=layers.share)
+_linear("adaptive_avg_pool2d", entries=layers.share)
+_linear("adaptive_avg_pool3d", entries=layers.share)
+_linear("pad", strip=without(3, "value", 0.0), entries=layers.one)
+_linear("unfold", entries=layers.one)
+_linear("fold", entries=layers.one)
+_linear("sum", entries=layers.one)
+_linear("mean", entries=layers.share)
 _linear("cumsum")
 _linear("diff", strip=lambda *arguments: without_constants(arguments))
 _linear("sum_to_size")
@@ -214,7 +195,7 @@ def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
     if len(tensors := gaussians(args, kwargs)) <= 1:
         return affine(function, *args, **kwargs)
-    if hasattr(function, "__wrapped__"):  # the batch is not the first dimension
+    if is_relaid(function):
         raise batch_error(function, tensors[0])
     return matrix_product(*tensors)
 

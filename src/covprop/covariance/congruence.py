@@ -1,0 +1,77 @@
+"""A S A^T of large matrices: the map on the rows, then on the columns, in blocks.
+
+Between the two lies S A^T, held so that its columns are pieces of memory. Of the result the upper
+triangle is computed and the lower one copied.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import LinearMap, symmetric
+from covprop.kernels.convolution import TOGETHER
+
+ROWS = 2**18
+"""Entries of the rows that are treated at a time."""
+
+
+def begun(values: Tensor, linear: LinearMap) -> Tensor:
+    """S A^T (*batch, n, m) of a symmetric S (*batch, n, n)."""
+    size = values.shape[-1]
+    if linear.layer is not None and _many_small(values):
+        return linear.layer.rows(values)[1]
+    if values.numel() <= ROWS:
+        return linear(values)
+    result: Tensor | None = None
+    for start, stop in _steps(size, values.numel() // size):
+        rows = linear(values[..., start:stop, :])
+        if rows.requires_grad:
+            return linear(values)
+        if result is None:
+            result = rows.new_empty(*rows.shape[:-2], rows.shape[-1], size)
+        result[..., start:stop] = rows.mT.contiguous()
+    assert result is not None
+    return result.mT
+
+
+def completed(half: Tensor, linear: LinearMap) -> Tensor:
+    """A H of H = S A^T (*batch, n, m), which is symmetric."""
+    size = half.shape[-1]
+    if half.numel() <= ROWS or half.requires_grad:
+        return symmetric(linear(half.mT))
+    if linear.layer is not None and _many_small(half):  # whole matrices, some at a time
+        parts = half.flatten(0, -3).split(max(1, ROWS // half.shape[-2:].numel()))
+        results = [symmetric(linear(part.mT)) for part in parts]
+        return torch.cat(results).reshape(*half.shape[:-2], size, size)
+    result = half.new_empty(*half.shape[:-2], size, size)
+    for start, stop in _steps(size, max(half.numel(), result.numel()) // size):
+        columns = half[..., start:stop]
+        if not half.mT.is_contiguous():
+            columns = columns.contiguous().mT.contiguous().mT
+        first, rows = linear.rest(columns.mT, start)
+        if rows.requires_grad:
+            return symmetric(linear(half.mT))
+        result[..., start:stop, start:stop] = symmetric(rows[..., start - first : stop - first])
+        both_triangles(result, start, stop, rows[..., stop - first :])
+    return result
+
+
+def _many_small(matrices: Tensor) -> bool:
+    return matrices.dim() > 2 and matrices.shape[-2:].numel() <= ROWS  # noqa: PLR2004
+
+
+def both_triangles(matrix: Tensor, start: int, stop: int, beyond: Tensor) -> None:
+    """Write rows [start, stop) from column `stop` on, and the same below the diagonal."""
+    # Transposing one piece of memory is much faster than writing across the rows of another.
+    beyond = beyond if beyond.mT.is_contiguous() else beyond.contiguous()
+    matrix[..., start:stop, stop:] = beyond.contiguous()
+    matrix[..., stop:, start:stop] = beyond.mT.contiguous()
+
+
+def _steps(size: int, width: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of this many entries each."""
+    step = max(1, ROWS // max(1, width))
+    step -= step % TOGETHER if step > TOGETHER else 0
+    for start in range(0, size, step):
+        yield start, min(size, start + step)

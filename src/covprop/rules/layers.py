@@ -1,0 +1,200 @@
+"""Layers with a weight: what is known of their linear maps A beyond applying them.
+
+Short ways to diag(A H), to some of the outputs alone, and to the squares of the entries.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covprop.kernels.convolution import Convolver
+from covprop.tensor import GaussianTensor
+
+IMAGE = 3
+"""Channels, rows and columns."""
+
+
+@final
+@dataclass(frozen=True)
+class Linear:
+    """W of `F.linear`, for events whose last dimension it takes."""
+
+    weight: Tensor
+
+    def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
+        """A v from output `start` on, or from the next before it: which, (*any, outputs)."""
+        if vectors.shape[-1] == self.weight.shape[1]:
+            return start, F.linear(vectors, self.weight[start:] if start else self.weight)
+        several = vectors.unflatten(-1, (-1, self.weight.shape[1]))
+        return 0, F.linear(several, self.weight).flatten(-2)
+
+    def diagonal(self, half: Tensor) -> Tensor | None:
+        """sum_k W_nk H_kn."""
+        if half.shape[-2] != self.weight.shape[1]:
+            return None
+        return (self.weight * half.mT).sum(-1)
+
+    def at_rest(self) -> "Linear":
+        """It needs no room."""
+        return self
+
+
+@final
+@dataclass(frozen=True)
+class Convolution:
+    """The weight of `F.conv2d`, for images of this shape."""
+
+    weight: Tensor
+    image: torch.Size
+    stride: tuple[int, int]
+    padding: tuple[int, int] | str
+    dilation: tuple[int, int]
+    groups: int
+
+    def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
+        """A v from the channel of output `start` on: its first output, (*any, outputs)."""
+        first = 0
+        if self.groups == 1 and vectors.shape[-1] == self.image.numel():
+            first = start // self._places
+        weight = self.weight[first:] if first else self.weight
+        plain = not (torch.is_grad_enabled() and (vectors.requires_grad or weight.requires_grad))
+        if plain and self._by_products:
+            mapped = self._convolver(vectors.reshape(-1, self.image.numel()), first)
+        else:
+            mapped = F.conv2d(
+                vectors.reshape(-1, *self.image), weight, None,
+                self.stride, self.padding, self.dilation, self.groups,
+            )  # fmt: skip
+        return first * self._places, mapped.reshape(*vectors.shape[:-1], -1)
+
+    def at_rest(self) -> "Convolution":
+        """The same without room for patches."""
+        return replace(self)
+
+    @cached_property
+    def _convolver(self) -> Convolver:
+        return Convolver(self.weight.detach(), self.image, self.stride, self._widths)
+
+    @property
+    def _by_products(self) -> bool:
+        """Whether torch's own convolution is slower: it has a fast one for float32 on the CPU."""
+        simple = self.groups == 1 and self.dilation == (1, 1)
+        return simple and self.weight.dtype == torch.float64 and self.weight.device.type == "cpu"
+
+    def diagonal(self, half: Tensor) -> Tensor | None:
+        """Each output sees the patch of its own place: gather that instead of multiplying."""
+        if half.shape[-2] != self.image.numel():
+            return None
+        inside, index = self._taps > 0, (self._taps - 1).clamp(min=0)
+        rows, each = len(index) // self.groups, len(self.weight) // self.groups
+        results = []
+        for channel, columns in enumerate(half.split(index.shape[1], dim=-1)):
+            part = slice(channel // each * rows, (channel // each + 1) * rows)
+            patch = columns.gather(-2, index[part].expand(*columns.shape[:-2], -1, -1))
+            kept = self.weight[channel].reshape(-1, 1) * inside[part]
+            results.append((patch * kept).sum(-2))
+        return torch.cat(results, dim=-1)
+
+    @cached_property
+    def _taps(self) -> Tensor:
+        """The inputs under each output, numbered from 1, 0 for padding: (taps, places)."""
+        device = self.weight.device
+        places = torch.arange(1, self.image.numel() + 1, dtype=torch.float64, device=device)
+        places = F.pad(places.reshape(1, *self.image), self._widths)
+        kernel = tuple(self.weight.shape[-2:])
+        return F.unfold(places, kernel, self.dilation, 0, self.stride)[0].long()
+
+    @cached_property
+    def _widths(self) -> tuple[int, int, int, int]:
+        """Zeros left, right, above and below."""
+        if not isinstance(self.padding, str):
+            above, left = self.padding
+            return left, left, above, above
+        widths: list[int] = []
+        for size, gap in zip(reversed(self.weight.shape), reversed(self.dilation), strict=False):
+            whole = gap * (size - 1) if self.padding == "same" else 0
+            widths += [whole // 2, whole - whole // 2]
+        left, right, above, below = widths
+        return left, right, above, below
+
+    @cached_property
+    def _places(self) -> int:
+        """Places of one channel of the output."""
+        left, right, above, below = self._widths
+        sides = zip(
+            (self.image[-2] + above + below, self.image[-1] + left + right),
+            self.weight.shape[-2:], self.dilation, self.stride, strict=True,
+        )  # fmt: skip
+        return math.prod((side - gap * (k - 1) - 1) // step + 1 for side, k, gap, step in sides)
+
+
+def linear(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:
+    """The layer of a call of `F.linear`."""
+    return Linear(weight) if weight.dim() > 1 and x.event_shape else None
+
+
+def convolution(
+    x: GaussianTensor,
+    input: Any,
+    weight: Tensor,
+    bias: Any = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Convolution | None:
+    """The layer of a call of `F.conv2d`."""
+    if len(x.event_shape) < IMAGE:
+        return None
+    around = padding if isinstance(padding, str) else _pair(padding)
+    image = x.event_shape[-IMAGE:]
+    return Convolution(weight, image, _pair(stride), around, _pair(dilation), groups)
+
+
+def unknown(*args: Any, **kwargs: Any) -> None:
+    """Layers with a weight of which nothing more is known."""
+
+
+def one(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
+    """Sums and copies: every entry is one or zero."""
+    return 1.0
+
+
+def share(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
+    """Means over windows that divide the input evenly."""
+    sizes = zip(reversed(x.event_shape), reversed(loc.shape), strict=False)
+    even = loc.dim() != x.dim() or all(size % out == 0 for size, out in sizes)
+    return loc.numel() / x.numel() if even else None
+
+
+def of_windows(
+    x: GaussianTensor,
+    loc: Tensor,
+    input: Any,
+    kernel_size: int | Sequence[int],
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> float | None:
+    """Means over windows of one size, if all have the same divisor."""
+    if ceil_mode or not (count_include_pad or padding in (0, (0,), (0, 0), (0, 0, 0))):
+        return None
+    if isinstance(kernel_size, int):
+        inside = x.loc.dim() - 2 if x.batch_shape else len(x.event_shape) - 1
+        kernel_size = (kernel_size,) * min(inside, 3)
+    return 1 / (divisor_override or math.prod(kernel_size))
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    first, *others = value
+    return first, others[0] if others else first
