@@ -16,6 +16,10 @@ from covprop.kernels.normal import correlation, inverse_deviation
 
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 """Orders that the series may have."""
+SAMPLED = 2048
+"""Pairs of a block that are looked at to choose its order."""
+SPLIT = 8
+"""What it costs to treat some pairs of a block apart, in terms of the series for all of them."""
 LAST = 8
 """How many of the last coefficients tell the size of those beyond."""
 
@@ -26,10 +30,8 @@ class Correlated(Activation, ABC):
     longest: ClassVar[int] = 48
     """The order beyond which the direct formula is cheaper."""
     few: ClassVar[int] = 2**14  # below, coefficients cost more than they save
-    apart: ClassVar[float] = 0.002
-    """The share of pairs that a shorter series may leave to the direct formula."""
-    most: ClassVar[float] = 0.25
-    """The share of pairs beyond the series above which the direct formula takes all of a block."""
+    dear: ClassVar[float] = 1000.0
+    """What the direct formula costs, in terms of the series."""
     accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 3e-8, torch.float64: 1e-15}
     """Bound of the error of the series, relative to the standard deviations."""
 
@@ -71,15 +73,17 @@ class Correlated(Activation, ABC):
         result = covariance * power_series(rho, a[:order], b[:order])
         if hard is None:
             return result
-        spread = torch.broadcast_tensors(*left[3:], *right[3:], covariance)
         index = hard.nonzero(as_tuple=True)
+        if not len(index[0]):
+            return result
+        spread = torch.broadcast_tensors(*left[3:], *right[3:], covariance)
         picked = [tensor[index] for tensor in spread]
         count = len(left) - 3
         direct = self.direct(tuple(picked[:count]), tuple(picked[count:-1]), picked[-1])
-        return result.masked_scatter(hard, direct)
+        return result.index_put(index, direct)
 
     def _split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
-        """The order of the series for a block, and which pairs are beyond it, if any are."""
+        """The cheapest order of the series for a block, and which pairs are beyond it, if any."""
         if not rho.numel():
             return LADDER[0], None
         least, most = torch.aminmax(rho)
@@ -90,23 +94,27 @@ class Correlated(Activation, ABC):
             for order, height in zip(LADDER, heights, strict=False)
         ]
         enough = next((i for i, limit in enumerate(limits) if largest <= limit), len(limits))
-        if enough < 2:  # noqa: PLR2004  (nothing shorter would pay)
+        if enough < len(limits) and LADDER[enough] <= SPLIT:  # nothing shorter would pay
             return LADDER[enough], None
-        size = rho.abs()
-        for i in range(1, enough, 2):  # a shorter one, with a few pairs apart
-            hard = size > limits[i]
-            if int(hard.sum()) <= self.apart * hard.numel():
-                return LADDER[i], hard
+        flat = rho.flatten()
+        some = flat[:: max(1, flat.numel() // SAMPLED)].abs()
+        beyond = (some[:, None] > some.new_tensor(limits[:enough])).sum(0).tolist()
+        costs = {
+            order: SPLIT + order + self.dear * max(count, 1) / len(some)
+            for order, count in zip(LADDER, beyond, strict=False)
+        }
+        costs[0] = self.dear / 2  # of all pairs: nothing has to be picked
         if enough < len(limits):
-            return LADDER[enough], None
-        order = LADDER[len(limits) - 1]
-        root = 1 / (order + 1)
+            costs[LADDER[enough]] = LADDER[enough]
+        order = min(costs, key=costs.__getitem__)
+        at = LADDER.index(order) if order else enough
+        if at >= enough:
+            return order, None
+        if at < len(limits) - 1:
+            return order, rho.abs() > limits[at]
+        root = 1 / (order + 1)  # the last has a limit for each pair
         limit = self.accuracy[rho.dtype] ** root
-        hard = size * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
-        count = int(hard.sum())
-        if count > self.most * hard.numel():
-            return 0, None
-        return order, hard if count else None
+        return order, rho.abs() * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
 
 
 def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> Tensor:

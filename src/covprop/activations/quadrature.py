@@ -37,8 +37,7 @@ class Quadrature(Correlated):
 
     longest: ClassVar[int] = LADDER[-1]  # an integral of a pair is dearer than any series
     few: ClassVar[int] = 0
-    apart: ClassVar[float] = 0.0
-    most: ClassVar[float] = 1.0
+    dear: ClassVar[float] = 2e6
     accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 2e-6, torch.float64: 1e-11}
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
