@@ -18,7 +18,7 @@ from covprop.errors import (
 )
 from covprop.gaussian import Gaussian
 from covprop.joint import joint
-from covprop.methods import AssumedDensity, Exact, Series
+from covprop.methods import AssumedDensity, Exact, Series, Wu2019
 from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
@@ -45,6 +45,7 @@ __all__ = [
     "ToleranceNotReached",
     "TooLarge",
     "UnsupportedOperation",
+    "Wu2019",
     "activation",
     "activations",
     "covariance",
