@@ -1,8 +1,6 @@
 """Jacobians of a network at one point, a bundle of columns or of rows at a time."""
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from covprop.covariance import Diagonal
 from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
-from covprop.methods.network import Network
+from covprop.methods.network import Network, quiet
 
 Jacobians = list[list[Tensor]]
 """For every output, its Jacobian (*batch, m, n) with respect to every input."""
@@ -31,7 +29,7 @@ def linearize(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:
     first: Exception | None = None
     for way in ways:
         try:
-            with _quiet():
+            with quiet():
                 return way(network)
         except (RuntimeError, NotImplementedError) as error:
             first = first or error
@@ -53,13 +51,6 @@ def pushed(jacobians: Sequence[Tensor], inputs: Sequence[Gaussian]) -> Tensor:
         total = part if total is None else total + part
     assert total is not None
     return symmetric(total)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")
-        yield
 
 
 def _by_columns(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:

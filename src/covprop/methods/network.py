@@ -6,7 +6,8 @@ which shows where in each result the batch is, and that its elements stay apart.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -27,6 +28,15 @@ CONSTANTS = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
 }  # fmt: skip
 """Functions of a tensor whose results do not depend on its numbers."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch.func has to say of itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
+        yield
 
 
 class Trace(TorchFunctionMode):
@@ -73,6 +83,7 @@ class Output(NamedTuple):
     """A result that depends on the inputs: which leaf, where its batch is, its shape without."""
 
     leaf: int
+    shape: torch.Size
     batch_at: int
     event_shape: torch.Size
     dtype: torch.dtype
@@ -120,20 +131,13 @@ class Network:
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Every output (*batch, m) at one tensor (*batch, *event) for each input."""
         result = list(leaves(self.call(*(tensor.clone() for tensor in tensors))))
-        k = len(self.batch_shape)
-        return tuple(
-            result[i].movedim(at, 0).reshape(*self.batch_shape, event.numel())
-            if k
-            else result[i].reshape(event.numel())
-            for i, at, event, _ in self.outputs
-        )
+        return tuple(self._flat(result[output.leaf], output) for output in self.outputs)
 
     def at(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Every output (count, *batch, m) at points (count, *batch, *event) of each input."""
         if self._vectorised:
             try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "There is a performance drop")
+                with quiet():
                     return vmap(self, randomness="different")(*points)
             except (RuntimeError, NotImplementedError, ValueError, TypeError):
                 # vmap cannot do all that models do; a mistake of the model shows up once more.
@@ -146,6 +150,12 @@ class Network:
         given = {output.leaf: value for output, value in zip(self.outputs, values, strict=True)}
         numbers = count()
         return map_leaves(self.result, lambda leaf: given.get(next(numbers), leaf))
+
+    def _flat(self, result: Tensor, output: Output) -> Tensor:
+        _check_shape(output.shape, result.shape)
+        if self.batch_shape:
+            result = result.movedim(output.batch_at, 0)
+        return result.reshape(*self.batch_shape, output.event_shape.numel())
 
     def _moved(self, x: Gaussian) -> Tensor:
         """The mean, with that of the first Gaussian of the batch moved by a deviation."""
@@ -164,15 +174,11 @@ class Network:
                 f"the model returns {old.dtype} numbers, which have no Gaussian; return the "
                 "float32 or float64 tensor that they come from"
             )
-        if old.shape != new.shape:
-            raise UnsupportedOperation(
-                f"the shape of the model's result depends on its input: {tuple(old.shape)} and "
-                f"{tuple(new.shape)}"
-            )
+        _check_shape(old.shape, new.shape)
         at = self._batch_at(old, new) if self.batch_shape else 0
         event = list(old.shape)
         del event[at : at + len(self.batch_shape)]
-        return Output(leaf, at, torch.Size(event), old.dtype)
+        return Output(leaf, old.shape, at, torch.Size(event), old.dtype)
 
     def _batch_at(self, old: Tensor, new: Tensor) -> int:
         """Where the batch is: the dimensions along which only the first has changed."""
@@ -203,6 +209,14 @@ def _cuda(tensors: Sequence[Tensor]) -> list[int]:
 def _random_state(tensors: Sequence[Tensor]) -> Tensor:
     states = [torch.cuda.get_rng_state(device) for device in _cuda(tensors)]
     return torch.cat([torch.get_rng_state(), *states])
+
+
+def _check_shape(expected: torch.Size, found: torch.Size) -> None:
+    if expected != found:
+        raise UnsupportedOperation(
+            f"the shape of the model's result depends on its input: {tuple(expected)} at the mean "
+            f"and {tuple(found)} elsewhere"
+        )
 
 
 def _check_same(before: list[Any], after: list[Any]) -> None:
