@@ -108,12 +108,12 @@ def test_a_chunk_is_found_from_the_largest_tensor_on_the_way() -> None:
     sizes = []
 
     def model(x: Any) -> Any:
-        wide = x.repeat(250_000)
+        wide = x.repeat(50_000)
         sizes.append(torch.func.debug_unwrap(wide).numel())
         return wide.sum()
 
     cp.propagate(model, gaussian(), cp.MonteCarlo(20, generator()))
-    assert max(sizes) <= 2**22
+    assert max(sizes) <= 2**20
     assert len(sizes) < 2 + 20  # several at a time, all the same
 
 

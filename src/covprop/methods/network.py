@@ -21,7 +21,7 @@ from covprop.errors import BatchDimensionError, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.validation import SUPPORTED
 
-HELD = 2**22
+HELD = 2**20
 """Entries of the largest tensor on the way through the network that are held at a time."""
 CONSTANTS = {
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
