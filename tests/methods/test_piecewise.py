@@ -69,6 +69,16 @@ def test_a_batch_is_its_elements() -> None:
         assert_same(together[i], cp.propagate(model, element, PL), 1e-14)
 
 
+def test_the_batch_may_be_elsewhere_at_the_relu() -> None:
+    a, b = torch.linspace(-1, 1, 12, dtype=D).reshape(4, 3), torch.linspace(1, -1, 6, dtype=D)
+
+    def moved(x: Any) -> Any:
+        return torch.relu((x @ a).transpose(0, 1)).transpose(0, 1) @ b.reshape(3, 2)
+
+    x = gaussian(3)
+    assert_same(cp.propagate(moved, x, PL), cp.propagate(moved, x), 1e-14)
+
+
 def test_small_noise_is_linear_where_no_unit_is_at_its_kink() -> None:
     model, x = network(4, 6, 5, 3), gaussian()
     small = cp.Gaussian(x.mean, 1e-12 * x.covariance_matrix)

@@ -161,7 +161,7 @@ class Network:
         """The mean, with that of the first Gaussian of the batch moved by a deviation."""
         first = (0,) * len(self.batch_shape)
         moved = x.mean.detach().clone()
-        if moved.numel():
+        if moved.numel():  # a batch may be empty
             shift = x.stddev.detach()[first]
             signs = torch.ones_like(shift).flatten()
             signs[1::2] = -1
@@ -189,7 +189,8 @@ class Network:
             if old.shape[at : at + len(batch)] != batch:
                 continue
             others = changed.movedim(at, 0).clone()
-            others[first] = False
+            if others.numel():
+                others[first] = False
             if not bool(others.any()):
                 return at
         raise BatchDimensionError(
