@@ -62,6 +62,22 @@ def test_it_is_what_one_calculates_by_hand(layer: Any, split: int) -> None:
     assert_close(y.covariance_matrix, covariance, atol=5e-9)  # the oracle, beyond rho = 0.99
 
 
+def test_zero_means_are_those_of_the_first_publication() -> None:
+    """Their covariance of ReLUs of zero mean is the arc-cosine kernel less the means' product."""
+    model, x = network(4, 6, 2), gaussian()
+    a, b = model[0].weight, model[2].weight
+    inner = a @ x.covariance_matrix @ a.mT
+    s = inner.diagonal().sqrt()
+    rho = (inner / torch.outer(s, s)).clamp(-1, 1)
+    kernel = (1 - rho.square()).sqrt() + rho * (torch.pi / 2 + torch.asin(rho))
+    covariance = torch.outer(s, s) * (kernel - 1) / (2 * torch.pi)
+    y = cp.propagate(model, x, cp.PiecewiseLinear(zero_mean=True))
+    assert_close(y.covariance_matrix, b @ covariance @ b.mT, atol=1e-9)  # asin near one
+    exact = cp.propagate(model, x, PL)
+    assert_close(y.mean, exact.mean, atol=1e-15)
+    assert float((y.variance / exact.variance - 1).abs().max()) > 0.05
+
+
 def test_a_batch_is_its_elements() -> None:
     model, x = network(4, 6, 5, 3), gaussian(3)
     together = cp.propagate(model, x, PL)

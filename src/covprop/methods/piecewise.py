@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple, final
 
@@ -36,10 +36,14 @@ class PiecewiseLinear(FunctionMethod):
     from the input must pass it. Differentiable.
 
     layer: which ReLU: its number among the calls of ReLU, from 0 and from the end if negative, or
-    the name of its module; the last by default, as in the code of its authors.
+    the name of its module; the last by default, as in the code of its authors;
+    zero_mean: take the covariance through the ReLU as if the means of its input were zero, which is
+    the closed form of the first publication and what the published comparisons used. The mean
+    of the output is not affected.
     """
 
     layer: int | str | None = None
+    zero_mean: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what names no layer."""
@@ -53,7 +57,10 @@ class PiecewiseLinear(FunctionMethod):
         (point,), (jacobians,) = linearize(before)
         advance(1, 3)
         size = torch.Size(before.outputs[0].event_shape)
-        mean, covariance = Exact().activate(relu(), point, Dense(pushed(jacobians, network.inputs)))
+        inner = Dense(pushed(jacobians, network.inputs))
+        mean, covariance = Exact().activate(relu(), point, inner)
+        if self.zero_mean:
+            covariance = Exact().activate(relu(), torch.zeros_like(point), inner)[1]
         advance(1, 3)
         at = before.outputs[0].batch_at
         shape = (*network.batch_shape, *size)
