@@ -8,7 +8,6 @@ from torch import Tensor
 
 import covprop as cp
 from experiments.record import default_path, write
-from experiments.wu2019 import relu_covariance
 
 CORRELATIONS = (0.5, 0.9, 0.99, 0.999)
 ORDERS = range(1, 11)
@@ -39,8 +38,7 @@ def run(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         x = grid(correlation, steps)
         exact = covariance(x, cp.Exact())
         rivals = {f"order {k}": covariance(x, cp.Series(order=k)) for k in ORDERS}
-        a, b = x.mean.unbind(-1)
-        rivals["wu2019"] = relu_covariance(a, b, torch.full_like(a, correlation))
+        rivals["wu2019"] = covariance(x, cp.Wu2019())
         results[str(correlation)] = {
             name: {
                 "max": float((value - exact).abs().max()),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import covprop as cp
-from experiments import wu2019
 from tests.oracles import assert_close
 from tests.paper import (
     MEASURED,
@@ -33,7 +32,7 @@ def propagated(method: object) -> np.ndarray:
 
 def largest_error(name: str, exact: np.ndarray) -> float:
     if name == "wu2019":
-        found = wu_relu_covariance(*means().T, RHO)
+        found = propagated(cp.Wu2019())
     else:
         found = propagated(cp.Series(order=int(name.split()[1])))
     return float(np.abs(found - exact).max())
@@ -78,11 +77,3 @@ def test_wu_is_exact_at_zero_means(rho):
         2 * math.pi
     )  # arc-cosine kernel
     assert wu_relu_covariance(zero, zero, rho)[0] == pytest.approx(expected, rel=1e-14)
-
-
-@pytest.mark.parametrize("rho", [0.1, 0.5, 0.9])
-def test_the_experiment_compares_with_the_same_formula(rho):
-    a, b = torch.from_numpy(means(21)).T
-    found = wu2019.relu_covariance(a, b, torch.full_like(a, rho))
-    expected = torch.from_numpy(wu_relu_covariance(a.numpy(), b.numpy(), rho))
-    assert_close(found, expected, atol=1e-15)

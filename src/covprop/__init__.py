@@ -18,7 +18,16 @@ from covprop.errors import (
 )
 from covprop.gaussian import Gaussian
 from covprop.joint import joint
-from covprop.methods import AssumedDensity, Exact, Series
+from covprop.methods import (
+    AssumedDensity,
+    Exact,
+    Linearized,
+    MonteCarlo,
+    PiecewiseLinear,
+    Series,
+    Unscented,
+    Wu2019,
+)
 from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
@@ -38,13 +47,18 @@ __all__ = [
     "GaussianTensor",
     "InconsistentBranches",
     "InvalidGaussian",
+    "Linearized",
     "MomentOverflow",
+    "MonteCarlo",
+    "PiecewiseLinear",
     "Plan",
     "QuadratureError",
     "Series",
     "ToleranceNotReached",
     "TooLarge",
+    "Unscented",
     "UnsupportedOperation",
+    "Wu2019",
     "activation",
     "activations",
     "covariance",

@@ -88,7 +88,7 @@ def unsupported(function: Callable[..., Any]) -> UnsupportedOperation:
     """The error for a function without a rule."""
     return UnsupportedOperation(
         f"covprop has no rule for {name_of(function)}; write one with @cp.rule, or cp.activation "
-        "if it is element-wise"
+        "if it is element-wise, or sample with cp.MonteCarlo()"
     )
 
 

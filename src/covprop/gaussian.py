@@ -1,6 +1,7 @@
 """The public value: a Gaussian, or a batch of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -20,6 +21,22 @@ from covprop.validation import check_shapes, check_tensors, check_values
 
 
 @final
+@dataclass(frozen=True)
+class SamplingError:
+    """How far moments that were found from samples may be off: one standard error of each."""
+
+    samples: int
+    mean: Tensor
+    """(*batch, *event)"""
+    covariance: Tensor
+    """(*batch, n, n)"""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SamplingError":
+        """Apply a function to the tensors inside."""
+        return SamplingError(self.samples, function(self.mean), function(self.covariance))
+
+
+@final
 class Gaussian:
     """A Gaussian over tensors, or a batch of them.
 
@@ -30,7 +47,7 @@ class Gaussian:
     dimensions of the mean are the batch. Immutable. `validate_args=False` skips checks of values.
     """
 
-    __slots__ = ("_covariance", "_mean", "_method")
+    __slots__ = ("_covariance", "_mean", "_method", "_sampling")
 
     def __init__(
         self,
@@ -39,6 +56,7 @@ class Gaussian:
         *,
         validate_args: bool = True,
         method: object = None,
+        sampling: SamplingError | None = None,
     ) -> None:
         """Check and keep; the tensors are not copied."""
         covariance = covariance.values if isinstance(covariance, Dense) else covariance
@@ -48,6 +66,7 @@ class Gaussian:
         if validate_args:
             check_values(mean, structure)
         self._mean, self._covariance, self._method = mean, structure, method
+        self._sampling = sampling
 
     @classmethod
     def isotropic(cls, mean: Tensor, stddev: float | Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -163,6 +182,21 @@ class Gaussian:
         """The method that computed this Gaussian, or None."""
         return self._method
 
+    @property
+    def samples(self) -> int | None:
+        """How many samples `cp.MonteCarlo` took for it, else None."""
+        return None if self._sampling is None else self._sampling.samples
+
+    @property
+    def mean_stderr(self) -> Tensor | None:
+        """Standard errors of the mean, in its shape, if it was sampled."""
+        return None if self._sampling is None else self._sampling.mean
+
+    @property
+    def covariance_stderr(self) -> Tensor | None:
+        """Standard errors of the covariance (*batch, n, n), if it was sampled."""
+        return None if self._sampling is None else self._sampling.covariance
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw samples `(count, *batch, *event)`; a singular covariance is no obstacle."""
         noise = self._covariance.noise(count, generator)
@@ -171,9 +205,17 @@ class Gaussian:
     def marginal(self, elements: Any) -> "Gaussian":
         """The Gaussian of some elements of the flattened event, given as an index of it."""
         index = self._elements(elements)
-        mean = self._mean.reshape(*self.batch_shape, self.event_shape.numel())
+        shape = (*self.batch_shape, self.event_shape.numel())
+        error = self._sampling
+        if error is not None:
+            rows = error.covariance[..., index[:, None], index]
+            error = SamplingError(error.samples, error.mean.reshape(shape)[..., index], rows)
         return Gaussian(
-            mean[..., index], self._covariance.take(index), validate_args=False, method=self._method
+            self._mean.reshape(shape)[..., index],
+            self._covariance.take(index),
+            validate_args=False,
+            method=self._method,
+            sampling=error,
         )
 
     def condition(
@@ -275,6 +317,7 @@ class Gaussian:
             self._covariance.map(function),
             validate_args=False,
             method=self._method,
+            sampling=None if self._sampling is None else self._sampling.map(function),
         )
 
 

@@ -4,18 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
-from covprop.methods import LayerwiseMethod
+from covprop.methods import Method
 from covprop.propagate import EXACT, propagate
 from covprop.tensor import GaussianTensor
 
 
-def joint(
-    module: nn.Module | Callable[..., Any], x: Gaussian, method: LayerwiseMethod = EXACT
-) -> Gaussian:
+def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = EXACT) -> Gaussian:
     """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
 
     With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
@@ -35,11 +33,12 @@ class _WithInput(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.module(x.clone())  # which the module may change in place
         k = self.batch_dims
-        if not isinstance(y, GaussianTensor):
+        if not isinstance(y, GaussianTensor | Tensor):
             raise UnsupportedOperation(
                 f"joint takes a module that returns one tensor, and this one returns a "
                 f"{type(y).__name__}; wrap it in a function that picks one"
             )
-        y = y.movedim(y.batch_at, 0) if k else y
+        if k and isinstance(y, GaussianTensor):
+            y = y.movedim(y.batch_at, 0)
         flat = [t.reshape(*t.shape[:k], t.shape[k:].numel()) for t in (x, y)]
         return torch.cat(flat, dim=-1)

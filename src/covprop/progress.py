@@ -46,3 +46,22 @@ class ProgressBar:
             if not isinstance(result, list | tuple):
                 break
         return result
+
+
+class PointBar:
+    """Counts evaluations of a model; for a `with` block."""
+
+    def __init__(self) -> None:
+        """Begin without knowing how many there will be."""
+        self._bar = tqdm(unit="point", unit_scale=True)
+
+    def __enter__(self) -> "PointBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def __call__(self, more: int, total: int) -> None:
+        """So many more, of so many."""
+        self._bar.total = total
+        self._bar.update(more)

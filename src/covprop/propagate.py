@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from covprop.covariance import Dense, Diagonal
 from covprop.dispatch import RULES, leaves
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
-from covprop.gaussian import Gaussian
-from covprop.lineage import Lineage, Node
-from covprop.methods import Exact, LayerwiseMethod
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.lineage import LARGE, Lineage, Node
+from covprop.methods import Exact, FunctionMethod, LayerwiseMethod, Method, Network
 from covprop.plan import Plan, Planner, free_bytes
-from covprop.progress import ProgressBar
+from covprop.progress import PointBar, ProgressBar
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
@@ -24,7 +24,7 @@ EXACT = Exact()
 def propagate(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: LayerwiseMethod = EXACT,
+    method: Method = EXACT,
     progress: bool = False,
     **named_inputs: Any,
 ) -> Any:
@@ -39,6 +39,8 @@ def propagate(
     want gradients.
     """
     inputs, method = _settled(module, inputs, method, named_inputs)
+    if isinstance(method, FunctionMethod):
+        return _evaluate(module, inputs, named_inputs, method, progress)
     lineage = Lineage(method)
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
     with ExitStack() as stack:
@@ -52,7 +54,7 @@ def propagate(
 def plan(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: LayerwiseMethod = EXACT,
+    method: Method = EXACT,
     **named_inputs: Any,
 ) -> Plan:
     """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
@@ -60,6 +62,11 @@ def plan(
     Runs the means through the module, and nothing of the covariances.
     """
     inputs, method = _settled(module, inputs, method, named_inputs)
+    if not isinstance(method, LayerwiseMethod):
+        raise UnsupportedOperation(
+            f"a plan lists the covariances on the way through a model, and cp."
+            f"{type(method).__name__} has none: it evaluates the model on plain tensors"
+        )
     lineage, planner = Lineage(method), Planner(module)
     lineage.watcher = planner
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
@@ -70,15 +77,15 @@ def plan(
 
 def _settled(
     module: object, inputs: tuple[Any, ...], method: Any, named_inputs: dict[str, Any]
-) -> tuple[tuple[Any, ...], LayerwiseMethod]:
+) -> tuple[tuple[Any, ...], Method]:
     """The inputs and the method, after all that can be checked of them."""
-    if inputs and isinstance(inputs[-1], LayerwiseMethod):
+    if inputs and isinstance(inputs[-1], Method):
         *inputs, method = inputs  # type: ignore[assignment]
-    if not isinstance(method, LayerwiseMethod):
+    if not isinstance(method, Method):
         raise TypeError(
             f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
         )
-    for function in method.activations:
+    for function in method.activations if isinstance(method, LayerwiseMethod) else ():
         if function not in RULES:
             raise ValueError(
                 f"{function!r} is no torch function with a rule, so no activation can replace it; "
@@ -107,6 +114,59 @@ def _run(
         raise type(error)(f"in module {path}: {error}") from error
 
 
+def _evaluate(
+    module: Any,
+    inputs: tuple[Any, ...],
+    named_inputs: dict[str, Any],
+    method: FunctionMethod,
+    progress: bool,
+) -> Any:
+    """The result of a method that wants a function of plain tensors."""
+    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
+
+    def call(*tensors: Tensor) -> Any:
+        waiting = iter(tensors)
+        return module(
+            *_wrap(inputs, lambda _: next(waiting)), **_wrap(named_inputs, lambda _: next(waiting))
+        )
+
+    network = Network(call, given)
+    if network.draws and not method.random:
+        raise UnsupportedOperation(
+            f"the model draws random numbers, as dropout does, and cp.{type(method).__name__} "
+            "takes it as a function; call model.eval(), or use cp.MonteCarlo() or cp.Exact()"
+        )
+    _check_outputs(network)
+    if not network.outputs:
+        return network.nest([])
+    with ExitStack() as stack:
+        advance = stack.enter_context(PointBar()) if progress else _unseen
+        estimates = method.estimate(network, advance)
+    results = []
+    for output, (mean, covariance, error) in zip(network.outputs, estimates, strict=True):
+        shape = (*network.batch_shape, *output.event_shape)
+        if error is not None:
+            error = SamplingError(error.samples, error.mean.reshape(shape), error.covariance)
+        result = _finite(mean.reshape(shape), Dense(covariance), method, error)
+        results.append(result)
+    return network.nest(results)
+
+
+def _unseen(more: int, total: int) -> None:
+    """No bar."""
+
+
+def _check_outputs(network: Network) -> None:
+    """Raise if the covariances of the outputs alone would not fit."""
+    sizes = [output.event_shape.numel() for output in network.outputs]
+    needed = 8 * network.batch_shape.numel() * sum(size**2 for size in sizes)
+    if needed > LARGE and needed > (free := free_bytes(network.means[0].device)):
+        raise TooLarge(
+            f"the covariances of {sum(sizes):,} outputs would need {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free; return fewer outputs, or propagate parts of the batch"
+        )
+
+
 def _check_memory(planned: Plan) -> None:
     if planned.fits:
         return
@@ -116,7 +176,7 @@ def _check_memory(planned: Plan) -> None:
         f"({largest.module or 'the function'}, {largest.features:,} features), and "
         f"{planned.free_bytes / 1e9:.1f} GB are free. A batch of inputs needs batch_dims=1, and "
         "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
-        "ones are streamed; else sample: model(x.sample(10_000)). The plan:\n"
+        "ones are streamed; else sample: cp.MonteCarlo(). The plan:\n"
         f"{planned}"
     )
 
@@ -139,7 +199,7 @@ def _in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
     return GaussianTensor(x.mean, Node(lineage.method.begin(x.covariance)), lineage)
 
 
-def _wrap(nest: Any, wrapped: Callable[[Gaussian], GaussianTensor]) -> Any:
+def _wrap(nest: Any, wrapped: Callable[[Gaussian], Any]) -> Any:
     if isinstance(nest, Gaussian):
         return wrapped(nest)
     if isinstance(nest, list | tuple) and not hasattr(nest, "_fields"):
@@ -194,13 +254,7 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
         covariance = result.covariance
         if not isinstance(covariance, Dense | Diagonal):
             covariance = Dense(covariance.matrix())
-        numbers = covariance.values
-        if not (_is_finite(result.loc) and _is_finite(numbers)):
-            raise MomentOverflow(
-                f"the output's moments are not finite in {result.dtype}; look for NaN or infinity "
-                "in the model's weights, or convert model and Gaussian to float64"
-            )
-        return Gaussian(result.loc, covariance, validate_args=False, method=method)
+        return _finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_unwrap(item, method) for item in result))
     if isinstance(result, list | tuple):
@@ -213,6 +267,18 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
         f"the model returns a {type(result).__name__}; covprop unwraps tensors, tuples, lists and "
         "dicts"
     )
+
+
+def _finite(
+    mean: Tensor, covariance: Dense | Diagonal, method: Method, error: SamplingError | None = None
+) -> Gaussian:
+    """The result, unless it has overflown."""
+    if not (_is_finite(mean) and _is_finite(covariance.values)):
+        raise MomentOverflow(
+            f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
+            "in the model's weights, or convert model and Gaussian to float64"
+        )
+    return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,8 +1,27 @@
-"""Ways to treat nonlinearities."""
+"""Ways to find the moments of a network's output."""
 
 from covprop.methods.assumed import AssumedDensity
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method
 from covprop.methods.exact import Exact
+from covprop.methods.linearized import Linearized
+from covprop.methods.montecarlo import MonteCarlo
+from covprop.methods.network import Network
+from covprop.methods.piecewise import PiecewiseLinear
 from covprop.methods.series import Series
+from covprop.methods.unscented import Unscented
+from covprop.methods.wu2019 import Wu2019
 
-__all__ = ["AssumedDensity", "Exact", "LayerwiseMethod", "Series"]
+__all__ = [
+    "AssumedDensity",
+    "Exact",
+    "FunctionMethod",
+    "LayerwiseMethod",
+    "Linearized",
+    "Method",
+    "MonteCarlo",
+    "Network",
+    "PiecewiseLinear",
+    "Series",
+    "Unscented",
+    "Wu2019",
+]

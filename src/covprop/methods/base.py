@@ -8,8 +8,16 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance, Diagonal
+from covprop.gaussian import SamplingError
+from covprop.methods.network import Network
 
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
+
+Advance: TypeAlias = Callable[[int, int], None]
+"""Told how many more, and of how many, evaluations of the model are done."""
+
+Estimate: TypeAlias = tuple[Tensor, Tensor, SamplingError | None]
+"""Mean (*batch, m) and covariance (*batch, m, m) of an output, and how far they may be off."""
 
 
 class LayerwiseMethod(ABC):
@@ -38,3 +46,18 @@ class LayerwiseMethod(ABC):
     @abstractmethod
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """Covariance of two activations of different tensors, given that of the tensors."""
+
+
+class FunctionMethod(ABC):
+    """A method that evaluates the network on plain tensors, whatever operations it is made of."""
+
+    random: ClassVar[bool] = False
+    """Whether a network that draws random numbers is evaluated often enough to average them."""
+
+    @abstractmethod
+    def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
+        """Mean and covariance of every output of the network."""
+
+
+Method: TypeAlias = LayerwiseMethod | FunctionMethod
+"""A way to find the mean and the covariance of a network's output."""

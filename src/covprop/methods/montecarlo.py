@@ -1,0 +1,169 @@
+"""Sampling: what everything else is measured by."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from covprop.errors import UnsupportedOperation
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.methods.base import Advance, Estimate, FunctionMethod
+from covprop.methods.network import Network
+from covprop.methods.roots import Root
+from covprop.methods.streaming import Moments, Replicates
+
+REPLICATES = 32
+"""Independent scramblings of Sobol's sequence; they tell its error."""
+DRAWN = 2**20
+"""Numbers that are drawn at a time, whatever the chunk."""
+HALF_CELL = 2.0**-31
+"""Half the distance of neighbours in torch's Sobol sequence: keeps it off 0 and 1."""
+
+Block: TypeAlias = list[Tensor]
+"""Standard normal numbers (count, *batch, n) for each input."""
+
+
+@final
+@dataclass(frozen=True)
+class MonteCarlo(FunctionMethod):
+    """Moments of samples, with their standard errors on the result.
+
+    `mean_stderr`, `covariance_stderr` and `samples` of the resulting Gaussian are set. Any model
+    will do. No gradients: nothing is recorded for autograd, whatever its mode.
+
+    samples: how many, rounded up to whole pairs or replicates; generator: where randomness comes
+    from (torch's global one by default; what the model draws itself, as dropout does, always comes
+    from there); chunk: how many samples go through the model at a time at most, found from the
+    size of its tensors if not given, and without influence on the samples; antithetic: in pairs
+    mean +- deviation, which is better where the model is nearly linear; sobol: 32 independently
+    scrambled Sobol sequences, the same for each Gaussian of a batch, which is better still where
+    the model is smooth and the inputs are few.
+    """
+
+    samples: int = 75_000
+    generator: torch.Generator | None = field(default=None, hash=False, compare=False)
+    chunk: int | None = field(default=None, kw_only=True)
+    antithetic: bool = field(default=False, kw_only=True)
+    sobol: bool = field(default=False, kw_only=True)
+
+    random: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        if type(self.samples) is not int or self.samples < 2:  # noqa: PLR2004
+            raise ValueError(f"samples is a whole number from 2, not {self.samples!r}")
+        if self.chunk is not None and (type(self.chunk) is not int or self.chunk < 1):
+            raise ValueError(f"chunk is a whole number from 1, not {self.chunk!r}")
+        if self.antithetic and self.sobol:
+            raise ValueError("samples are antithetic or a Sobol sequence, not both")
+
+    @torch.no_grad()
+    def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
+        """Streaming moments of all outputs."""
+        sampler = _Sampler(self, network, advance)
+        if self.sobol:
+            results = sampler.replicated()
+        else:
+            pairs = 2 if self.antithetic else 1
+            count = max(2, -(-self.samples // pairs))
+            blocks = _normal(network.inputs, count, sampler.block, self.generator)
+            results = [moments.result() for moments in sampler.moments(blocks, count * pairs)]
+        return [
+            _rounded(output.dtype, *result)
+            for output, result in zip(network.outputs, results, strict=True)
+        ]
+
+
+class _Sampler:
+    """The evaluation of a network on blocks of numbers."""
+
+    def __init__(self, method: MonteCarlo, network: Network, advance: Advance) -> None:
+        self.method, self.network, self.advance = method, network, advance
+        self.roots = [Root.of(x) for x in network.inputs]
+        self.chunk = method.chunk or network.step
+        batch = network.batch_shape.numel()
+        widths = [x.event_shape.numel() for x in network.inputs]
+        widths += [output.event_shape.numel() for output in network.outputs]
+        self.block = max(1, DRAWN // max(1, batch * max(widths)))
+
+    def moments(self, blocks: Iterator[Block], total: int) -> list[Moments]:
+        """Moments of every output."""
+        sums: list[Moments] | None = None
+        for block in blocks:
+            values = self.values(block)
+            found = [Moments.of(value) for value in values]
+            if self.method.antithetic:
+                opposite = self.values([-numbers for numbers in block])
+                found = [Moments.of(*both) for both in zip(values, opposite, strict=True)]
+            sums = found if sums is None else [a.plus(b) for a, b in zip(sums, found, strict=True)]
+            self.advance(len(block[0]) * (2 if self.method.antithetic else 1), total)
+        assert sums is not None
+        return sums
+
+    def replicated(self) -> list[tuple[Tensor, Tensor, SamplingError]]:
+        """Moments of every output by independent scramblings."""
+        each = max(2, -(-self.method.samples // REPLICATES))
+        generator = self.method.generator
+        device = "cpu" if generator is None else generator.device
+        seeds = torch.randint(2**31 - 1, (REPLICATES,), generator=generator, device=device)
+        replicates = [Replicates() for _ in self.network.outputs]
+        for seed in seeds.tolist():
+            blocks = _quasi_normal(self.network.inputs, each, self.block, seed)
+            for tally, moments in zip(
+                replicates, self.moments(blocks, REPLICATES * each), strict=True
+            ):
+                tally.add(moments)
+        return [tally.result() for tally in replicates]
+
+    def values(self, block: Block) -> list[Tensor]:
+        """Every output (count, *batch, m) in float64, a chunk at a time."""
+        parts = []
+        for start in range(0, len(block[0]), self.chunk):
+            points = [
+                root.x.mean + root.times(numbers[start : start + self.chunk])
+                for root, numbers in zip(self.roots, block, strict=True)
+            ]
+            parts.append([value.double() for value in self.network.at(points)])
+        return [torch.cat(part) for part in zip(*parts, strict=True)]
+
+
+def _normal(
+    inputs: Sequence[Gaussian], count: int, block: int, generator: torch.Generator | None
+) -> Iterator[Block]:
+    for start in range(0, count, block):
+        size = min(block, count - start)
+        yield [
+            torch.randn(
+                (size, *x.batch_shape, x.event_shape.numel()),
+                dtype=x.dtype, device=x.device, generator=generator,
+            )
+            for x in inputs
+        ]  # fmt: skip
+
+
+def _quasi_normal(inputs: Sequence[Gaussian], count: int, block: int, seed: int) -> Iterator[Block]:
+    widths = [x.event_shape.numel() for x in inputs]
+    if sum(widths) > SobolEngine.MAXDIM:
+        raise UnsupportedOperation(
+            f"torch has Sobol sequences of up to {SobolEngine.MAXDIM} dimensions, and the input "
+            f"has {sum(widths)}; leave sobol=True away"
+        )
+    engine = SobolEngine(sum(widths), scramble=True, seed=seed)
+    for start in range(0, count, block):
+        uniform = engine.draw(min(block, count - start), dtype=torch.float64) + HALF_CELL
+        parts = torch.special.ndtri(uniform).split(widths, dim=-1)
+        yield [
+            part.to(x.mean).reshape(len(part), *(1 for _ in x.batch_shape), width)
+            .expand(len(part), *x.batch_shape, width)
+            for x, part, width in zip(inputs, parts, widths, strict=True)
+        ]  # fmt: skip
+
+
+def _rounded(
+    dtype: torch.dtype, mean: Tensor, covariance: Tensor, error: SamplingError
+) -> Estimate:
+    """From the float64 of the sums to the dtype of the output."""
+    return mean.to(dtype), covariance.to(dtype), error.map(lambda tensor: tensor.to(dtype))

@@ -1,0 +1,93 @@
+"""J S J^T at the mean: Jacobians by rows, by columns and in pieces."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from covprop.methods import Network, jacobian
+from tests.oracles import assert_close
+from tests.test_propagate import gaussian
+
+D = torch.float64
+
+
+def network(inputs: int, outputs: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, outputs)).to(D)
+
+
+def expected(model: Any, x: cp.Gaussian) -> Tensor:
+    j = torch.autograd.functional.jacobian(model, x.mean)
+    return j @ x.covariance_matrix @ j.mT
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 9])
+@torch.no_grad()
+def test_it_is_the_jacobian_of_autograd_on_both_sides(outputs: int) -> None:
+    model, x = network(4, outputs), gaussian()
+    y = cp.propagate(model, x, cp.Linearized())
+    with torch.enable_grad():
+        want = expected(model, x)
+    assert_close(y.mean, model(x.mean), atol=1e-15)
+    assert_close(y.covariance_matrix, want, atol=1e-14)
+
+
+@pytest.mark.parametrize("way", [jacobian._by_rows, jacobian._by_columns])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
+def test_rows_columns_and_pieces_of_them_are_the_same(
+    way: Any, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(4, 3)
+    whole = jacobian.linearize(Network(model, [gaussian(*batch)]))
+    monkeypatch.setattr("covprop.methods.network.HELD", 12)
+    values, ((found,),) = way(pieces := Network(model, [gaussian(*batch)]))
+    assert pieces.step < 3
+    assert found.shape == (*batch, 3, 4)
+    assert_close(values[0], whole[0][0], atol=1e-15)
+    assert_close(found, whole[1][0][0], atol=1e-15)
+
+
+def test_two_inputs_of_different_shapes_and_two_outputs() -> None:
+    a = cp.Gaussian(gaussian().mean.reshape(2, 2), gaussian().covariance_matrix)
+    b = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0], dtype=D), 0.3)
+
+    def model(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(a) @ b, (a * b).exp()
+
+    found = cp.propagate(model, a, b, cp.Linearized())
+    for i, y in enumerate(found):
+        jacobians = torch.autograd.functional.jacobian(lambda *ab: model(*ab)[i], (a.mean, b.mean))  # noqa: B023
+        want = sum(
+            j.reshape(y.mean.numel(), -1) @ x.covariance_matrix @ j.reshape(y.mean.numel(), -1).mT
+            for j, x in zip(jacobians, (a, b), strict=True)
+        )
+        assert_close(y.covariance_matrix, want, atol=1e-14)
+
+
+def test_columns_and_rows_are_chosen_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    for name in ("_by_rows", "_by_columns"):
+        real = getattr(jacobian, name)
+        monkeypatch.setattr(
+            jacobian, name, lambda net, real=real, name=name: (used.append(name), real(net))[1]
+        )
+    for outputs in (2, 9):
+        cp.propagate(network(4, outputs), gaussian(), cp.Linearized())
+    assert used == ["_by_rows", "_by_columns"]
+
+
+def test_a_step_has_no_slope_and_what_torch_cannot_differentiate_is_refused() -> None:
+    y = cp.propagate(torch.sign, gaussian(), cp.Linearized())
+    assert float(y.covariance_matrix.abs().max()) == 0.0
+
+    class Opaque(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            del ctx
+            return x.clone()
+
+    with pytest.raises(cp.UnsupportedOperation, match="torch cannot differentiate this model"):
+        cp.propagate(Opaque.apply, gaussian(), cp.Linearized())

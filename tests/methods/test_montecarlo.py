@@ -1,0 +1,210 @@
+"""Sampling: its moments, its standard errors and how often they hold."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from tests.oracles import assert_close, normal_rule
+from tests.test_propagate import assert_same, gaussian
+
+D = torch.float64
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {}, "antithetic": {"antithetic": True}, "sobol": {"sobol": True}
+}  # fmt: skip
+every = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bent(x: Any) -> Any:
+    return torch.stack([torch.relu(x[..., 0]), x[..., 0] + x[..., 1].exp()], -1)
+
+
+def pair() -> cp.Gaussian:
+    matrix = torch.tensor([[1, 0.3], [0.3, 0.25]], dtype=D)
+    return cp.Gaussian(torch.tensor([0.2, -0.5], dtype=D), matrix)
+
+
+def bent_moments() -> tuple[Tensor, Tensor]:
+    """Mean and covariance of `bent` of `pair` on a grid of nodes, cut where it bends."""
+    z, u = normal_rule(0.2, 1.0, kinks=(0.0,))
+    v, w = normal_rule(0.0, 0.4)
+    first = torch.from_numpy(0.2 + z)[:, None].expand(len(z), len(v))
+    second = -0.5 + 0.3 * torch.from_numpy(z)[:, None] + 0.4 * torch.from_numpy(v)
+    y = bent(torch.stack([first, second], -1))
+    weight = torch.from_numpy(u)[:, None] * torch.from_numpy(w)
+    mean = (weight[..., None] * y).sum((0, 1))
+    d = y - mean
+    return mean, torch.einsum("ij,ijk,ijl->kl", weight, d, d)
+
+
+@every
+def test_standard_errors_cover_the_truth(options: dict[str, Any]) -> None:
+    """|estimate - truth| <= 1.96 standard errors in 95 % of all repetitions.
+
+    With 32 replicates the errors themselves are uncertain, Student's distribution has 94.1 %; and
+    each needs some hundred points, or its skewness shows (4096 samples: down to 92 %).
+    """
+    mean, covariance = bent_moments()
+    source = generator(7)
+    held = torch.zeros(6, dtype=D)
+    count, repetitions = (16_384, 150) if options.get("sobol") else (4_096, 600)
+    for _ in range(repetitions):
+        y = cp.propagate(bent, pair(), cp.MonteCarlo(count, source, **options))
+        in_mean = (y.mean - mean).abs() <= 1.96 * y.mean_stderr
+        in_covariance = (y.covariance_matrix - covariance).abs() <= 1.96 * y.covariance_stderr
+        held += torch.cat([in_mean, in_covariance.flatten()]).to(D)
+    share, nominal = held / repetitions, 0.941 if options.get("sobol") else 0.95
+    slack = 3 * math.sqrt(nominal * (1 - nominal) / repetitions)
+    assert nominal - slack < float(share.min())
+    assert float(share.max()) < nominal + slack
+
+
+@every
+def test_a_standard_error_is_the_spread_of_repetitions(options: dict[str, Any]) -> None:
+    method = cp.MonteCarlo(1024, generator(1), **options)
+    runs = [cp.propagate(bent, pair(), method) for _ in range(200)]
+    for values, errors in (
+        ([y.mean for y in runs], [y.mean_stderr for y in runs]),
+        ([y.covariance_matrix for y in runs], [y.covariance_stderr for y in runs]),
+    ):
+        spread = torch.stack(values).std(0)
+        claimed = torch.stack(errors).square().mean(0).sqrt()
+        assert_close(claimed, spread, rtol=0.2)  # a spread of 200 is known to 5 %, four times
+
+
+@every
+def test_chunks_change_nothing(options: dict[str, Any]) -> None:
+    x = gaussian(2)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).to(D)
+    runs = [
+        cp.propagate(model, x, cp.MonteCarlo(1000, generator(), chunk=chunk, **options))
+        for chunk in (None, 1000, 77, 1)
+    ]
+    for other in runs[1:]:
+        assert_same(other, runs[0], 1e-13)
+        assert_close(other.covariance_stderr, runs[0].covariance_stderr, atol=1e-13)
+
+
+@every
+def test_the_model_sees_no_more_than_a_chunk(options: dict[str, Any]) -> None:
+    seen = []
+
+    def model(x: Any) -> Any:
+        seen.append(torch.func.debug_unwrap(x).shape)
+        return 2 * x
+
+    cp.propagate(model, gaussian(), cp.MonteCarlo(640, generator(), chunk=9, **options))
+    assert max(shape[0] for shape in seen[2:]) == 9
+
+
+def test_a_chunk_is_found_from_the_largest_tensor_on_the_way() -> None:
+    sizes = []
+
+    def model(x: Any) -> Any:
+        wide = x.repeat(50_000)
+        sizes.append(torch.func.debug_unwrap(wide).numel())
+        return wide.sum()
+
+    cp.propagate(model, gaussian(), cp.MonteCarlo(20, generator()))
+    assert max(sizes) <= 2**20
+    assert len(sizes) < 2 + 20  # several at a time, all the same
+
+
+@every
+def test_the_generator_is_the_only_randomness(options: dict[str, Any]) -> None:
+    x = gaussian(2)
+    state = torch.get_rng_state()
+    first, second, third = (
+        cp.propagate(bent, x, cp.MonteCarlo(500, generator(seed), **options)) for seed in (1, 1, 2)
+    )
+    assert_same(first, second)
+    assert not torch.equal(first.mean, third.mean)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(3)
+    one = cp.propagate(bent, x, cp.MonteCarlo(500, **options))
+    torch.manual_seed(3)
+    assert_same(cp.propagate(bent, x, cp.MonteCarlo(500, **options)), one)
+
+
+def errors_of_the_mean(options: dict[str, Any], model: Any) -> float:
+    source = generator(5)
+    runs = [cp.propagate(model, pair(), cp.MonteCarlo(2048, source, **options)) for _ in range(30)]
+    return float(torch.stack([y.mean for y in runs]).var(0).sum().sqrt())
+
+
+def test_pairs_and_sequences_have_smaller_errors_of_nearly_linear_functions() -> None:
+    def model(x: Any) -> Any:
+        return x + 0.05 * x.square()
+
+    plain, antithetic, sobol = (errors_of_the_mean(options, model) for options in KINDS.values())
+    assert antithetic < plain / 8
+    assert sobol < plain / 10
+    for name, size in zip(KINDS, (plain, antithetic, sobol), strict=True):
+        y = cp.propagate(model, pair(), cp.MonteCarlo(2048, generator(), **KINDS[name]))
+        assert float(y.mean_stderr.square().sum().sqrt()) == pytest.approx(size, rel=0.5)
+
+
+@every
+def test_the_number_of_samples_is_rounded_up_to_whole_groups(options: dict[str, Any]) -> None:
+    y = cp.propagate(bent, pair(), cp.MonteCarlo(999, generator(), **options))
+    size = {"antithetic": 2, "sobol": 32}.get(next(iter(options), ""), 1)
+    assert y.samples == -(-999 // size) * size
+
+
+def test_other_gaussians_have_no_sampling_error() -> None:
+    for y in (
+        pair(),
+        cp.propagate(bent, pair(), cp.Linearized()),
+        cp.propagate(torch.relu, pair()),
+    ):
+        assert (y.samples, y.mean_stderr, y.covariance_stderr) == (None, None, None)
+
+
+def test_sampling_errors_follow_indices_dtypes_and_marginals() -> None:
+    y = cp.propagate(lambda x: x.reshape(3, 2, 2), gaussian(3), cp.MonteCarlo(100, generator()))
+    assert y.mean_stderr.shape == (3, 2, 2)
+    assert y.covariance_stderr.shape == (3, 4, 4)
+    assert torch.equal(y[1].mean_stderr, y.mean_stderr[1])
+    assert torch.equal(y[1:].covariance_stderr, y.covariance_stderr[1:])
+    assert y[0].samples == 100
+    assert y.to(torch.float32).mean_stderr.dtype == torch.float32
+    assert torch.equal(y.detach().covariance_stderr, y.covariance_stderr)
+    some = y.marginal([3, 0])
+    assert torch.equal(some.mean_stderr, y.mean_stderr.reshape(3, 4)[:, [3, 0]])
+    assert torch.equal(some.covariance_stderr, y.covariance_stderr[:, [3, 0]][:, :, [3, 0]])
+    assert y.condition([0], torch.zeros(3, 1, dtype=D)).mean_stderr is None
+
+
+def test_gaussians_of_a_batch_are_sampled_apart() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(2, 3, dtype=D), 1.0, batch_dims=1)
+    y = cp.propagate(torch.tanh, x, cp.MonteCarlo(50, generator()))
+    assert not torch.equal(y.mean[0], y.mean[1])
+    same = cp.propagate(torch.tanh, x, cp.MonteCarlo(64, generator(), sobol=True))
+    assert_close(same.mean[0], same.mean[1], atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": 1}, "samples is a whole number from 2"),
+        ({"samples": 1e4}, "samples is a whole number from 2"),
+        ({"chunk": 0}, "chunk is a whole number from 1"),
+        ({"antithetic": True, "sobol": True}, "not both"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cp.MonteCarlo(**arguments)
+
+
+def test_a_sequence_of_too_many_dimensions_is_refused() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(30_000, dtype=D), 1.0)
+    with pytest.raises(cp.UnsupportedOperation, match="up to 21201 dimensions"):
+        cp.propagate(lambda x: x[:2], x, cp.MonteCarlo(64, sobol=True))
