@@ -33,12 +33,18 @@ LAYERS: dict[str, set[str]] = {
     "divergences": {"gaussian"},
     "plan": {"errors", "covariance", "dispatch", "gaussian", "lineage", "report", "tensor"},
     "progress": {"plan"},
+    "departure": set(),
+    "orders": {"activations", "methods"},
+    "sampled": {"dispatch", "plan"},
+    "steps": {"departure", "gaussian", "orders", "report"},
+    "trace": {"covariance", "departure", "dispatch", "gaussian", "kernels", "lineage", "methods",
+              "orders", "plan", "propagate", "sampled", "steps", "tensor"},
     "propagate": {"errors", "covariance", "dispatch", "gaussian", "methods", "lineage", "tensor",
                   "rules", "plan", "progress"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "demo": {"", "kernels"},
     "": {"activations", "covariance", "rules", "bound", "dispatch", "errors", "gaussian", "joint",
-         "methods", "operations", "plan", "propagate", "tensor"},
+         "methods", "operations", "plan", "propagate", "steps", "tensor", "trace"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""
 

@@ -32,7 +32,9 @@ from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
+from covprop.steps import Trace
 from covprop.tensor import GaussianTensor
+from covprop.trace import trace
 
 __version__ = "0.1.0"
 
@@ -56,6 +58,7 @@ __all__ = [
     "Series",
     "ToleranceNotReached",
     "TooLarge",
+    "Trace",
     "Unscented",
     "UnsupportedOperation",
     "Wu2019",
@@ -70,4 +73,5 @@ __all__ = [
     "rule",
     "rules",
     "series_error_bound",
+    "trace",
 ]

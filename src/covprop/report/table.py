@@ -49,28 +49,28 @@ class Table:
 def in_bytes(count: float) -> str:
     """A number of bytes to three digits."""
     power = 0
-    while count >= 1000 and power < len(UNITS) - 1:  # noqa: PLR2004
+    while count >= 999.5 and power < len(UNITS) - 1:  # noqa: PLR2004  (three digits of it: 1000)
         count, power = count / 1000, power + 1
     return f"{count:.3g} {UNITS[power]}"
 
 
 def in_seconds(seconds: float) -> str:
     """A time to three digits."""
-    if seconds < 1e-3:  # noqa: PLR2004
+    if seconds < 999.5e-6:  # noqa: PLR2004  (three digits of it: 1000)
         return f"{1e6 * seconds:.3g} µs"
-    if seconds < 1:
+    if seconds < 999.5e-3:  # noqa: PLR2004
         return f"{1e3 * seconds:.3g} ms"
     return f"{seconds:.3g} s" if seconds < MINUTE else f"{seconds / MINUTE:.3g} min"
 
 
 def in_percent(share: float) -> str:
     """A share to two digits; what is not known is a dash."""
-    return "-" if math.isnan(share) else f"{100 * share:.2g} %"
+    return "-" if math.isnan(share) else f"{in_digits(100 * share, 2)} %"
 
 
 def in_digits(value: float, digits: int = 3) -> str:
     """A number to so many digits; what is not known is a dash."""
-    return "-" if math.isnan(value) else f"{value:.{digits}g}"
+    return "-" if math.isnan(value) else f"{float(f'{value:.{digits}g}'):g}"
 
 
 def plain(value: object) -> object:
