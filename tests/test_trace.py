@@ -419,3 +419,8 @@ def test_what_cannot_be_propagated_is_refused_with_the_module() -> None:
 
     with pytest.raises(cp.UnsupportedOperation, match=r"0 \(Odd\)"):
         cp.trace(nn.Sequential(Odd()), isotropic(2, 2))
+
+
+def test_a_method_without_layers_is_refused() -> None:
+    with pytest.raises(TypeError, match="samples=10_000"):
+        cp.trace(torch.relu, isotropic(2), cp.MonteCarlo(10))

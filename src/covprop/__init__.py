@@ -3,7 +3,10 @@
 from covprop import activations, covariance, rules
 from covprop.activations.daunizeau import DaunizeauSigmoid
 from covprop.bound import series_error_bound
+from covprop.compare import compare
+from covprop.comparison import Comparison
 from covprop.dispatch import rule
+from covprop.divergences import kl_divergence, wasserstein_distance
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,
@@ -42,6 +45,7 @@ __all__ = [
     "ApproximationWarning",
     "AssumedDensity",
     "BatchDimensionError",
+    "Comparison",
     "CovpropError",
     "DaunizeauSigmoid",
     "Exact",
@@ -64,9 +68,11 @@ __all__ = [
     "Wu2019",
     "activation",
     "activations",
+    "compare",
     "covariance",
     "dropout_active",
     "joint",
+    "kl_divergence",
     "plan",
     "propagate",
     "register_activation",
@@ -74,4 +80,5 @@ __all__ = [
     "rules",
     "series_error_bound",
     "trace",
+    "wasserstein_distance",
 ]

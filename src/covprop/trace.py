@@ -15,7 +15,7 @@ from covprop.dispatch import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.lineage import Lineage
-from covprop.methods import LayerwiseMethod
+from covprop.methods import LayerwiseMethod, Method
 from covprop.orders import observed
 from covprop.plan import module_names, running_module
 from covprop.propagate import EXACT, propagate_along
@@ -147,8 +147,13 @@ def trace(
     Gaussian (skewness, excess kurtosis, Kolmogorov distance) and how far their mean and variance
     are from those propagated. keep: keep the whole Gaussian of every step. Without gradients.
     """
-    if inputs and isinstance(inputs[-1], LayerwiseMethod):
+    if inputs and isinstance(inputs[-1], Method):
         *inputs, method = inputs  # type: ignore[assignment]
+    if not isinstance(method, LayerwiseMethod):
+        raise TypeError(
+            f"a trace follows a method that goes from layer to layer, such as cp.Exact(), and not "
+            f"{method!r}; for samples, give cp.trace samples=10_000"
+        )
     lineage, tracer = Lineage(method), Tracer(module, method, keep)
     lineage.watcher, lineage.observe = tracer, tracer.observe
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]

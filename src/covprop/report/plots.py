@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
@@ -86,3 +86,88 @@ def _line(axis: Any, places: Sequence[int], steps: Sequence[dict[str, Any]], key
 def _positive(value: float) -> float:
     """What a logarithmic axis can show."""
     return value if value > 0 else math.nan
+
+
+def comparison_figure(reference: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Any:
+    """Methods from top to bottom: errors of mean and variance, distances, time and memory."""
+    shown = [row for row in rows if "verdict" in row]
+    names = [row["name"] for row in shown]
+    figure = new_figure(1.3 * WIDTH, 2 * (1.0 + 0.36 * (len(shown) + 1)) + 0.5)
+    axes = figure.subplots(2, 3, sharey=True)
+    places = list(range(len(shown)))
+    (first, second, third), (fourth, fifth, sixth) = axes
+    _outputs(first, shown, "mean_error", 0.0, reference)
+    first.set_xlabel("mean error / standard deviation")
+    _outputs(second, shown, "variance_ratio", 1.0, reference)
+    second.set_xlabel("variance ratio to Monte Carlo")
+    for axis, figure_name, label in (
+        (third, "covariance_error", "relative error of covariance"),
+        (fourth, "wasserstein", "2-Wasserstein distance"),
+    ):
+        values = [_number(row[figure_name]["average"]) for row in shown]
+        _bars(axis, places, values, _number(reference[figure_name]["average"]), label)
+    _bars(fifth, places, [row["seconds"] for row in shown], reference["seconds"], "seconds")
+    megabytes = [row["peak_bytes"] / 1e6 for row in shown]
+    _bars(sixth, places, megabytes, reference["peak_bytes"] / 1e6, "peak memory of tensors, MB")
+    for axis in axes.flat:
+        axis.set_yticks(places, names)
+        axis.set_ylim(max(1, len(shown)) - 0.5, -0.5)
+        axis.grid(axis="x", color="0.9")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, labels = third.get_legend_handles_labels()
+    more, other = first.get_legend_handles_labels()
+    title = f"against {reference['name']}"
+    figure.legend(handles + more, labels + other, loc="outside lower center", ncols=4,
+                  frameon=False, title=title)  # fmt: skip
+    return figure
+
+
+def _outputs(
+    axis: Any,
+    rows: Sequence[dict[str, Any]],
+    measure: str,
+    centre: float,
+    reference: dict[str, Any],
+) -> None:
+    """A point for each output, and two standard errors of sampling on either side."""
+    for place, row in enumerate(rows):
+        values = list(_flat(row[measure]["values"]))
+        label = "an output" if place == 0 else None
+        axis.plot(values, [place] * len(values), "o", color=BLUE, alpha=0.5, markersize=5,
+                  markeredgewidth=0, label=label)  # fmt: skip
+    error = 2 * _number(reference[measure]["average"])
+    if math.isfinite(error):
+        axis.axvspan(centre - error, centre + error, color=ORANGE, alpha=0.25, linewidth=0,
+                     label="two standard errors of sampling")  # fmt: skip
+    axis.axvline(centre, color=GREY, linewidth=1)
+
+
+def _bars(
+    axis: Any, places: Sequence[int], values: Sequence[float], sampled: float, label: str
+) -> None:
+    """Bars from the left edge of a logarithmic axis; infinite ones reach the right edge."""
+    known = [v for v in (*values, sampled) if math.isfinite(v) and v > 0]
+    low, high = (min(known) / 3, max(known) * 3) if known else (0.1, 10.0)
+    lengths = [min(max(v, low), high) if v == v else low for v in values]  # noqa: PLR0124 (NaN)
+    axis.barh(places, [length - low for length in lengths], left=low, height=0.6, color=GREEN,
+              label="method")  # fmt: skip
+    if math.isfinite(sampled) and sampled > 0:
+        axis.axvline(sampled, color=PURPLE, linestyle="--", label="Monte Carlo")
+    axis.set_xscale("log")
+    axis.set_xlim(low, high)
+    axis.set_xlabel(label)
+
+
+def _flat(values: Any) -> Iterator[float]:
+    """The finite numbers of nested lists."""
+    if isinstance(values, list):
+        for item in values:
+            yield from _flat(item)
+    elif math.isfinite(number := _number(values)):
+        yield number
+
+
+def _number(value: Any) -> float:
+    """A number that JSON may have as a word."""
+    return float(value)

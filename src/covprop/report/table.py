@@ -11,11 +11,13 @@ MINUTE = 60.0
 
 @dataclass(frozen=True)
 class Table:
-    """Cells that are already text; the first `words` columns are flush left, the rest right."""
+    """Cells that are already text; the first `words` columns are flush left, numbers right."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
+    remarks: int = 0
+    """How many of the last columns are words again."""
     notes: tuple[str, ...] = ()
     """Lines below the table."""
 
@@ -24,12 +26,15 @@ class Table:
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
         lines = [
             "  ".join(
-                cell.ljust(width) if i < self.words else cell.rjust(width)
+                cell.ljust(width) if self._is_word(i) else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in (self.head, *self.rows)
         ]
         return "\n".join((*lines, *self.notes))
+
+    def _is_word(self, column: int) -> bool:
+        return column < self.words or column >= len(self.head) - self.remarks
 
     def to_html(self) -> str:
         """The same for a notebook."""
@@ -39,7 +44,7 @@ class Table:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{notes}</p>"
 
     def _cells(self, row: Sequence[str]) -> str:
-        sides = ("left" if i < self.words else "right" for i in range(len(row)))
+        sides = ("left" if self._is_word(i) else "right" for i in range(len(row)))
         return "".join(
             f'<td style="text-align: {side}">{html.escape(cell)}</td>'
             for side, cell in zip(sides, row, strict=True)
