@@ -109,6 +109,21 @@ def test_the_verdict_names_what_sampling_does_not_explain(
     assert agreement.verdict == verdict
 
 
+def test_errors_that_only_show_together_are_told_apart() -> None:
+    """Two outputs of correlation 0.999: their difference has half the variance it should have."""
+
+    def pair(correlation: float) -> cp.Gaussian:
+        matrix = torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=torch.float64)
+        return cp.Gaussian(torch.ones(2, dtype=torch.float64), matrix)
+
+    _, agreement = by_hand(pair(0.9995), pair(0.999), samples=20_000)
+    ratios = torch.tensor([2.0, 1.999 / 1.9995])
+    expected = float((ratios - 1 - ratios.log()).sum() / 2) / (2 * 5 / (4 * 20_000))
+    (told,) = [float(word) for word in agreement.verdict.split() if word[0].isdigit()]
+    assert agreement.verdict.startswith(f"each moment {FINE}, but KL")
+    assert abs(told / expected - 1) < 0.05  # two digits
+
+
 def test_a_mean_that_samples_do_not_tell_from_zero_has_no_ratio() -> None:
     truth = cp.Gaussian(torch.tensor([0.05, 1.0]).double(), torch.eye(2).double())
     found = cp.Gaussian(torch.tensor([0.06, 1.01]).double(), torch.eye(2).double())

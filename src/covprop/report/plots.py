@@ -102,17 +102,17 @@ def comparison_figure(reference: dict[str, Any], rows: Sequence[dict[str, Any]])
     second.set_xlabel("variance ratio to Monte Carlo")
     for axis, figure_name, label in (
         (third, "covariance_error", "relative error of covariance"),
-        (fourth, "wasserstein", "2-Wasserstein distance"),
+        (fourth, "kl", "KL(Monte Carlo || method), nats"),
     ):
         values = [_number(row[figure_name]["average"]) for row in shown]
-        _bars(axis, places, values, _number(reference[figure_name]["average"]), label)
-    _bars(fifth, places, [row["seconds"] for row in shown], reference["seconds"], "seconds")
+        _amounts(axis, places, values, _number(reference[figure_name]["average"]), label)
+    _amounts(fifth, places, [row["seconds"] for row in shown], reference["seconds"], "seconds")
     megabytes = [row["peak_bytes"] / 1e6 for row in shown]
-    _bars(sixth, places, megabytes, reference["peak_bytes"] / 1e6, "peak memory of tensors, MB")
+    _amounts(sixth, places, megabytes, reference["peak_bytes"] / 1e6, "peak memory of tensors, MB")
     for axis in axes.flat:
         axis.set_yticks(places, names)
         axis.set_ylim(max(1, len(shown)) - 0.5, -0.5)
-        axis.grid(axis="x", color="0.9")
+        axis.grid(axis="both", color="0.9")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     handles, labels = third.get_legend_handles_labels()
@@ -143,15 +143,16 @@ def _outputs(
     axis.axvline(centre, color=GREY, linewidth=1)
 
 
-def _bars(
+def _amounts(
     axis: Any, places: Sequence[int], values: Sequence[float], sampled: float, label: str
 ) -> None:
-    """Bars from the left edge of a logarithmic axis; infinite ones reach the right edge."""
+    """A mark for each method on a logarithmic axis; an infinite one is an arrow at its end."""
     known = [v for v in (*values, sampled) if math.isfinite(v) and v > 0]
-    low, high = (min(known) / 3, max(known) * 3) if known else (0.1, 10.0)
-    lengths = [min(max(v, low), high) if v == v else low for v in values]  # noqa: PLR0124 (NaN)
-    axis.barh(places, [length - low for length in lengths], left=low, height=0.6, color=GREEN,
-              label="method")  # fmt: skip
+    low, high = (min(known) / 2, max(known) * 2) if known else (0.1, 10.0)
+    for place, value in zip(places, values, strict=True):
+        mark, at = (">", high / 1.1) if math.isinf(value) else ("s", _positive(value))
+        name = "method" if place == 0 else None
+        axis.plot([at], [place], mark, color=GREEN, markersize=9, clip_on=False, label=name)
     if math.isfinite(sampled) and sampled > 0:
         axis.axvline(sampled, color=PURPLE, linestyle="--", label="Monte Carlo")
     axis.set_xscale("log")
