@@ -16,6 +16,7 @@ from tests.architectures import ARCHITECTURES
 from tests.oracles import assert_close
 
 TRACE = importlib.import_module("covprop.trace")  # the module, not the function
+SAMPLED = importlib.import_module("covprop.sampled")
 PLOTS = importlib.import_module("covprop.report.plots")
 
 
@@ -283,6 +284,22 @@ def test_samples_pass_the_same_operations(name: str, batched: bool) -> None:
         assert step.departure.samples == 300
         _, worst = median_and_worst(step.departure.mean_error)
         assert worst < 6 * step.departure.mean_stderr, step.name
+
+
+def test_a_batch_of_one_is_sampled_as_a_larger_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An LSTM has no batching rule for vmap, and puts the batch second."""
+    runs = []
+    one_by_one = SAMPLED.SampledRuns._one_by_one
+
+    def counted(self: Any, samples: Any) -> Any:
+        runs.append(len(samples[0]))
+        return one_by_one(self, samples)
+
+    monkeypatch.setattr(SAMPLED.SampledRuns, "_one_by_one", counted)
+    model, x = ARCHITECTURES["LSTM"].build(), isotropic(1, 6, 4, batch_dims=1)
+    trace = cp.trace(model, x, samples=300, generator=generator())
+    assert runs == [1]  # the one that the batch is checked with
+    assert all(step.departure is not None for step in trace.steps)
 
 
 def test_every_spelling_finds_its_samples() -> None:

@@ -137,7 +137,7 @@ class SampledRuns:
         count = len(samples[0])
         found = self._recorded([tensor.flatten(0, 1) for tensor in samples])
         laid = {
-            i: values.movedim(self._places[i].batch_at, 0).unflatten(0, (count, *self._batch))
+            i: self._batch_to_front(i, values).unflatten(0, (count, *self._batch))
             for i, values in found.items()
         }
         alone = self._one_by_one([tensor[:1] for tensor in samples])
@@ -146,6 +146,13 @@ class SampledRuns:
         for i, values in alone.items():
             torch.testing.assert_close(laid[i][:1], values, rtol=AGREEMENT, atol=AGREEMENT)
         return laid
+
+    def _batch_to_front(self, index: int, values: Tensor) -> Tensor:
+        """The merged batch is where the batch was; one of one may have been anywhere."""
+        place = self._places[index]
+        ways = sorted(range(values.dim()), key=lambda dim: dim != place.batch_at)
+        moved = (values.movedim(dim, 0) for dim in ways)
+        return next(tensor for tensor in moved if tensor.shape[1:] == place.shape[1:])
 
     def _mapped(self, samples: Sequence[Tensor]) -> Recorded:
         def one(*inputs: Tensor) -> Recorded:

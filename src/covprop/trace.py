@@ -23,7 +23,7 @@ from covprop.sampled import Key, Place, SampledRuns, operation_name
 from covprop.steps import Trace, TraceStep
 from covprop.tensor import GaussianTensor
 
-CHUNK = 2**27
+CHUNK = 2**25
 """Bytes of samples of all steps that are held at a time."""
 
 
