@@ -63,7 +63,9 @@ def test_a_brief_call_is_timed_without_the_counting(monkeypatch: pytest.MonkeyPa
     calls = []
     footprint(lambda: calls.append(1), CPU)
     assert len(calls) == 2
+    footprint(lambda: calls.append(1), CPU, repeat=False)
+    assert len(calls) == 3
     monkeypatch.setattr(FOOTPRINT, "BRIEF", 0.01)
     long = footprint(lambda: (calls.append(1), time.sleep(0.03)), CPU)
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert 0.03 <= long.seconds < 3

@@ -438,6 +438,29 @@ def test_what_cannot_be_propagated_is_refused_with_the_module() -> None:
         cp.trace(nn.Sequential(Odd()), isotropic(2, 2))
 
 
+def test_noise_of_the_model_is_sampled_too() -> None:
+    """Dropout in training mode: every sample draws its own mask."""
+    model = network(nn.Linear(3, 40), nn.Dropout(0.5), nn.Linear(40, 2)).train()
+    x = isotropic(2, 3, batch_dims=1)
+    torch.manual_seed(0)  # dropout draws from there alone
+    trace = cp.trace(model, x, samples=4000, generator=generator())
+    assert trace.first_error(0.05) is None
+    assert all(step.departure is not None for step in trace.steps)
+
+
+@pytest.mark.parametrize("samples", [0, 10])
+def test_nothing_and_what_does_not_vary_can_be_traced(samples: int) -> None:
+    model = network(nn.Linear(3, 4), nn.ReLU())
+    empty = cp.Gaussian(torch.zeros(0, 3).double(), torch.zeros(0, 3, 3).double())
+    point = cp.Gaussian(torch.ones(3).double(), torch.zeros(3, 3).double())
+    for x in (empty, point):
+        trace = cp.trace(model, x, samples=samples)
+        assert len(str(trace).splitlines()) >= 4
+        assert json.dumps(trace.to_dict(), allow_nan=False)
+        assert trace.plot().axes
+        assert trace.first_error() is None
+
+
 def test_a_method_without_layers_is_refused() -> None:
     with pytest.raises(TypeError, match="samples=10_000"):
         cp.trace(torch.relu, isotropic(2), cp.MonteCarlo(10))

@@ -103,7 +103,7 @@ def _sampled(
     own = torch.Generator(device).manual_seed(0)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(cuda):
-        second = footprint(lambda: run(MonteCarlo(brief, own)), device)
+        second = footprint(lambda: run(MonteCarlo(brief, own)), device, repeat=False)
     return Footprint(result, seconds, second.peak_bytes)
 
 

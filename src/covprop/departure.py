@@ -118,7 +118,7 @@ class Departing:
         """Take in samples (count, *shape of the mean)."""
         wanted = DRAWS - self.moments.count
         if wanted > 0:
-            flat = samples.reshape(len(samples), -1)
+            flat = samples.flatten(1) if samples.dim() > 1 else samples[:, None]
             self._kept.append(flat[:wanted, self.chosen.to(flat.device)])
         self.moments.add(samples)
 
@@ -126,8 +126,8 @@ class Departing:
         """Compare with the propagated mean and variance, in one shape."""
         moments = self.moments
         sampled = moments.variance
-        flat = sampled.reshape(*sampled.shape[:batch_dims], -1)
-        average = flat.mean(-1).reshape(*flat.shape[:-1], *(1,) * (sampled.dim() - batch_dims))
+        event = tuple(range(batch_dims, sampled.dim()))
+        average = sampled.mean(event, keepdim=True) if event else sampled
         still = (ROUNDING * torch.finfo(mean.dtype).eps * moments.mean).square()
         varies = (sampled > NEGLIGIBLE * average) & (sampled > still)
 
@@ -150,6 +150,8 @@ class Departing:
 
 def kolmogorov_distance(samples: Tensor) -> Tensor:
     """sup |F_n - Phi((x - m) / s)| of each column of (count, k), with its own m and s."""
+    if not samples.numel():
+        return samples.new_zeros(samples.shape[1:], dtype=torch.float64)
     values = samples.double()
     values = ((values - values.mean(0)) / values.std(0)).sort(0).values
     normal = torch.special.ndtr(values)

@@ -82,8 +82,11 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float
     return result, time.perf_counter() - started
 
 
-def footprint(function: Callable[[], Any], device: torch.device) -> Footprint:
-    """Call a function and measure it; one that is brief is called once more for its time."""
+def footprint(function: Callable[[], Any], device: torch.device, repeat: bool = True) -> Footprint:
+    """Call a function and measure it; one that is brief is called once more for its time.
+
+    repeat: whether the time is worth that.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -91,7 +94,7 @@ def footprint(function: Callable[[], Any], device: torch.device) -> Footprint:
         return Footprint(result, seconds, torch.cuda.max_memory_allocated(device) - before)
     with PeakTensors() as peak:
         result, seconds = timed(function, device)
-    if seconds < BRIEF:
+    if repeat and seconds < BRIEF:
         _, seconds = timed(function, device)
     else:
         seconds -= peak.counting

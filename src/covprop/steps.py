@@ -1,5 +1,6 @@
 """What a trace found: the steps of a propagation, as a table and as a figure."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +146,7 @@ def _summary(step: TraceStep) -> dict[str, Any]:
     found: dict[str, Any] = {
         "module": step.module, "operation": step.operation, "shape": list(step.shape),
         "mean": float(step.mean.mean()), "variance": float(step.variance.mean()),
-        "largest_variance": float(step.variance.max()),
+        "largest_variance": float(step.variance.max()) if step.variance.numel() else math.nan,
         "largest_correlation": step.largest_correlation, "orders": list(step.orders),
         "seconds": step.seconds,
     }  # fmt: skip
