@@ -336,6 +336,32 @@ def test_constants_of_the_model_are_no_samples() -> None:
         assert worst < 6 * step.departure.mean_stderr
 
 
+def test_iterating_over_a_tensor_is_one_operation() -> None:
+    def model(x: Any) -> Any:
+        first, second = x
+        return first * x[0] + second
+
+    trace = cp.trace(model, isotropic(2, 3, stddev=0.01), samples=400, generator=generator())
+    assert [s.operation for s in trace.steps][:4] == ["input", "unbind 0", "unbind 1", "getitem"]
+    for step in trace.steps:
+        assert step.departure is not None
+        assert median_and_worst(step.departure.mean_error)[1] < 6 * step.departure.mean_stderr
+
+
+def test_operations_that_samples_call_more_often_are_not_guessed_at() -> None:
+    """A model that does something else with plain tensors: those steps have no samples."""
+
+    def model(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            x.exp()
+        return x.exp() + 1
+
+    trace = cp.trace(model, isotropic(3), samples=100, generator=generator())
+    told = [(step.operation, step.departure is not None) for step in trace.steps]
+    assert told == [("input", True), ("exp", False), ("add", True)]
+    assert "-" in str(trace).splitlines()[2].split()
+
+
 def test_a_model_that_looks_at_the_size_of_its_batch_is_sampled_as_it_is_run() -> None:
     def model(x: Any) -> Any:
         return x * x.shape[0]

@@ -59,7 +59,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """Know the paths of modules and the calls to look for."""
         super().__init__()
-        self.recorded: Recorded = {}
+        self._recorded: Recorded = {}
         self._names, self._calls = names, calls
         self._seen: Counter[tuple[str, str]] = Counter()
         self._varies = WeakIdKeyDictionary()
@@ -68,6 +68,19 @@ class Recorder(TorchFunctionMode):
         """These vary."""
         for tensor in samples:
             self._varies[tensor] = True
+
+    def matched(self) -> Recorded:
+        """What was recorded of operations that were called as often as they were expected."""
+        expected = Counter(key[:2] for key in self._calls)
+        odd = {where for where in self._seen if self._seen[where] != expected[where]}
+        doubtful = {
+            place.index
+            for key, places in self._calls.items()
+            if key[:2] in odd
+            for place in places
+            if place is not None
+        }
+        return {i: values for i, values in self._recorded.items() if i not in doubtful}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -90,7 +103,7 @@ class Recorder(TorchFunctionMode):
         for out, place in zip(outputs, places, strict=True):
             if place is not None and isinstance(out, Tensor):
                 self.begin([out])
-                self.recorded[place.index] = out.clone()  # which may be changed in place
+                self._recorded[place.index] = out.clone()  # which may be changed in place
         return result
 
 
@@ -131,7 +144,7 @@ class SampledRuns:
         recorder.begin(inputs)
         with recorder:
             self._function(*inputs)
-        return recorder.recorded
+        return recorder.matched()
 
     def _merged(self, samples: Sequence[Tensor]) -> Recorded:
         count = len(samples[0])
