@@ -39,3 +39,21 @@ def test_the_table_names_what_the_registry_has():
 def test_a_page_without_markers_is_an_error():
     with pytest.raises(ValueError, match="the page has no"):
         with_table("# a page")
+
+
+def test_the_page_on_trust_shows_what_its_code_prints():
+    """But for times, and for digits that another version of torch may draw otherwise."""
+    space: dict[str, object] = {}
+    code, shown = blocks("docs/trust.md", "python"), blocks("docs/trust.md", "text")
+    assert len(code) == len(shown) == 3
+    for source, expected in zip(code, shown, strict=True):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(source, space)
+        assert words(printed.getvalue()) == words(expected)
+
+
+def words(table: str) -> list[str]:
+    """Everything without numbers: names, headings, verdicts, notes."""
+    text = re.sub(r"[-±\d.]+(e-\d+)?( (µs|ms|s|kB|MB|B)\b)?", " ", table)
+    return text.replace("inf", " ").split()

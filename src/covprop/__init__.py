@@ -3,7 +3,10 @@
 from covprop import activations, covariance, rules
 from covprop.activations.daunizeau import DaunizeauSigmoid
 from covprop.bound import series_error_bound
+from covprop.compare import compare
+from covprop.comparison import Comparison
 from covprop.dispatch import rule
+from covprop.divergences import kl_divergence, wasserstein_distance
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,
@@ -32,7 +35,9 @@ from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
+from covprop.steps import Trace
 from covprop.tensor import GaussianTensor
+from covprop.trace import trace
 
 __version__ = "0.1.0"
 
@@ -40,6 +45,7 @@ __all__ = [
     "ApproximationWarning",
     "AssumedDensity",
     "BatchDimensionError",
+    "Comparison",
     "CovpropError",
     "DaunizeauSigmoid",
     "Exact",
@@ -56,18 +62,23 @@ __all__ = [
     "Series",
     "ToleranceNotReached",
     "TooLarge",
+    "Trace",
     "Unscented",
     "UnsupportedOperation",
     "Wu2019",
     "activation",
     "activations",
+    "compare",
     "covariance",
     "dropout_active",
     "joint",
+    "kl_divergence",
     "plan",
     "propagate",
     "register_activation",
     "rule",
     "rules",
     "series_error_bound",
+    "trace",
+    "wasserstein_distance",
 ]

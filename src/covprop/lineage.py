@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from covprop.activations import Activated
+from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance
 from covprop.errors import UnsupportedOperation
 from covprop.methods import LayerwiseMethod
@@ -95,6 +95,8 @@ class Lineage:
         """Begin without tensors."""
         self.method = method
         self.watcher: Watcher | None = None
+        self.observe: Callable[[Activation], Activation] | None = None
+        """Replaces the activation that the method sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
         self._holders: list[weakref.ref[Holder]] = []
 

@@ -6,7 +6,7 @@ The means alone go through the network, one forward pass; the covariances are co
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,9 +21,9 @@ from covprop.dispatch import BATCH, KIND, Batch, leaves, map_leaves
 from covprop.errors import name_of
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage, Node
+from covprop.report.table import Table, in_bytes
 from covprop.tensor import GaussianTensor
 
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 PER_PAIR = 40.0
 """Operations on one entry of a covariance by an activation, about."""
 
@@ -69,31 +69,15 @@ class Plan:
         rows = [
             (
                 step.module, step.operation, "x".join(map(str, step.shape)), f"{step.features:,}",
-                _size(step.covariance_bytes), _size(step.peak_bytes), f"{step.work:.1e}",
+                in_bytes(step.covariance_bytes), in_bytes(step.peak_bytes), f"{step.work:.1e}",
             )
             for step in self.steps
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 3 else cell.rjust(width)  # noqa: PLR2004  (words, numbers)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in (head, *rows)
-        ]
-        lines.append(
-            f"peak {_size(self.peak_bytes)} of {_size(self.free_bytes)} that are free, about "
+        note = (
+            f"peak {in_bytes(self.peak_bytes)} of {in_bytes(self.free_bytes)} that are free, about "
             f"{self.work:.1e} operations"
         )
-        return "\n".join(lines)
-
-
-def _size(count: float) -> str:
-    """A number of bytes to three digits."""
-    power = 0
-    while count >= 1000 and power < len(UNITS) - 1:  # noqa: PLR2004
-        count, power = count / 1000, power + 1
-    return f"{count:.3g} {UNITS[power]}"
+        return str(Table(head, tuple(rows), words=3, notes=(note,)))
 
 
 def free_bytes(device: torch.device) -> int:
@@ -224,6 +208,24 @@ def short_name(function: Callable[..., Any]) -> str:
     return name_of(function).rpartition(".")[2]
 
 
+def module_names(module: object) -> dict[int, str]:
+    """The path of each module, by its id; a plain function has none."""
+    if not isinstance(module, nn.Module):
+        return {}
+    return {id(layer): name for name, layer in module.named_modules()}
+
+
+def running_module(names: Mapping[int, str]) -> str:
+    """The path of the innermost module whose forward is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return ""
+
+
 class Planner:
     """Runs operations on means, and writes down what their covariances would take."""
 
@@ -231,9 +233,7 @@ class Planner:
         """Know the names of the modules."""
         self.steps: list[Step] = []
         self._nodes: weakref.WeakSet[Node] = weakref.WeakSet()
-        self._names: dict[int, str] = {}
-        if isinstance(module, nn.Module):
-            self._names = {id(layer): name for name, layer in module.named_modules()}
+        self._names = module_names(module)
 
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
@@ -287,8 +287,8 @@ class Planner:
         new = 0 if same or cost.shares else cost.counted.nbytes
         self.steps.append(
             Step(
-                self._where(), short_name(function), tuple(out.shape), cost.counted.count,
-                cost.counted.nbytes, living + new + cost.temporary, cost.work,
+                running_module(self._names), short_name(function), tuple(out.shape),
+                cost.counted.count, cost.counted.nbytes, living + new + cost.temporary, cost.work,
             )
         )  # fmt: skip
         self._add(node)
@@ -297,16 +297,6 @@ class Planner:
     def _add(self, node: Node) -> Node:
         self._nodes.add(node)
         return node
-
-    def _where(self) -> str:
-        """The innermost module whose forward is running."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if id(owner) in self._names:
-                return self._names[id(owner)]
-            frame = frame.f_back
-        return ""
 
 
 def _edges(tensors: list[GaussianTensor]) -> list[tuple[Node, Callable[[Tensor], Tensor]]]:

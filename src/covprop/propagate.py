@@ -42,12 +42,21 @@ def propagate(
     if isinstance(method, FunctionMethod):
         return _evaluate(module, inputs, named_inputs, method, progress)
     lineage = Lineage(method)
-    lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
     with ExitStack() as stack:
         if progress:
             steps = plan(module, *inputs, method=method, **named_inputs).steps
             lineage.watcher = stack.enter_context(ProgressBar(steps))
-        result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
+        return propagate_along(lineage, module, inputs, named_inputs)
+
+
+def propagate_along(
+    lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
+) -> Any:
+    """`propagate` with a lineage of one's own, which may have a watcher."""
+    method = lineage.method
+    inputs, _ = _settled(module, inputs, method, named_inputs)
+    lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
+    result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
     return _unwrap(result, method)
 
 

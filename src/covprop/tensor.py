@@ -242,7 +242,7 @@ class GaussianTensor:
 
     def __iter__(self) -> Iterator["GaussianTensor"]:
         """Along the first dimension."""
-        return iter([dispatch(torch.Tensor.__getitem__, (self, i), {}) for i in range(len(self))])
+        return iter(dispatch(torch.Tensor.unbind, (self, 0), {}))  # as torch does
 
     def __repr__(self) -> str:
         """Shapes only."""

@@ -67,7 +67,7 @@ class Correlated(Activation, ABC):
         (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
         if not len(a):
             return self.direct(left[3:], right[3:], covariance)
-        order, hard = self._split(rho.detach(), tails_i, tails_j)
+        order, hard = self.split(rho.detach(), tails_i, tails_j)
         if order == 0:
             return self.direct(left[3:], right[3:], covariance)
         result = covariance * power_series(rho, a[:order], b[:order])
@@ -82,7 +82,7 @@ class Correlated(Activation, ABC):
         direct = self.direct(tuple(picked[:count]), tuple(picked[count:-1]), picked[-1])
         return result.index_put(index, direct)
 
-    def _split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
+    def split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
         """The cheapest order of the series for a block, and which pairs are beyond it, if any."""
         if not rho.numel():
             return LADDER[0], None

@@ -106,7 +106,8 @@ class Dense(Covariance):
             generator=generator,
         )
         factor = square_root(self.values)
-        return (factor @ standard).squeeze(-1)
+        # Samples as columns: broadcast as a batch of vectors, each would get a copy of the factor.
+        return (factor @ standard.squeeze(-1).movedim(0, -1)).movedim(-1, 0)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Dense":
         """Apply a function to the matrix."""

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
@@ -19,7 +20,9 @@ from covprop.tensor import GaussianTensor, dispatch
 def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
     """Carry a Gaussian through an activation in the way of its method."""
     flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
-    mean, covariance = x.method.activate(activation, flat, x.covariance)
+    observe = x.lineage.observe
+    seen = activation if observe is None else observe(activation)
+    mean, covariance = x.method.activate(seen, flat, x.covariance)
     if not bool(torch.isfinite(mean).all() and torch.isfinite(covariance.diagonal()).all()):
         raise MomentOverflow(
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
@@ -122,11 +125,12 @@ def activation(
 
     @wraps(plain)
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, GaussianTensor):
-            return plain(x, *args, **kwargs)
-        return dispatch(
-            activated, (x, wraps(plain)(partial(_call, plain, args, kwargs)), kinks), {}
-        )
+        function = wraps(plain)(partial(_call, plain, args, kwargs))
+        if isinstance(x, GaussianTensor):
+            return dispatch(activated, (x, function, kinks), {})
+        if has_torch_function((x,)):  # something watches, which should see one operation
+            return handle_torch_function(activated, (x,), x, function, kinks)
+        return plain(x, *args, **kwargs)
 
     return wrapped
 

@@ -1,0 +1,56 @@
+"""Tables and how numbers are written in them."""
+
+import json
+import math
+
+import pytest
+
+from covprop.report.table import Table, in_bytes, in_digits, in_percent, in_seconds, plain
+
+
+def test_words_are_flush_left_and_numbers_right() -> None:
+    table = Table(("name", "size"), (("a", "1"), ("longer", "100,000")), notes=("that is all",))
+    assert str(table) == (
+        "name       size\na             1\nlonger  100,000\nthat is all"
+    )  # fmt: skip
+
+
+def test_html_escapes_what_it_is_given() -> None:
+    text = Table(("a<b",), (("x & y",),), notes=("1 < 2",)).to_html()
+    assert "a&lt;b" in text
+    assert "x &amp; y" in text
+    assert "1 &lt; 2" in text
+    assert text.count("<td") == text.count("</td>") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(3.2e-6, "3.2 µs"), (9.999e-4, "1 ms"), (0.25, "250 ms"), (0.9996, "1 s"), (12.34, "12.3 s"),
+     (90, "1.5 min")],
+)  # fmt: skip
+def test_times(seconds: float, text: str) -> None:
+    assert in_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (999_900, "1 MB"), (2.5e9, "2.5 GB")]
+)
+def test_sizes(count: float, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+def test_numbers_have_no_exponent_where_none_is_needed() -> None:
+    assert in_digits(1234.5, 2) == "1200"
+    assert in_digits(0.012345) == "0.0123"
+    assert in_digits(1.2e-9) == "1.2e-09"
+    assert in_digits(math.nan) == "-"
+    assert in_percent(1.304) == "130 %"
+    assert in_percent(0.0321) == "3.2 %"
+    assert in_percent(math.nan) == "-"
+
+
+def test_what_json_lacks_becomes_a_word() -> None:
+    value = {"a": math.inf, "b": (1.5, math.nan), "c": ["x", None]}
+    assert json.loads(json.dumps(plain(value), allow_nan=False)) == {
+        "a": "inf", "b": [1.5, "nan"], "c": ["x", None],
+    }  # fmt: skip

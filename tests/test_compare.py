@@ -1,0 +1,348 @@
+"""What a comparison says, against figures made by hand and networks whose moments are known."""
+
+import importlib
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import covprop as cp
+from covprop.gaussian import SamplingError
+from tests.oracles import assert_close
+
+COMPARE = importlib.import_module("covprop.compare")  # the module, not the function
+PLOTS = importlib.import_module("covprop.report.plots")
+FINE = "within sampling error"
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    for layer in layers:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    return nn.Sequential(*layers).double().eval().requires_grad_(requires_grad=False)
+
+
+def gaussian(*batch: int, size: int = 3, stddev: float = 0.5) -> cp.Gaussian:
+    factor = torch.randn((*batch, size, size), dtype=torch.float64, generator=generator()) * stddev
+    mean = torch.randn((*batch, size), dtype=torch.float64, generator=generator(1)) + 2
+    return cp.Gaussian(mean, factor @ factor.mT)
+
+
+def relu_network() -> nn.Sequential:
+    return network(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 2))
+
+
+def compare(*args: Any, **kwargs: Any) -> cp.Comparison:
+    kwargs.setdefault("generator", generator())
+    return cp.compare(*args, show=False, **kwargs)
+
+
+def by_hand(found: cp.Gaussian, truth: cp.Gaussian, samples: int = 100) -> Any:
+    """Figures for a sampled Gaussian whose standard errors are 1 % of each entry, or 0.01."""
+    error = SamplingError(
+        samples, torch.full_like(truth.mean, 0.01), 0.01 * truth.covariance_matrix.abs()
+    )
+    sampled = cp.Gaussian(truth.mean, truth.covariance, sampling=error)
+    reference = COMPARE._reference(COMPARE.Footprint(sampled, 1.0, 10))
+    return reference, COMPARE.agree(found, reference)
+
+
+# Figures by hand.
+
+
+def test_every_figure_of_two_outputs() -> None:
+    truth = cp.Gaussian(
+        torch.tensor([2.0, -1.0]).double(), torch.diag(torch.tensor([4.0, 1.0])).double()
+    )
+    found = cp.Gaussian(
+        torch.tensor([2.2, -1.0]).double(), torch.diag(torch.tensor([5.0, 1.0])).double()
+    )
+    reference, agreement = by_hand(found, truth)
+    close = torch.tensor
+    assert_close(agreement.mean_ratio, close([1.1, 1.0]).double(), rtol=1e-6)
+    assert_close(agreement.variance_ratio, close([1.25, 1.0]).double())
+    assert_close(agreement.mean_error, close([0.1, 0.0]).double(), atol=1e-6)
+    assert_close(agreement.covariance_error, close(1 / math.sqrt(17)).double(), rtol=1e-6)
+    width = (math.sqrt(5) - 2) ** 2
+    assert_close(agreement.wasserstein, close(math.sqrt(0.2**2 + width)).double(), rtol=1e-6)
+    ratio = 4 / 5
+    kl = (ratio - 1 - math.log(ratio) + 0.2**2 / 5) / 2
+    assert_close(agreement.kl, close(kl).double(), rtol=1e-5)  # 2.2 is a float32
+    assert agreement.verdict == "mean off by 0.1 std, variance off by 25 %"
+    assert_close(reference.mean_ratio, close([0.005, 0.01]).double(), rtol=1e-6)
+    assert_close(reference.variance_ratio, close([0.01, 0.01]).double(), rtol=1e-6)
+    assert_close(reference.mean_error, close([0.005, 0.01]).double(), rtol=1e-6)
+    assert_close(reference.covariance_error, close(0.01).double(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale", "across", "verdict"),
+    [
+        (0.0, 1.0, 0.0, FINE),
+        (0.02, 1.02, 0.0, FINE),
+        (0.05, 1.0, 0.0, "mean off by 0.05 std"),
+        (0.0, 1.05, 0.0, "variance off by 5 %"),
+        (0.05, 0.9, 0.0, "mean off by 0.05 std, variance off by 10 %"),
+        (0.0, 1.0, 0.05, "covariance off by 4.5 %"),
+    ],
+)
+def test_the_verdict_names_what_sampling_does_not_explain(
+    shift: float, scale: float, across: float, verdict: str
+) -> None:
+    """One output is off, or the covariance of two; one standard error is 1 %."""
+    matrix = torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double()
+    truth = cp.Gaussian(torch.tensor([1.0, 1.0]).double(), matrix)
+    changed = matrix.clone()
+    changed[0, 0] *= scale
+    changed[0, 1] += across
+    changed[1, 0] += across
+    found = cp.Gaussian(torch.tensor([1.0 + shift, 1.0]).double(), changed)
+    _, agreement = by_hand(found, truth)
+    assert agreement.verdict == verdict
+
+
+def test_errors_that_only_show_together_are_told_apart() -> None:
+    """Two outputs of correlation 0.999: their difference has half the variance it should have."""
+
+    def pair(correlation: float) -> cp.Gaussian:
+        matrix = torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=torch.float64)
+        return cp.Gaussian(torch.ones(2, dtype=torch.float64), matrix)
+
+    _, agreement = by_hand(pair(0.9995), pair(0.999), samples=20_000)
+    ratios = torch.tensor([2.0, 1.999 / 1.9995])
+    expected = float((ratios - 1 - ratios.log()).sum() / 2) / (2 * 5 / (4 * 20_000))
+    (told,) = [float(word) for word in agreement.verdict.split() if word[0].isdigit()]
+    assert agreement.verdict.startswith(f"each moment {FINE}, but KL")
+    assert abs(told / expected - 1) < 0.05  # two digits
+
+
+def test_a_mean_that_samples_do_not_tell_from_zero_has_no_ratio() -> None:
+    truth = cp.Gaussian(torch.tensor([0.05, 1.0]).double(), torch.eye(2).double())
+    found = cp.Gaussian(torch.tensor([0.06, 1.01]).double(), torch.eye(2).double())
+    reference, agreement = by_hand(found, truth)
+    assert agreement.mean_ratio.isnan().tolist() == [True, False]
+    assert reference.mean_ratio.isnan().tolist() == [True, False]
+    table = str(cp.Comparison(reference, ()))
+    assert "without 1 of 2 outputs" in table
+
+
+def test_an_output_that_should_not_vary_is_infinitely_off() -> None:
+    still = torch.tensor([[1.0, 0.0], [0.0, 0.0]]).double()
+    truth = cp.Gaussian(torch.ones(2).double(), still)
+    varying = cp.Gaussian(torch.ones(2).double(), torch.diag(torch.tensor([1.0, 1e-3])).double())
+    _, agreement = by_hand(varying, truth)
+    assert agreement.verdict == "variance off by inf %"
+    assert agreement.variance_ratio.isnan().tolist() == [False, True]
+    assert float(agreement.kl) == math.inf
+    _, same = by_hand(truth, truth)
+    assert same.verdict == FINE
+    assert float(same.kl) == 0
+
+
+def test_what_sampling_does_to_the_distances_is_what_samples_do() -> None:
+    """W2 and KL of a Gaussian to its own sampled moments, averaged over 400 runs."""
+    x = gaussian(size=3)
+    count, runs = 500, 400
+    draws = x.sample(count * runs, generator(5)).reshape(runs, count, 3)
+    mean = draws.mean(1)
+    centred = draws - mean[:, None]
+    sampled = cp.Gaussian(mean, centred.mT @ centred / (count - 1))
+    truth = cp.Gaussian(x.mean.expand(runs, 3), x.covariance_matrix.expand(runs, 3, 3))
+    squares = cp.wasserstein_distance(sampled, truth).square()
+    values = torch.linalg.eigvalsh(x.covariance_matrix)
+    expected = COMPARE.wasserstein_of_sampling(values, count).square()
+    error = float(squares.std()) / math.sqrt(runs)
+    assert abs(float(squares.mean() - expected)) < 5 * error + 0.02 * float(expected)  # 2nd order
+    divergence = cp.kl_divergence(sampled, truth)
+    error = float(divergence.std()) / math.sqrt(runs)
+    expected_kl = 3 * 6 / (4 * count)
+    assert abs(float(divergence.mean()) - expected_kl) < 5 * error + 0.02 * expected_kl
+
+
+# Whole runs.
+
+
+def test_every_method_agrees_on_a_linear_network() -> None:
+    model = network(nn.Linear(3, 8), nn.Linear(8, 2))
+    comparison = compare(model, gaussian(), samples=20_000)
+    told = {row.name: row for row in comparison.rows}
+    for name in ("Exact()", "Series(order=4)", "Linearized()", "Unscented()", "Wu2019()"):
+        agreement = told[name].agreement
+        assert agreement is not None, told[name].refusal
+        assert agreement.verdict == FINE
+        error = comparison.reference.variance_ratio
+        assert bool(((agreement.variance_ratio - 1).abs() < 5 * error).all())
+    assert "refused" in str(comparison)
+    assert told["PiecewiseLinear()"].agreement is None
+    assert "ReLU" in told["PiecewiseLinear()"].refusal
+
+
+def test_a_wrong_method_is_found_out() -> None:
+    comparison = compare(relu_network(), gaussian(stddev=1.5), samples=20_000)
+    linearised = comparison["Linearized()"].agreement
+    assert linearised is not None
+    assert "off by" in linearised.verdict
+    exact = comparison["Exact()"].agreement
+    assert exact is not None
+    assert float(exact.wasserstein) < float(linearised.wasserstein)
+    assert float(exact.kl) < float(linearised.kl)
+
+
+def test_a_right_method_is_seldom_called_wrong() -> None:
+    """Correlated ReLUs, which are not Gaussian and whose moments Exact has: 1 % by chance."""
+    x = cp.Gaussian(torch.tensor([0.0, 0.5, -0.3]).double(), gaussian().covariance_matrix)
+    methods = [cp.Exact()]
+    wrong = [
+        compare(torch.relu, x, methods=methods, samples=2000, generator=generator(seed)).rows[0]
+        for seed in range(100)
+    ]
+    called = sum(row.agreement is not None and row.agreement.verdict != FINE for row in wrong)
+    assert called <= 6  # of 100 where 1 is expected: 6 have a chance of 1e-4 to be exceeded
+
+
+def test_a_method_off_by_five_standard_errors_is_always_called_wrong() -> None:
+    x = gaussian()
+    slight = {"wrong": cp.Exact(activations={torch.relu: cp.activations.Quadrature(
+        lambda y: 1.05 * torch.relu(y), (0.0,))})}  # fmt: skip
+    for seed in range(5):
+        row = compare(torch.relu, x, methods=slight, samples=20_000, generator=generator(seed))
+        agreement = row["wrong"].agreement
+        assert agreement is not None
+        assert "off by" in agreement.verdict
+
+
+def test_a_batch_has_figures_of_its_own_for_each_element() -> None:
+    model, x = relu_network(), gaussian(4)
+    comparison = compare(model, x, methods=[cp.Exact()], samples=2000)
+    (row,) = comparison.rows
+    found = row.agreement
+    assert found is not None
+    assert found.mean_ratio.shape == found.variance_ratio.shape == (4, 2)
+    assert found.covariance_error.shape == found.wasserstein.shape == found.kl.shape == (4,)
+    assert row.gaussian is not None
+    expected = cp.propagate(model, x)
+    assert_close(row.gaussian.mean, expected.mean)
+    truth = comparison.reference.gaussian
+    assert_close(found.mean_ratio, expected.mean / truth.mean)
+    assert_close(found.wasserstein[2], cp.wasserstein_distance(expected[2], truth[2]))
+    assert_close(found.kl[1], cp.kl_divergence(truth[1], expected[1]))
+
+
+def test_the_reference_is_monte_carlo_with_the_users_samples_and_generator() -> None:
+    model, x = relu_network(), gaussian()
+    comparison = compare(model, x, methods=[cp.Exact()], samples=3000)
+    expected = cp.propagate(model, x, method=cp.MonteCarlo(3000, generator()))
+    assert torch.equal(comparison.reference.gaussian.mean, expected.mean)
+    assert comparison.reference.samples == 3000
+    assert_close(comparison.reference.mean_error, expected.mean_stderr / expected.stddev)
+
+
+def test_names_tell_what_was_set() -> None:
+    names = [cp.Exact(), cp.Series(order=3), cp.Series(tolerance=1e-3, exact_variance=False),
+             cp.MonteCarlo(100, generator())]  # fmt: skip
+    assert [COMPARE.method_name(method) for method in names] == [
+        "Exact()", "Series(order=3)", "Series(tolerance=0.001, exact_variance=False)",
+        "MonteCarlo(samples=100)",
+    ]  # fmt: skip
+    comparison = compare(torch.relu, gaussian(), methods={"mine": cp.Exact()}, samples=100)
+    assert comparison["mine"].method == cp.Exact()
+    with pytest.raises(KeyError, match="none of mine"):
+        comparison["Exact()"]
+
+
+def test_several_inputs_and_named_ones() -> None:
+    x, y = gaussian(), gaussian(stddev=0.2)
+    comparison = compare(
+        lambda x, scale, y: scale * x + y, x, 2.0, y=y, methods=[cp.Exact()], samples=5000
+    )
+    (row,) = comparison.rows
+    assert row.agreement is not None
+    assert row.agreement.verdict == FINE
+
+
+def test_costs_are_measured() -> None:
+    comparison = compare(relu_network(), gaussian(), methods=[cp.Exact()], samples=2000)
+    (row,) = comparison.rows
+    assert row.seconds > 0
+    assert row.peak_bytes >= 2 * 8 * 20**2  # the covariances before and after the first ReLU
+    assert comparison.reference.peak_bytes >= 2000 * 2 * 8
+
+
+def test_nothing_global_is_drawn_with_a_generator() -> None:
+    model = relu_network()
+    state = torch.get_rng_state()
+    compare(model, gaussian(), samples=100)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_module_that_returns_a_nest_is_refused() -> None:
+    with pytest.raises(TypeError, match="one tensor"):
+        compare(lambda x: (x, x), gaussian(), samples=10)
+
+
+# What it looks like.
+
+
+def test_it_prints_unless_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = cp.compare(torch.relu, gaussian(), samples=100, generator=generator())
+    assert capsys.readouterr().out == f"{comparison}\n"
+    cp.compare(torch.relu, gaussian(), samples=100, generator=generator(), show=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_table_has_a_line_for_each_method_and_each_refusal() -> None:
+    comparison = compare(network(nn.Linear(3, 2)), gaussian(), samples=500)
+    lines = str(comparison).splitlines()
+    assert lines[0].split() == ["method", "mean", "ratio", "variance", "ratio", "covariance", "W2",
+                                "KL", "time", "memory", "verdict"]  # fmt: skip
+    assert lines[1].startswith("MonteCarlo(500)")
+    assert lines[1].endswith("the reference")
+    assert [line.split()[0] for line in lines[2:9]] == [row.name for row in comparison.rows]
+    assert lines[-1].startswith("PiecewiseLinear() refused: ")
+
+
+def test_it_is_json_and_html() -> None:
+    comparison = compare(relu_network(), gaussian(), samples=500)
+    told = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert told["reference"]["samples"] == 500
+    first, agreement = told["rows"][0], comparison.rows[0].agreement
+    assert agreement is not None
+    assert first["name"] == "Exact()"
+    assert first["variance_ratio"]["values"] == agreement.variance_ratio.tolist()
+    assert first["variance_ratio"]["average"] == float(agreement.variance_ratio.mean())
+    assert first["verdict"] == agreement.verdict
+    assert comparison._repr_html_().count("<tr>") == 2 + len(comparison.rows)
+
+
+def test_the_figure_has_labelled_axes_and_the_methods() -> None:
+    comparison = compare(network(nn.Linear(3, 2)), gaussian(), samples=500)
+    figure = comparison.plot()
+    assert len(figure.axes) == 6
+    assert all(axis.get_xlabel() for axis in figure.axes)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == [row.name for row in comparison.rows if row.agreement is not None]
+
+
+def test_a_figure_can_show_an_infinite_divergence_and_no_row_at_all() -> None:
+    repeated = compare(lambda x: torch.cat([x, x]), gaussian(), methods=[cp.AssumedDensity()],
+                       samples=100)  # fmt: skip
+    assert repeated.plot().axes
+    assert compare(torch.relu, gaussian(), methods=[], samples=100).plot().axes
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    comparison = compare(torch.relu, gaussian(), methods=[cp.Exact()], samples=100)
+    monkeypatch.setattr(PLOTS.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"pip install 'covprop\[plots\]'"):
+        comparison.plot()
