@@ -19,18 +19,23 @@ def convolutional(depth: int, side: int = 20, channels: int = 10) -> nn.Sequenti
 
 
 def mnist(
-    side: int = 28, channels: tuple[int, int] = (32, 64), hidden: int = 1024
+    side: int = 28,
+    channels: tuple[int, int] = (32, 64),
+    hidden: int = 1024,
+    strided: int = 5,
 ) -> nn.Sequential:
     """The paper's LeNet, to the logits; 28x28x32 = 25,088 units in its first layer.
 
-    The paper does not print its kernels: 5x5 as in LeNet, also with stride 2 in place of pooling.
+    The paper does not print its kernels: 5x5 as in LeNet; `strided` is the width of those with
+    stride 2 in place of pooling (the experiments take the 2x2 of a pooling window).
     """
     first, second = channels
+    margin = (strided - 1) // 2
     layers = [
         nn.Conv2d(1, first, 5, padding=2), nn.ReLU(),
-        nn.Conv2d(first, first, 5, stride=2, padding=2),
+        nn.Conv2d(first, first, strided, stride=2, padding=margin),
         nn.Conv2d(first, second, 5, padding=2), nn.ReLU(),
-        nn.Conv2d(second, second, 5, stride=2, padding=2),
+        nn.Conv2d(second, second, strided, stride=2, padding=margin),
         nn.Flatten(-3), nn.Linear(second * (side // 4) ** 2, hidden), nn.ReLU(),
         nn.Linear(hidden, 10),
     ]  # fmt: skip
