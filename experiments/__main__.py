@@ -15,12 +15,14 @@ from experiments import (
     figure4,
     figure5,
     runner,
+    table1,
+    table2,
     training,
 )
 from experiments.options import RESULTS, Options
 
 EXPERIMENTS: dict[str, ModuleType] = {
-    module.NAME: module for module in (figure2, figure3, figure4, figure5, accuracy)
+    module.NAME: module for module in (figure2, figure3, figure4, figure5, table1, table2, accuracy)
 }
 
 

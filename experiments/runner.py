@@ -21,6 +21,9 @@ from experiments import drawing
 from experiments.options import Options
 from experiments.record import Record, read
 
+UNDATED = {"CreationDate": None}
+"""A figure drawn again from the same numbers is the same file."""
+
 
 @torch.no_grad()
 def run(experiment: ModuleType, options: Options) -> dict[str, Any]:
@@ -53,9 +56,9 @@ def render(experiment: ModuleType, folder: Path) -> list[Path]:
         made[0].write_text(markdown(experiment, record, drawn))
         made[1].write_text("\n".join(table.latex() for table in tables))
     for name, figure in drawn.items():
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=drawing.RESOLUTION)
-        made.append(path)
+        made += [folder / f"{name}.png", folder / f"{name}.pdf"]
+        figure.savefig(made[-2], dpi=drawing.RESOLUTION)
+        figure.savefig(made[-1], dpi=drawing.RESOLUTION, metadata=UNDATED)
     return made
 
 
