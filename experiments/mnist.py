@@ -26,12 +26,14 @@ CHECKSUMS = {
     "t10k-labels-idx1-ubyte.gz":
         "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }  # fmt: skip
+MEAN, STDDEV = 0.1307, 0.3081
+"""Of the training images' grey values in [0, 1]."""
 DIMENSIONS_BYTE = 3
 """Where an idx file says how many dimensions it has; four bytes for each follow."""
 
 
 class Digits(NamedTuple):
-    """Images in [0, 1] and their labels."""
+    """Images and their labels."""
 
     images: Tensor  # (count, 1, 28, 28)
     labels: Tensor  # (count,)
@@ -48,12 +50,15 @@ def found(folder: Path | None = None) -> Path | None:
 
 
 def load(split: str, folder: Path | None = None) -> Digits:
-    """The `train` or `t10k` digits; downloaded into /data where no folder has them."""
+    """The `train` or `t10k` digits; downloaded into /data where no folder has them.
+
+    Grey values are standardised as usual, which sets the scale of an input noise.
+    """
     place = found(folder) or downloaded(folder or FOLDERS[-1])
     images = _idx(place / f"{split}-images-idx3-ubyte.gz")
     labels = _idx(place / f"{split}-labels-idx1-ubyte.gz")
     pixels = torch.from_numpy(images.astype(np.float32) / np.iinfo(np.uint8).max)
-    return Digits(pixels[:, None], torch.from_numpy(labels.astype(np.int64)))
+    return Digits((pixels[:, None] - MEAN) / STDDEV, torch.from_numpy(labels.astype(np.int64)))
 
 
 def downloaded(folder: Path) -> Path:

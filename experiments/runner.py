@@ -66,7 +66,7 @@ def markdown(experiment: ModuleType, record: dict[str, Any], drawn: dict[str, An
     """What it is, the tables, the figures, and what it was made with."""
     about = (experiment.__doc__ or experiment.NAME).strip()
     title, _, text = about.partition("\n")
-    parts = [f"# {title}", text.strip()]
+    parts = [f"# {title.rstrip('.')}", text.strip()]
     parts += [table.markdown().strip() for table in experiment.tables(record)]
     parts += [f"![{name}]({name}.png)" for name in drawn]
     parts.append(_conditions(record))

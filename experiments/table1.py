@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -70,6 +71,11 @@ PRINTED = {
               CENTRED: ("1.001 ± 0.026", "1.184 ± 0.347")},
 }  # fmt: skip
 """The paper's table: means, variances."""
+RANGES = ((0.2, 1.8), (0.93, 1.18))
+"""Of the figure's two rows."""
+OFFSETS = (-0.32, -0.16, 0.0, 0.16, 0.32)
+PRINT_OFFSET = 0.07
+"""Sideways, so that methods and the paper's numbers stand beside each other."""
 STYLES = {
     CENTRED: (drawing.PURPLE, "D"), PIECEWISE: (drawing.VERMILION, "s"),
     PUBLISHED: (drawing.ORANGE, "^"), SERIES: (drawing.SKY, "v"), EXACT: (drawing.BLUE, "o"),
@@ -152,27 +158,36 @@ def _table(setup: str, by_network: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
-    """The ratio of variances: averages as points, spreads as bars."""
+    """The ratio of variances: averages as points, spreads as bars; below, the part around one."""
     groups = grouped(record)
     setups = [setup for setup in SETUPS if any(setup == key[1] for key in groups)]
-    figure, (axes,) = drawing.panels(1, len(setups), width=3.3, height=3.6)
-    for panel, setup in zip(axes, setups, strict=True):
-        networks = [network for network in NETWORKS if (network, setup) in groups]
-        for offset, (method, (colour, marker)) in zip(
-            (-0.32, -0.16, 0.0, 0.16, 0.32), STYLES.items(), strict=True
-        ):
-            found = [ratio(groups[network, setup], method, "variance") for network in networks]
-            places = np.arange(len(networks)) + offset
-            panel.errorbar(
-                places, [float(value.average[0]) for value in found],
-                [float(value.spread[0]) for value in found], fmt=marker, color=colour,
-                markersize=5, capsize=2, label=method,
-            )  # fmt: skip
-        panel.axhline(1, color="0.5", linewidth=0.8)
-        panel.set_xticks(range(len(networks)), networks)
-        panel.set_title(setup, fontsize=drawing.FONT)
-        panel.set_ylim(0.6, 1.9)
-    axes[0].set_ylabel("variance: Monte Carlo / method")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
+    figure, axes = drawing.panels(len(RANGES), len(setups), width=3.2, height=2.9)
+    for row, (low, high) in zip(axes, RANGES, strict=True):
+        for panel, setup in zip(row, setups, strict=True):
+            by_network = {name: groups[name, setup] for name in NETWORKS if (name, setup) in groups}
+            _ratios(panel, by_network, paper=setup == "published")
+            panel.set_ylim(low, high)
+            panel.set_title(setup, fontsize=drawing.FONT)
+        row[0].set_ylabel("variance: Monte Carlo / method")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6,
                   frameon=False, fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}
+
+
+def _ratios(panel: Axes, by_network: dict[str, list[dict[str, Any]]], paper: bool) -> None:
+    places = np.arange(len(by_network))
+    panel.axhline(1, color="0.5", linewidth=0.8)
+    for offset, (method, (colour, marker)) in zip(OFFSETS, STYLES.items(), strict=True):
+        found = [ratio(instances, method, "variance") for instances in by_network.values()]
+        panel.errorbar(
+            places + offset, [float(value.average[0]) for value in found],
+            [float(value.spread[0]) for value in found], fmt=marker, color=colour,
+            markersize=5, capsize=2, label=method,
+        )  # fmt: skip
+        if paper and method in (CENTRED, PUBLISHED):
+            printed = [float(PRINTED[name][method][1].split()[0]) for name in by_network]
+            label = "printed in the paper" if method == PUBLISHED else None
+            panel.plot(places + offset - PRINT_OFFSET, printed, "x", color=drawing.BLACK,
+                       markersize=6, label=label)  # fmt: skip
+    panel.set_xticks(places, list(by_network))
+    panel.set_xlim(-0.5, len(by_network) - 0.5)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import covprop as cp
-from experiments import table1
+from experiments import mnist, table1
+from experiments.bibi2018 import any_mean, zero_mean
 from experiments.options import Options
 from tests.oracles import normal_cdf, normal_pdf, rectified_mean
 
@@ -76,6 +77,25 @@ def test_exact_variances_take_the_bias_away():
     published, with_variances = np.mean(ratios, axis=0)
     assert published == pytest.approx(1.010, abs=2e-3)
     assert with_variances == pytest.approx(1.000, abs=2e-4)
+
+
+@torch.no_grad()
+def test_pl_dnn_of_2018_has_a_variance_for_mean_zero():
+    ratios = []
+    for index in range(20):
+        model, x = table1.instance(f"FC-4/published/{index}", Options())
+        exact = cp.propagate(model, x).variance
+        ratios.append([float(exact / way(model, x).variance) for way in (zero_mean, any_mean)])
+    old, new = np.mean(ratios, axis=0)
+    assert 1.05 < old < 1.35
+    assert 0.8 < new < 0.95
+
+
+def test_a_noise_of_unit_norm_is_small_beside_a_standardised_image():
+    size = 28 * 28
+    noise = 0.5 / math.sqrt(size / 3)  # the mean of uniform eigenvalues of unit norm
+    assert noise == pytest.approx(0.03, abs=2e-3)
+    assert noise / mnist.STDDEV**2 == pytest.approx(0.33, abs=0.01)  # grey values in [0, 1]
 
 
 @pytest.mark.parametrize(("mean", "stddev"), POINTS)

@@ -14,7 +14,9 @@ def test_the_images_are_the_published_ones():
     digits = mnist.load("t10k")
     assert digits.images.shape == (10_000, 1, 28, 28)
     assert digits.labels.bincount().tolist()[:3] == [980, 1135, 1032]
-    assert float(digits.images.mean()) == pytest.approx(0.1325, abs=5e-5)
+    grey = digits.images * mnist.STDDEV + mnist.MEAN
+    assert float(grey.mean()) == pytest.approx(0.1325, abs=5e-5)
+    assert float(grey.max()) == pytest.approx(1)
 
 
 def test_a_changed_file_is_refused(tmp_path):
