@@ -1,25 +1,72 @@
-"""`python -m experiments NAME [--smoke] [--out FILE]`."""
+"""`python -m experiments NAME`: measure; `python -m experiments render [NAME ...]`: draw.
+
+Measuring writes JSON as results come and goes on where it was stopped; rendering only reads it.
+"""
 
 import argparse
+import sys
 from pathlib import Path
+from types import ModuleType
 
-from experiments import accuracy, error_by_order
+from experiments import (
+    accuracy,
+    figure2,
+    figure3,
+    figure4,
+    figure5,
+    runner,
+    table1,
+    table2,
+    training,
+)
+from experiments.options import RESULTS, Options
 
-EXPERIMENTS = {"accuracy": accuracy, "error-by-order": error_by_order}
+EXPERIMENTS: dict[str, ModuleType] = {
+    module.NAME: module for module in (figure2, figure3, figure4, figure5, table1, table2, accuracy)
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """One command for each experiment, one to train, one to render."""
+    root = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    commands = root.add_subparsers(dest="name", required=True)
+    for name, module in {**EXPERIMENTS, training.NAME: training}.items():
+        about = (module.__doc__ or "").partition("\n")[0]
+        command = commands.add_parser(name, help=about, description=module.__doc__)
+        command.add_argument("--instances", type=int, help="how many random instances")
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--data", type=Path, help="folder of the data sets")
+        command.add_argument("--out", type=Path, help="where to write the JSON")
+        command.add_argument("--smoke", action="store_true", help="seconds, to see that it works")
+        command.add_argument("--weights", type=Path, help="file of the trained MNIST network")
+        command.add_argument("--only", nargs="+", default=[], help="beginnings of result keys")
+    render = commands.add_parser("render", help="tables and figures of what was measured")
+    render.add_argument("names", nargs="*", help="all that have results unless given")
+    render.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
+    return root
 
 
 def main() -> None:
-    """Run one experiment, write its JSON and print it."""
-    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("name", choices=EXPERIMENTS)
-    parser.add_argument(
-        "--smoke", action="store_true", help="a run of seconds, to see that it works"
-    )
-    parser.add_argument("--out", type=Path, help="where to write the JSON")
-    arguments = parser.parse_args()
+    """Measure and print, or render and say where."""
+    arguments = parser().parse_args()
+    if arguments.name == "render":
+        chosen = arguments.names or [
+            name for name in EXPERIMENTS if (arguments.out / f"{name}.json").exists()
+        ]
+        for name in chosen:
+            for path in runner.render(EXPERIMENTS[name], arguments.out):
+                print(path)
+        return
+    values = {key: value for key, value in vars(arguments).items() if key != "name"}
+    options = Options(**{**values, "only": tuple(arguments.only)})
+    if arguments.name == training.NAME:
+        training.show(training.run(options))
+        return
     experiment = EXPERIMENTS[arguments.name]
-    experiment.show(experiment.run(out=arguments.out, smoke=arguments.smoke))
+    record = runner.run(experiment, options)
+    for table in experiment.tables(record):
+        print(table.markdown())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,17 +6,19 @@ relative error of an output's standard deviation, with branches joined and as if
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import covprop as cp
 from covprop.lineage import Lineage, Node
-from experiments import record
+from experiments.options import Options
+from experiments.table import Table
 from tests.architectures import ARCHITECTURES
 
+NAME = "accuracy"
 NOISES = (0.001, 0.01, 0.03, 0.3)
 INPUTS, SAMPLES, CHUNK = 5, 200_000, 10_000
 
@@ -58,43 +60,58 @@ def worst(model: nn.Module, x: cp.Gaussian, expected: Tensor) -> float | None:
     return float((stddev / expected - 1).abs().max())
 
 
-@torch.no_grad()
-def run(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
-    """Measure every architecture at every noise and input; write as results come."""
-    path = out or record.default_path("accuracy", smoke)
-    inputs, samples = (1, 2_000) if smoke else (INPUTS, SAMPLES)
-    noises = NOISES[-1:] if smoke else NOISES
-    settings = {"inputs": inputs, "samples": samples, "noises": noises, "seed": 0}
-    results: dict[str, Any] = {}
-    for name, architecture in ARCHITECTURES.items():
-        model, results[name] = architecture.build(), {}
-        generator = torch.Generator().manual_seed(0)
-        means = torch.randn(
-            (inputs, 1, *architecture.shape), dtype=torch.float64, generator=generator
-        )
-        for noise in noises:
-            rows = []
-            for seed, mean in enumerate(means):
-                x = cp.Gaussian.isotropic(mean, noise, batch_dims=1)
-                expected = sampled_stddev(model, x, samples, seed)
-                row = {"joined": worst(model, x, expected)}
-                with independent_branches():
-                    row["independent"] = worst(model, x, expected)
-                rows.append(row)
-            results[name][str(noise)] = rows
-        record.write(path, settings, results)
-    return results
+def settings(options: Options) -> dict[str, Any]:
+    """Inputs, samples and noises."""
+    inputs, samples = (1, 2_000) if options.smoke else (INPUTS, SAMPLES)
+    noises = NOISES[-1:] if options.smoke else NOISES
+    return {"inputs": inputs, "samples": samples, "noises": noises, "seed": options.seed}
 
 
-def show(results: dict[str, Any]) -> None:
-    """Print the table of ranges, in percent, as Markdown."""
+def units(_: Options) -> list[str]:
+    """An architecture each."""
+    return list(ARCHITECTURES)
+
+
+def measure(key: str, options: Options) -> dict[str, Any]:
+    """One architecture at every noise and input."""
+    chosen = settings(options)
+    model, shape = ARCHITECTURES[key].build(), ARCHITECTURES[key].shape
+    generator = torch.Generator().manual_seed(options.seed)
+    means = torch.randn((chosen["inputs"], 1, *shape), dtype=torch.float64, generator=generator)
+    return {
+        str(noise): [_compared(model, mean, noise, chosen["samples"], seed)
+                     for seed, mean in enumerate(means)]
+        for noise in chosen["noises"]
+    }  # fmt: skip
+
+
+def _compared(
+    model: nn.Module, mean: Tensor, noise: float, samples: int, seed: int
+) -> dict[str, float | None]:
+    x = cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+    expected = sampled_stddev(model, x, samples, seed)
+    row = {"joined": worst(model, x, expected)}
+    with independent_branches():
+        row["independent"] = worst(model, x, expected)
+    return row
+
+
+def tables(record: dict[str, Any]) -> list[Table]:
+    """Ranges over inputs, in percent."""
+    results = record["results"]
     noises = list(next(iter(results.values())))
-    print("| network |", " | ".join(f"noise {noise}" for noise in noises), "| independent, 0.01 |")
-    print("| --- |", " | ".join("---" for _ in noises), "| --- |")
-    for name, by_noise in results.items():
-        cells = [_range(rows, "joined") for rows in by_noise.values()]
-        print(f"| {name} |", " | ".join(cells), "|", end=" ")
-        print(_range(by_noise.get("0.01", []), "independent"), "|")
+    header = ["network", *(f"noise {noise}" for noise in noises), "independent, 0.01"]
+    rows = [
+        [name, *(_range(rows, "joined") for rows in by_noise.values()),
+         _range(by_noise.get("0.01", []), "independent")]
+        for name, by_noise in results.items()
+    ]  # fmt: skip
+    return [Table("Worst relative error of a standard deviation", header, rows)]
+
+
+def figures(_: dict[str, Any]) -> dict[str, Figure]:
+    """None."""
+    return {}
 
 
 def _range(rows: list[dict[str, float | None]], key: str) -> str:

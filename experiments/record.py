@@ -1,31 +1,100 @@
-"""Results as JSON, with what is needed to make them again."""
+"""Results as JSON, with what is needed to make them again; a run that was stopped goes on."""
 
 import json
 import platform
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 
 import covprop
 
-RESULTS = Path(__file__).parent / "results"
+PAUSE = 5.0
+"""Seconds between two writes of a growing file: what a run loses when it is killed."""
 
 
-def default_path(name: str, smoke: bool) -> Path:
-    """Where an experiment keeps its results; a smoke run does not touch the real ones."""
-    return (RESULTS / "smoke" if smoke else RESULTS) / f"{name}.json"
+class OtherSettings(ValueError):
+    """The file holds results that were made in another way."""
 
 
-def write(path: Path, settings: dict[str, Any], results: Any) -> None:
-    """Write settings, versions and results, replacing the file in one step."""
-    versions = {
+@final
+class Record:
+    """Results by key, kept in a file as they come.
+
+    An existing file is continued if its settings agree, and refused otherwise: nobody's hours of
+    results are overwritten. `instances` is no setting: more of them extend a record.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, _as_json(settings)
+        self.results: dict[str, Any] = {}
+        self.earlier: list[dict[str, str]] = []
+        self._written = time.monotonic()
+        if path.exists():
+            self._continue(read(path))
+
+    def _continue(self, old: dict[str, Any]) -> None:
+        differing = {
+            f"{key}: {old['settings'].get(key)!r} there, {self.settings.get(key)!r} now"
+            for key in old["settings"].keys() | self.settings.keys()
+            if old["settings"].get(key) != self.settings.get(key)
+        }
+        if differing:
+            raise OtherSettings(
+                f"{self.path} was made with other settings ({'; '.join(sorted(differing))}); "
+                "delete it or give another --out"
+            )
+        self.results = old["results"]
+        self.earlier = old.get("earlier versions", [])
+        if old["versions"] != versions() and old["versions"] not in self.earlier:
+            self.earlier.append(old["versions"])
+
+    def add(self, key: str, result: Any) -> None:
+        """Keep one more result; write it soon."""
+        self.results[key] = _as_json(result)
+        if time.monotonic() - self._written > PAUSE:
+            self.write()
+
+    def write(self) -> None:
+        """Write now."""
+        earlier = {"earlier versions": self.earlier} if self.earlier else {}
+        write(self.path, self.settings, self.results, **earlier)
+        self._written = time.monotonic()
+
+
+def versions() -> dict[str, str]:
+    """Of what made the numbers."""
+    return {
         "covprop": covprop.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    record = {"settings": settings, "versions": versions, "results": results}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Settings, versions and results."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def write(path: Path, settings: dict[str, Any], results: Any, **further: Any) -> None:
+    """Write all of it, one result to a line, replacing the file in one step."""
+    record = {"settings": settings, "versions": versions(), **further, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
+    sections = ",\n".join(f" {json.dumps(key)}: {_lines(part)}" for key, part in record.items())
+    partial.write_text(f"{{\n{sections}\n}}\n")
     partial.replace(path)
+
+
+def _lines(section: Any) -> str:
+    if not isinstance(section, dict) or not section:
+        return json.dumps(section)
+    rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(part)}" for key, part in section.items())
+    return f"{{\n{rows}\n }}"
+
+
+def _as_json(value: Any) -> Any:
+    """As it will be read back: tuples are lists, keys are words."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,104 @@
+"""Records: what is written, what is continued, what is refused."""
+
+import json
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from experiments import runner
+from experiments.options import Options
+from experiments.randomness import seed_of, seeded
+from experiments.record import OtherSettings, Record, read, write
+from experiments.table1 import instance
+from tests.oracles import assert_close
+
+
+def counting(stop_at: str | None = None) -> tuple[ModuleType, list[str]]:
+    """An experiment of three instances that keeps a list of what it was asked to measure."""
+    asked: list[str] = []
+
+    def measure(key: str, options: Options) -> dict[str, Any]:
+        asked.append(key)
+        if key == stop_at:
+            raise KeyboardInterrupt
+        return {"seed": seed_of(options.seed, key)}
+
+    experiment = SimpleNamespace(
+        NAME="counting",
+        settings=lambda options: {"seed": options.seed},
+        units=lambda options: [f"a/{index}" for index in range(options.instances)],
+        measure=measure,
+    )
+    return cast(ModuleType, experiment), asked
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_results(tmp_path):
+    whole = runner.run(counting()[0], Options(instances=3, out=tmp_path / "whole.json"))
+    options = Options(instances=3, out=tmp_path / "parts.json")
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(counting(stop_at="a/1")[0], options)
+    assert list(read(tmp_path / "parts.json")["results"]) == ["a/0"]
+    experiment, asked = counting()
+    assert runner.run(experiment, options) == whole
+    assert asked == ["a/1", "a/2"]
+
+
+def test_more_instances_extend_a_record(tmp_path):
+    options = Options(instances=2, out=tmp_path / "r.json")
+    runner.run(counting()[0], options)
+    experiment, asked = counting()
+    record = runner.run(experiment, Options(instances=4, out=tmp_path / "r.json"))
+    assert asked == ["a/2", "a/3"]
+    assert len(record["results"]) == 4
+
+
+def test_only_what_was_chosen_is_measured(tmp_path):
+    experiment, asked = counting()
+    options = Options(instances=12, out=tmp_path / "r.json", only=("a/1",))
+    runner.run(experiment, options)
+    assert asked == ["a/1"]  # and not a/10 or a/11
+
+
+def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "r.json"
+    runner.run(counting()[0], Options(instances=2, out=path))
+    before = path.read_text()
+    with pytest.raises(OtherSettings, match=r"seed: 0 there, 1 now\); delete it or give another"):
+        runner.run(counting()[0], Options(instances=2, seed=1, out=path))
+    assert path.read_text() == before
+
+
+def test_a_record_says_which_versions_it_was_begun_with(tmp_path):
+    path = tmp_path / "r.json"
+    write(path, {"seed": 0}, {"a/0": 1})
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "versions": {"covprop": "0.0.1"}}))
+    record = Record(path, {"seed": 0})
+    record.add("a/1", 2)
+    record.write()
+    assert read(path)["earlier versions"] == [{"covprop": "0.0.1"}]
+    assert read(path)["results"] == {"a/0": 1, "a/1": 2}
+
+
+def test_seeds_depend_on_every_part_and_leave_the_global_generator_alone():
+    assert len({seed_of(0, "a"), seed_of(1, "a"), seed_of(0, "b"), seed_of(0, "a", 0)}) == 4
+    before = torch.get_rng_state()
+    with seeded("x"):
+        first = torch.rand(3)
+    with seeded("x"):
+        assert_close(torch.rand(3), first)
+    assert bool((torch.get_rng_state() == before).all())
+
+
+def test_an_instance_is_its_key():
+    options = Options(smoke=True)
+    first, second = instance("FC-4/text/3", options), instance("FC-4/text/3", options)
+    assert_close(first[0][0].weight, second[0][0].weight)
+    assert_close(first[1].covariance_matrix, second[1].covariance_matrix)
+    other = instance("FC-4/text/4", options)
+    assert not bool((first[0][0].weight == other[0][0].weight).any())
+    louder = instance("FC-4/large noise/3", options)
+    assert_close(louder[1].covariance_matrix, 10 * first[1].covariance_matrix)
+    assert_close(louder[1].mean, first[1].mean)
