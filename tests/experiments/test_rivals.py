@@ -1,0 +1,32 @@
+"""The methods of tables 1 and 2."""
+
+import pytest
+import torch
+
+import covprop as cp
+from experiments import rivals, table1
+from experiments.options import Options
+from tests.oracles import assert_close
+
+
+@pytest.mark.parametrize("network", table1.NETWORKS)
+@torch.no_grad()
+def test_pl_dnn_splits_a_network_in_the_middle(network):
+    """As many layers with weights before the ReLU as after."""
+    model, x = table1.instance(f"{network}/published/0", Options(smoke=True))
+    weighted = [place for place, layer in enumerate(model) if hasattr(layer, "weight")]
+    place = weighted[len(weighted) // 2] - 1
+    expected = cp.propagate(model, x, cp.PiecewiseLinear(str(place)))
+    assert_close(rivals.piecewise_linear(model, x).covariance_matrix, expected.covariance_matrix)
+
+
+@torch.no_grad()
+def test_a_result_has_every_method_and_the_errors_of_sampling():
+    model, x = table1.instance("FC-4/text/0", Options(smoke=True))
+    result = rivals.measured(model, x, 2000, "seed", covariance=True)
+    assert list(result) == [rivals.SAMPLED, *rivals.METHODS]
+    assert result[rivals.EXACT]["covariance"] == result[rivals.EXACT]["variance"]
+    error = result[rivals.SAMPLED]["variance stderr"][0] / result[rivals.SAMPLED]["variance"][0]
+    assert error == pytest.approx((2 / 2000) ** 0.5, rel=0.3)
+    again = rivals.measured(model, x, 2000, "seed")
+    assert again[rivals.SAMPLED]["mean"] == result[rivals.SAMPLED]["mean"]
