@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
+from covprop.covariance.base import symmetric
 from tests.oracles import assert_close
 
 BATCHES = [(), (2,), (2, 3)]
@@ -179,3 +180,18 @@ def test_structures_are_frozen(name: str) -> None:
 def test_a_covariance_that_stays_in_order_is_not_copied() -> None:
     covariance = dense(())
     assert covariance.take(torch.arange(N)) is covariance
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("strip", [1, 7, 64])
+def test_the_symmetric_part_of_large_matrices_is_made_in_strips(
+    batch: tuple[int, ...], strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = numbers(*batch, 30, 30)
+    expected = (matrix + matrix.mT) / 2
+    monkeypatch.setattr("covprop.covariance.base.SMALL", 0)
+    monkeypatch.setattr("covprop.covariance.base.STRIP", strip)
+    for given in (matrix, matrix.mT):
+        result = symmetric(given)
+        assert torch.equal(result, result.mT)
+        assert_close(result, expected, rtol=0.0)

@@ -15,9 +15,32 @@ CHUNK = 2**18
 """Entries of vectors that go through a linear map at a time: what comes of them stays in cache."""
 
 
+SMALL = 2**20
+"""Entries of a matrix that may be read across its rows: larger ones leave the cache."""
+STRIP = 256
+"""Rows of a larger one that are read at a time."""
+
+
 def symmetric(matrix: Tensor) -> Tensor:
     """The symmetric part of a matrix that is symmetric but for rounding."""
-    return (matrix + matrix.mT).mul_(0.5)
+    if matrix.requires_grad or matrix.numel() <= SMALL:
+        return (matrix + matrix.mT).mul_(0.5)
+    result = torch.empty_like(matrix)
+    for start in range(0, matrix.shape[-1], STRIP):
+        stop = min(matrix.shape[-1], start + STRIP)
+        below = matrix[..., start:, start:stop].contiguous().mT.contiguous()
+        rows = (below + matrix[..., start:stop, start:]).mul_(0.5)
+        result[..., start:stop, start:stop] = rows[..., : stop - start]
+        both_triangles(result, start, stop, rows[..., stop - start :])
+    return result
+
+
+def both_triangles(matrix: Tensor, start: int, stop: int, beyond: Tensor) -> None:
+    """Write rows [start, stop) from column `stop` on, and the same below the diagonal."""
+    # Transposing one piece of memory is much faster than writing across the rows of another.
+    beyond = beyond if beyond.mT.is_contiguous() else beyond.contiguous()
+    matrix[..., start:stop, stop:] = beyond.contiguous()
+    matrix[..., stop:, start:stop] = beyond.mT.contiguous()
 
 
 class Layer(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import LinearMap, symmetric
+from covprop.covariance.base import LinearMap, both_triangles, symmetric
 from covprop.kernels.convolution import TOGETHER
 
 ROWS = 2**18
@@ -59,14 +59,6 @@ def completed(half: Tensor, linear: LinearMap) -> Tensor:
 
 def _many_small(matrices: Tensor) -> bool:
     return matrices.dim() > 2 and matrices.shape[-2:].numel() <= ROWS  # noqa: PLR2004
-
-
-def both_triangles(matrix: Tensor, start: int, stop: int, beyond: Tensor) -> None:
-    """Write rows [start, stop) from column `stop` on, and the same below the diagonal."""
-    # Transposing one piece of memory is much faster than writing across the rows of another.
-    beyond = beyond if beyond.mT.is_contiguous() else beyond.contiguous()
-    matrix[..., start:stop, stop:] = beyond.contiguous()
-    matrix[..., stop:, start:stop] = beyond.mT.contiguous()
 
 
 def _steps(size: int, width: int) -> Iterator[tuple[int, int]]:

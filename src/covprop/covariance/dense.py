@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
-from covprop.covariance.congruence import begun, both_triangles, completed
+from covprop.covariance.base import (
+    Covariance,
+    LinearMap,
+    PairFunction,
+    both_triangles,
+    symmetric,
+)
+from covprop.covariance.congruence import begun, completed
 from covprop.covariance.streamed import Streamed
 from covprop.kernels.normal import standard_deviation
 
