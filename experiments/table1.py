@@ -54,10 +54,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
     "CNN-8": (partial(models.convolutional, 8), (1, 20, 20)),
 }
 SMALL: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "FC-4": (partial(models.fully_connected, 4, 10), (10,)),
-    "FC-8": (partial(models.fully_connected, 8, 10), (10,)),
-    "CNN-4": (partial(models.convolutional, 4, 5, 2), (1, 5, 5)),
-    "CNN-8": (partial(models.convolutional, 8, 5, 2), (1, 5, 5)),
+    "FC-4": (partial(models.fully_connected, 4, 30), (30,)),
+    "FC-8": (partial(models.fully_connected, 8, 30), (30,)),
+    "CNN-4": (partial(models.convolutional, 4, 6, 4), (1, 6, 6)),
+    "CNN-8": (partial(models.convolutional, 8, 6, 4), (1, 6, 6)),
 }
 """For smoke runs."""
 PRINTED = {
