@@ -106,15 +106,10 @@ def instance(key: str, options: Options) -> tuple[nn.Sequential, cp.Gaussian]:
         mean, covariance = inputs.paper(*shape, largest_variance=largest or 1.0)
         model = make()
         if not kaiming:
-            model.apply(_as_torch_does)
+            model.apply(models.as_torch_does)
     if largest is None:
         covariance = covariance / torch.linalg.matrix_norm(covariance)
     return model.float(), cp.Gaussian(mean.float(), covariance.float(), validate_args=False)
-
-
-def _as_torch_does(layer: nn.Module) -> None:
-    if isinstance(layer, nn.Linear | nn.Conv2d):
-        layer.reset_parameters()
 
 
 def measure(key: str, options: Options) -> dict[str, Any]:
