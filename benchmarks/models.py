@@ -43,3 +43,9 @@ def kaiming(model: nn.Sequential) -> nn.Sequential:
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight)
     return model.to(torch.float64).requires_grad_(False)
+
+
+def as_torch_does(layer: nn.Module) -> None:
+    """Give a layer torch's default weights: for `model.apply`."""
+    if isinstance(layer, nn.Linear | nn.Conv2d):
+        layer.reset_parameters()

@@ -14,6 +14,7 @@ from experiments import (
     figure3,
     figure4,
     figure5,
+    record,
     runner,
     table1,
     table2,
@@ -43,12 +44,20 @@ def parser() -> argparse.ArgumentParser:
     render = commands.add_parser("render", help="tables and figures of what was measured")
     render.add_argument("names", nargs="*", help="all that have results unless given")
     render.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
+    joined = commands.add_parser("merge", help="results of runs side by side into one record")
+    joined.add_argument("into", choices=EXPERIMENTS)
+    joined.add_argument("files", nargs="+", type=Path)
+    joined.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     return root
 
 
 def main() -> None:
     """Measure and print, or render and say where."""
     arguments = parser().parse_args()
+    if arguments.name == "merge":
+        merged = record.merge(arguments.out / f"{arguments.into}.json", arguments.files)
+        print(f"{merged.path}: {len(merged.results)} results")
+        return
     if arguments.name == "render":
         chosen = arguments.names or [
             name for name in EXPERIMENTS if (arguments.out / f"{name}.json").exists()
@@ -63,8 +72,7 @@ def main() -> None:
         training.show(training.run(options))
         return
     experiment = EXPERIMENTS[arguments.name]
-    record = runner.run(experiment, options)
-    for table in experiment.tables(record):
+    for table in experiment.tables(runner.run(experiment, options)):
         print(table.markdown())
 
 

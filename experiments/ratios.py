@@ -20,11 +20,12 @@ class Ratio(NamedTuple):
 
 
 def ratio(instances: list[dict[str, Any]], method: str, moment: str) -> Ratio:
-    """Monte Carlo / analytic, for each output."""
+    """Monte Carlo / analytic, for each output; infinite where a method knows no variance."""
     sampled = np.array([instance[SAMPLED][moment] for instance in instances])
     analytic = np.array([instance[method][moment] for instance in instances])
-    ratios = sampled / analytic
-    spread = ratios.std(0, ddof=1) if len(ratios) > 1 else np.full(ratios.shape[1], np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = sampled / analytic
+        spread = ratios.std(0, ddof=1) if len(ratios) > 1 else np.full(ratios.shape[1], np.nan)
     return Ratio(ratios.mean(0), spread)
 
 

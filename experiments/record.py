@@ -63,6 +63,17 @@ class Record:
         self._written = time.monotonic()
 
 
+def merge(path: Path, others: list[Path]) -> Record:
+    """Add to a record what files of the same settings have and it has not: runs side by side."""
+    record = Record(path, read(path if path.exists() else others[0])["settings"])
+    for other in others:
+        for key, result in Record(other, record.settings).results.items():
+            if key not in record.results:
+                record.results[key] = result
+    record.write()
+    return record
+
+
 def versions() -> dict[str, str]:
     """Of what made the numbers."""
     return {

@@ -54,10 +54,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
     "CNN-8": (partial(models.convolutional, 8), (1, 20, 20)),
 }
 SMALL: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "FC-4": (partial(models.fully_connected, 4, 10), (10,)),
-    "FC-8": (partial(models.fully_connected, 8, 10), (10,)),
-    "CNN-4": (partial(models.convolutional, 4, 5, 2), (1, 5, 5)),
-    "CNN-8": (partial(models.convolutional, 8, 5, 2), (1, 5, 5)),
+    "FC-4": (partial(models.fully_connected, 4, 30), (30,)),
+    "FC-8": (partial(models.fully_connected, 8, 30), (30,)),
+    "CNN-4": (partial(models.convolutional, 4, 6, 4), (1, 6, 6)),
+    "CNN-8": (partial(models.convolutional, 8, 6, 4), (1, 6, 6)),
 }
 """For smoke runs."""
 PRINTED = {
@@ -106,15 +106,10 @@ def instance(key: str, options: Options) -> tuple[nn.Sequential, cp.Gaussian]:
         mean, covariance = inputs.paper(*shape, largest_variance=largest or 1.0)
         model = make()
         if not kaiming:
-            model.apply(_as_torch_does)
+            model.apply(models.as_torch_does)
     if largest is None:
         covariance = covariance / torch.linalg.matrix_norm(covariance)
     return model.float(), cp.Gaussian(mean.float(), covariance.float(), validate_args=False)
-
-
-def _as_torch_does(layer: nn.Module) -> None:
-    if isinstance(layer, nn.Linear | nn.Conv2d):
-        layer.reset_parameters()
 
 
 def measure(key: str, options: Options) -> dict[str, Any]:

@@ -32,7 +32,7 @@ PRINTED = {
 }  # fmt: skip
 """The paper's ratios of variances, by logit."""
 MAPPED = (PUBLISHED, EXACT, CENTRED)
-MAPS = {"average": (drawing.DIVERGING, 0.5, 1.5), "standard deviation": (drawing.MAP, 0.0, 0.5)}
+MAPS = {"average": (drawing.DIVERGING, 0.4, 1.6), "standard deviation": (drawing.MAP, 0.0, 0.5)}
 """Colours of the appendix's maps, and their scales."""
 
 

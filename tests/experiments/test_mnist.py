@@ -47,3 +47,11 @@ def test_the_network_is_the_paper_s():
         (32, 28, 28), (32, 28, 28), (32, 14, 14), (64, 14, 14), (64, 14, 14), (64, 7, 7), (3136,),
         (1024,), (1024,), (10,),
     ]  # fmt: skip
+
+
+def test_weights_are_read_once_in_a_run(tmp_path):
+    options = Options(smoke=True, weights=tmp_path / "weights.pt")
+    torch.save(training.network(smoke=True).state_dict(), options.weights_path())
+    first = training.trained(options)
+    torch.save(training.network(smoke=True).state_dict(), options.weights_path())
+    assert training.trained(options) is first

@@ -1,6 +1,8 @@
 """Records: what is written, what is continued, what is refused."""
 
 import json
+import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -8,9 +10,10 @@ import pytest
 import torch
 
 from experiments import runner
+from experiments.__main__ import main
 from experiments.options import Options
 from experiments.randomness import seed_of, seeded
-from experiments.record import OtherSettings, Record, read, write
+from experiments.record import OtherSettings, Record, merge, read, write
 from experiments.table1 import instance
 from tests.oracles import assert_close
 
@@ -80,6 +83,20 @@ def test_a_record_says_which_versions_it_was_begun_with(tmp_path):
     record.write()
     assert read(path)["earlier versions"] == [{"covprop": "0.0.1"}]
     assert read(path)["results"] == {"a/0": 1, "a/1": 2}
+
+
+def test_runs_side_by_side_are_merged(tmp_path, monkeypatch, capsys):
+    options = Options(instances=4, out=tmp_path / "figure2.json", only=("a/0",))
+    runner.run(counting()[0], options)
+    runner.run(counting()[0], replace(options, out=tmp_path / "other.json", only=("a/0", "a/3")))
+    files = [str(tmp_path / "other.json")]
+    monkeypatch.setattr(sys, "argv", ["x", "merge", "figure2", *files, "--out", str(tmp_path)])
+    main()
+    assert list(read(tmp_path / "figure2.json")["results"]) == ["a/0", "a/3"]
+    assert "2 results" in capsys.readouterr().out
+    runner.run(counting()[0], replace(options, seed=1, out=tmp_path / "seed.json"))
+    with pytest.raises(OtherSettings):
+        merge(tmp_path / "figure2.json", [tmp_path / "seed.json"])
 
 
 def test_seeds_depend_on_every_part_and_leave_the_global_generator_alone():

@@ -40,3 +40,9 @@ def test_a_ratio_is_monte_carlo_over_the_method():
 def test_the_noise_is_the_relative_standard_error():
     assert noise(instances(), "variance") == pytest.approx(np.array([0.02]))
     assert seconds(instances(), EXACT) == 2.0
+
+
+def test_a_method_without_variance_is_infinitely_far_off():
+    rows = instances()
+    rows[0][EXACT]["variance"] = [0.0]
+    assert np.isinf(ratio(rows, EXACT, "variance").average[0])
