@@ -58,9 +58,11 @@ class PiecewiseLinear(FunctionMethod):
         advance(1, 3)
         size = torch.Size(before.outputs[0].event_shape)
         inner = Dense(pushed(jacobians, network.inputs))
-        mean, covariance = Exact().activate(relu(), point, inner)
         if self.zero_mean:
+            mean = relu().mean(point.double(), inner.diagonal().double()).to(point.dtype)
             covariance = Exact().activate(relu(), torch.zeros_like(point), inner)[1]
+        else:
+            mean, covariance = Exact().activate(relu(), point, inner)
         advance(1, 3)
         at = before.outputs[0].batch_at
         shape = (*network.batch_shape, *size)
