@@ -32,9 +32,9 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     commands = root.add_subparsers(dest="name", required=True)
     for name, module in {**EXPERIMENTS, training.NAME: training}.items():
-        about = (module.__doc__ or "").partition("\n")[0]
-        command = commands.add_parser(name, help=about, description=module.__doc__)
-        command.add_argument("--instances", type=int, help="how many random instances")
+        text = (module.__doc__ or "").replace("%", "%%")  # argparse formats it
+        command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
+        command.add_argument("--instances", type=_count, help="how many random instances")
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--data", type=Path, help="folder of the data sets")
         command.add_argument("--out", type=Path, help="where to write the JSON")
@@ -42,7 +42,10 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--weights", type=Path, help="file of the trained MNIST network")
         command.add_argument("--only", nargs="+", default=[], help="beginnings of result keys")
     render = commands.add_parser("render", help="tables and figures of what was measured")
-    render.add_argument("names", nargs="*", help="all that have results unless given")
+    render.add_argument(
+        "names", nargs="*", metavar="NAME",
+        help=f"of {', '.join(EXPERIMENTS)}; all that have results unless given",
+    )  # fmt: skip
     render.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     joined = commands.add_parser("merge", help="results of runs side by side into one record")
     joined.add_argument("into", choices=EXPERIMENTS)
@@ -51,9 +54,26 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def main() -> None:
+def _count(text: str) -> int:
+    """A number of instances, for argparse."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"at least one instance, not {count}")
+    return count
+
+
+def main() -> int:
+    """Run a command; what cannot be done is one sentence and exit code 2."""
+    try:
+        command(parser().parse_args())
+    except (OSError, ValueError) as error:  # files, data, settings
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def command(arguments: argparse.Namespace) -> None:
     """Measure and print, or render and say where."""
-    arguments = parser().parse_args()
     if arguments.name == "merge":
         merged = record.merge(arguments.out / f"{arguments.into}.json", arguments.files)
         print(f"{merged.path}: {len(merged.results)} results")
@@ -63,6 +83,8 @@ def main() -> None:
             name for name in EXPERIMENTS if (arguments.out / f"{name}.json").exists()
         ]
         for name in chosen:
+            if name not in EXPERIMENTS:
+                raise ValueError(f"{name!r} is none of {', '.join(EXPERIMENTS)}")
             for path in runner.render(EXPERIMENTS[name], arguments.out):
                 print(path)
         return

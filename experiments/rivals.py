@@ -22,19 +22,9 @@ CENTRED, PIECEWISE, PUBLISHED, SERIES, EXACT = (
 )
 
 
-def piecewise_linear(model: nn.Sequential, x: cp.Gaussian, zero_mean: bool = False) -> cp.Gaussian:
-    """PL-DNN around the middle ReLU, where the published code splits its networks.
-
-    The variance of Bibi et al. (2018), with which the paper compares, is that of `zero_mean`.
-    """
-    middle = sum(isinstance(layer, nn.ReLU) for layer in model) // 2
-    y: cp.Gaussian = cp.propagate(model, x, cp.PiecewiseLinear(middle, zero_mean=zero_mean))
-    return y
-
-
 METHODS: dict[str, Callable[[nn.Sequential, cp.Gaussian], cp.Gaussian]] = {
-    CENTRED: partial(piecewise_linear, zero_mean=True),
-    PIECEWISE: piecewise_linear,
+    CENTRED: partial(cp.propagate, method=cp.PiecewiseLinear(zero_mean=True)),
+    PIECEWISE: partial(cp.propagate, method=cp.PiecewiseLinear()),
     PUBLISHED: partial(cp.propagate, method=cp.Series(order=4, exact_variance=False)),
     SERIES: partial(cp.propagate, method=cp.Series(order=4)),
     EXACT: partial(cp.propagate, method=cp.Exact()),

@@ -30,6 +30,8 @@ def run(experiment: ModuleType, options: Options) -> dict[str, Any]:
     """Measure the units that the record does not have yet."""
     record = Record(options.path(experiment.NAME), experiment.settings(options))
     wanted = [key for key in experiment.units(options) if _chosen(key, options.only)]
+    if not wanted:
+        raise ValueError(f"no result of {experiment.NAME} begins with {' or '.join(options.only)}")
     missing = [key for key in wanted if key not in record.results]
     bar = tqdm(missing, desc=experiment.NAME, disable=None)
     try:

@@ -39,7 +39,7 @@ MAPS = {"average": (drawing.DIVERGING, 0.4, 1.6), "standard deviation": (drawing
 def settings(options: Options) -> dict[str, Any]:
     """What the instances depend on, the weights among it."""
     samples = rivals.SMOKE_SAMPLES if options.smoke else rivals.SAMPLES
-    weights = None if options.smoke else training.checksum(options.weights_path())
+    weights = None if options.smoke else training.checksum(training.found(options))
     return {"seed": options.seed, "samples": samples, "smoke": options.smoke, "dtype": "float32",
             "covariance": "unit Frobenius norm", "weights": weights}  # fmt: skip
 

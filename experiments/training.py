@@ -95,12 +95,17 @@ def trained(options: Options) -> nn.Sequential:
 
     Read once, so that a file that is replaced during a long run does not get into it.
     """
+    model = network(options.smoke)
+    model.load_state_dict(torch.load(found(options), weights_only=True))
+    return model.requires_grad_(False)
+
+
+def found(options: Options) -> Path:
+    """The file of the weights, which must be there."""
     path = options.weights_path()
     if not path.exists():
         raise FileNotFoundError(f"no weights at {path}: run `python -m experiments {NAME}` first")
-    model = network(options.smoke)
-    model.load_state_dict(torch.load(path, weights_only=True))
-    return model.requires_grad_(False)
+    return path
 
 
 def checksum(path: Path) -> str:

@@ -49,6 +49,40 @@ def test_every_experiment_has_a_smoke_run_and_is_rendered(name, monkeypatch, tmp
     assert pictures or name == "accuracy"
 
 
+@pytest.mark.parametrize("name", [None, *EXPERIMENTS, training.NAME, "render", "merge"])
+def test_every_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        experiments.parser().parse_args([*([name] if name else []), "--help"])
+    assert stopped.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["table2", "--weights", "nowhere.pt"], "run `python -m experiments train-mnist` first"),
+        (["render", "figure9"], "'figure9' is none of figure2"),
+        (["table1", "--only", "FC-5", "--smoke"], "no result of table1 begins with FC-5"),
+        (["render", "figure2", "--out", "nowhere"], "nowhere/figure2.json"),
+        (["figure2", "--smoke", "--out", "."], "Is a directory"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(words, told, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["experiments", *words])
+    assert experiments.main() == 2
+    sentence = capsys.readouterr().err
+    assert told in sentence
+    assert sentence.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_instances_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        experiments.parser().parse_args(["table1", "--instances", "0"])
+    assert "at least one instance" in capsys.readouterr().err
+
+
 def test_training_has_a_smoke_run(monkeypatch, tmp_path, capsys):
     needs_data(training.NAME)
     out, weights = tmp_path / "record.json", tmp_path / "weights.pt"

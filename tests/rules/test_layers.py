@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
@@ -92,6 +93,22 @@ def test_gradients_go_through_torchs_own_convolution() -> None:
     assert torch.autograd.gradcheck(lambda v: layer.rows(v)[1][:, ::9], (vectors,))
     layer.weight.requires_grad_()
     assert layer.rows(vectors.detach())[1].requires_grad
+
+
+def test_forward_derivatives_go_there_as_well() -> None:
+    layer, kinds = convolution({"padding": "same"}, (3, 3), torch.float64)
+    vectors, tangent = numbers(2, IMAGE.numel()), numbers(*layer.weight.shape) + 1
+
+    def of_weight(weight: Tensor) -> Tensor:
+        return Convolution(weight, IMAGE, **kinds).rows(vectors)[1]
+
+    expected = Convolution(tangent, IMAGE, **kinds).rows(vectors)[1]  # it is linear
+    assert_close(torch.func.jvp(of_weight, (layer.weight,), (tangent,))[1], expected)
+    with fwAD.dual_level():
+        dual = fwAD.make_dual(layer.weight, tangent)
+        assert_close(fwAD.unpack_dual(of_weight(dual)).tangent, expected)
+    along = torch.func.jvp(lambda v: layer.rows(v)[1], (vectors,), (vectors,))[1]
+    assert_close(along, layer.rows(vectors)[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -36,7 +36,7 @@ class PiecewiseLinear(FunctionMethod):
     from the input must pass it. Differentiable.
 
     layer: which ReLU: its number among the calls of ReLU, from 0 and from the end if negative, or
-    the name of its module; the last by default, as in the code of its authors;
+    the name of its module; the middle one by default, as in the published comparison;
     zero_mean: take the covariance through the ReLU as if the means of its input were zero, which is
     the closed form of the first publication and what the published comparisons used. The mean
     of the output is not affected.
@@ -93,7 +93,7 @@ class PiecewiseLinear(FunctionMethod):
                 "PL-DNN linearises around a ReLU, and this network has none; use cp.Linearized()"
             )
         if self.layer is None:
-            return calls[-1].number
+            return calls[len(calls) // 2].number
         if isinstance(self.layer, str):
             named = [call for call in calls if call.module == self.layer]
             if len(named) == 1:

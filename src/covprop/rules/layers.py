@@ -12,6 +12,8 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from covprop.kernels.convolution import Convolver
 from covprop.tensor import GaussianTensor
@@ -63,8 +65,7 @@ class Convolution:
         if self.groups == 1 and vectors.shape[-1] == self.image.numel():
             first = start // self._places
         weight = self.weight[first:] if first else self.weight
-        plain = not (torch.is_grad_enabled() and (vectors.requires_grad or weight.requires_grad))
-        if plain and self._by_products:
+        if self._by_products and not _followed(vectors, weight):
             mapped = self._convolver(vectors.reshape(-1, self.image.numel()), first)
         else:
             mapped = F.conv2d(
@@ -132,6 +133,15 @@ class Convolution:
             self.weight.shape[-2:], self.dilation, self.stride, strict=True,
         )  # fmt: skip
         return math.prod((side - gap * (k - 1) - 1) // step + 1 for side, k, gap, step in sides)
+
+
+def _followed(*tensors: Tensor) -> bool:
+    """Whether autograd follows any of them, backwards or forwards."""
+    backwards = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return backwards or any(
+        is_functorch_wrapped_tensor(tensor) or unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+    )
 
 
 def linear(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:
