@@ -46,10 +46,12 @@ LAYERS: dict[str, set[str]] = {
     "comparison": {"gaussian", "report"},
     "compare": {"comparison", "dispatch", "divergences", "errors", "footprint", "gaussian",
                 "methods", "propagate", "report"},
+    "bayes": {"errors", "kernels", "covariance", "dispatch", "gaussian", "methods", "propagate",
+              "rules", "tensor"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "demo": {"", "kernels"},
-    "": {"activations", "covariance", "rules", "bound", "compare", "comparison", "dispatch",
-         "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",
+    "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
+         "dispatch", "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",
          "propagate", "steps", "tensor", "trace"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""

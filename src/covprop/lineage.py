@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Zero
 from covprop.errors import UnsupportedOperation
 from covprop.methods import LayerwiseMethod
 
@@ -99,6 +99,16 @@ class Lineage:
         """Replaces the activation that the method sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
         self._holders: list[weakref.ref[Holder]] = []
+        self._sources: set[int] = set()
+
+    def claim(self, source: object) -> bool:
+        """Whether randomness of the model's own, known by what holds it, enters for the first time.
+
+        It is independent of everything then, and of nothing that came of it the second time.
+        """
+        first = id(source) not in self._sources
+        self._sources.add(id(source))
+        return first
 
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
@@ -119,6 +129,8 @@ class Lineage:
     def _cross(self, u: Node, v: Node, known: Known) -> Tensor | None:
         if u is v:
             assert u.covariance is not None, "collect() dropped a covariance that is needed"
+            if isinstance(u.covariance, Zero):
+                return None
             return u.covariance.matrix()
         if u.serial < v.serial:
             turned = self._cross(v, u, known)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from covprop.covariance import Covariance, LinearMap
 from covprop.covariance.dense import streams
-from covprop.dispatch import BATCH, KIND, Batch, leaves, map_leaves
+from covprop.dispatch import AT_MEANS, BATCH, KIND, Batch, leaves, map_leaves
 from covprop.errors import name_of
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage, Node
@@ -263,7 +263,7 @@ class Planner:
         if KIND[function] == "noise":  # which leaves the mean, and must not draw
             outputs = tensors[0].loc.clone()
         else:
-            outputs = function(*means[0], **means[1])
+            outputs = AT_MEANS.get(function, function)(*means[0], **means[1])
         given = (args, kwargs)
         return map_leaves(
             outputs,

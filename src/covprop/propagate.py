@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.covariance import Dense, Diagonal
+from covprop.covariance import Dense, Diagonal, Zero
 from covprop.dispatch import RULES, leaves
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian, SamplingError
@@ -261,7 +261,7 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
         covariance = result.covariance
-        if not isinstance(covariance, Dense | Diagonal):
+        if not isinstance(covariance, Dense | Diagonal | Zero):
             covariance = Dense(covariance.matrix())
         return _finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
@@ -279,7 +279,10 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
 
 
 def _finite(
-    mean: Tensor, covariance: Dense | Diagonal, method: Method, error: SamplingError | None = None
+    mean: Tensor,
+    covariance: Dense | Diagonal | Zero,
+    method: Method,
+    error: SamplingError | None = None,
 ) -> Gaussian:
     """The result, unless it has overflown."""
     if not (_is_finite(mean) and _is_finite(covariance.values)):

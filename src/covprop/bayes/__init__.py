@@ -1,0 +1,37 @@
+"""Networks with random weights, trained and evaluated without sampling."""
+
+from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
+from covprop.bayes.prediction import Decomposition, decompose, kl, predict
+from covprop.bayes.priors import (
+    EmpiricalBayes,
+    FixedPrior,
+    HePrior,
+    Posterior,
+    Prior,
+    ScaleMixturePrior,
+    TrainedPrior,
+    WideHePrior,
+    XavierPrior,
+)
+from covprop.bayes.sampling import LocalReparametrisation, draws
+
+__all__ = [
+    "BayesConv1d",
+    "BayesConv2d",
+    "BayesLinear",
+    "Decomposition",
+    "EmpiricalBayes",
+    "FixedPrior",
+    "HePrior",
+    "LocalReparametrisation",
+    "Posterior",
+    "Prior",
+    "ScaleMixturePrior",
+    "TrainedPrior",
+    "WideHePrior",
+    "XavierPrior",
+    "decompose",
+    "draws",
+    "kl",
+    "predict",
+]
