@@ -1,5 +1,6 @@
 """Networks with random weights, trained and evaluated without sampling."""
 
+from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
 from covprop.bayes.prediction import Decomposition, decompose, kl, predict
 from covprop.bayes.priors import (
@@ -33,5 +34,8 @@ __all__ = [
     "decompose",
     "draws",
     "kl",
+    "moments_of",
     "predict",
+    "to_bayesian",
+    "with_posterior",
 ]
