@@ -40,7 +40,7 @@ LAYERS: dict[str, set[str]] = {
     "steps": {"departure", "gaussian", "orders", "report"},
     "trace": {"covariance", "departure", "dispatch", "gaussian", "kernels", "lineage", "methods",
               "orders", "plan", "propagate", "sampled", "steps", "tensor"},
-    "propagate": {"errors", "covariance", "dispatch", "gaussian", "methods", "lineage", "tensor",
+    "propagate": {"errors", "kernels", "covariance", "dispatch", "gaussian", "methods", "lineage", "tensor",
                   "rules", "plan", "progress"},
     "footprint": {"dispatch"},
     "comparison": {"gaussian", "report"},

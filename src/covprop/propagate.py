@@ -12,6 +12,7 @@ from covprop.covariance import Dense, Diagonal, Zero
 from covprop.dispatch import RULES, leaves
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian, SamplingError
+from covprop.kernels.normal import is_finite
 from covprop.lineage import LARGE, Lineage, Node
 from covprop.methods import Exact, FunctionMethod, LayerwiseMethod, Method, Network
 from covprop.plan import Plan, Planner, free_bytes
@@ -46,15 +47,21 @@ def propagate(
         if progress:
             steps = plan(module, *inputs, method=method, **named_inputs).steps
             lineage.watcher = stack.enter_context(ProgressBar(steps))
-        return propagate_along(lineage, module, inputs, named_inputs)
+        return _along(lineage, module, inputs, named_inputs)
 
 
 def propagate_along(
     lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
 ) -> Any:
     """`propagate` with a lineage of one's own, which may have a watcher."""
+    inputs, _ = _settled(module, inputs, lineage.method, named_inputs)
+    return _along(lineage, module, inputs, named_inputs)
+
+
+def _along(
+    lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
+) -> Any:
     method = lineage.method
-    inputs, _ = _settled(module, inputs, method, named_inputs)
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
     result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
     return _unwrap(result, method)
@@ -285,14 +292,9 @@ def _finite(
     error: SamplingError | None = None,
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    if not (_is_finite(mean) and _is_finite(covariance.values)):
+    if not (is_finite(mean) and is_finite(covariance.values)):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights, or convert model and Gaussian to float64"
         )
     return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """A finite sum tells it in one pass; finite numbers may yet have an infinite one."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -77,6 +77,10 @@ class Activation(ABC):
         coefficients = self.coefficients(mean, variance, order)
         return self.mean(mean, variance), self.variance(mean, variance), coefficients
 
+    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance, where nothing else is wanted."""
+        return self.mean(mean, variance), self.variance(mean, variance)
+
     @property
     @abstractmethod
     def key(self) -> Hashable:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, final
+from typing import ClassVar, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -107,6 +107,9 @@ class LinearMap:
 
 class Covariance(ABC):
     """A symmetric positive semi-definite matrix for every element of a batch."""
+
+    independent: ClassVar[bool] = False
+    """Whether the structure says that no two features depend on each other."""
 
     @property
     @abstractmethod

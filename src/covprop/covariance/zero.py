@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class Zero(Covariance):
     """
 
     values: Tensor
+
+    independent: ClassVar[bool] = True
 
     @classmethod
     def like(cls, mean: Tensor, batch_dims: int) -> "Zero":
