@@ -45,7 +45,7 @@ class _RectifiedMoments(Function):
         share = above.square().add_(tail * (1 - tail) - lower * (lower + size))
         ctx.save_for_backward(mean, variance, stddev, height, above, excess)
         # Rounding must not make the variance of a constant negative.
-        return stddev * excess, spread * share.clamp_(min=0)
+        return mean.clamp(min=0) + stddev * lower, spread * share.clamp_(min=0)
 
     @staticmethod
     def backward(ctx: Any, of_mean: Tensor, of_variance: Tensor) -> tuple[Tensor, Tensor]:
