@@ -263,3 +263,29 @@ def test_a_plan_draws_nothing_and_knows_the_shapes() -> None:
     planned = cp.plan(model, cp.Gaussian.constant(torch.ones(2, 1, 4, 4), batch_dims=1))
     assert torch.equal(torch.get_rng_state(), state)
     assert [step.features for step in planned.steps] == [8, 8, 8, 3]
+
+
+def test_a_plan_counts_what_is_kept() -> None:
+    """Nothing of a constant, variances of independent units, matrices of the rest."""
+    model = nn.Sequential(
+        nn.Linear(5, 4), bayes.BayesLinear(4, 6), nn.ReLU(), bayes.BayesLinear(6, 3)
+    )
+    x = cp.Gaussian.constant(torch.ones(2, 5), batch_dims=1)
+    planned = cp.plan(model, x)
+    assert [step.covariance_bytes for step in planned.steps] == [0, 2 * 6 * 4, 2 * 6 * 4, 2 * 9 * 4]
+    alone = cp.plan(model, x, method=cp.AssumedDensity())
+    assert [step.covariance_bytes for step in alone.steps] == [2 * n * 4 for n in (4, 6, 6, 3)]
+    members = nn.Sequential(bayes.BayesLinear(4, 6, members=2), nn.ReLU())
+    side = cp.Gaussian.constant(torch.ones(2, 7, 4), batch_dims=2)
+    assert [step.covariance_bytes for step in cp.plan(members, side).steps] == [14 * 6 * 4] * 2
+
+
+def test_a_trace_sees_bayesian_layers() -> None:
+    model = randomised(nn.Sequential(bayes.BayesLinear(3, 4), nn.ReLU(), bayes.BayesLinear(4, 2)))
+    x = cp.Gaussian.isotropic(normal(2, 3), 0.1, batch_dims=1)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        trace = cp.trace(model, x, samples=2000)
+    departures = [step.departure for step in trace.steps]
+    assert len(departures) == 3
+    assert all(departure is not None for departure in departures)

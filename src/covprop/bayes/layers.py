@@ -12,7 +12,7 @@ from covprop.bayes.geometry import Convolved, Dot, Geometry
 from covprop.bayes.moments import propagated
 from covprop.bayes.priors import Prior
 from covprop.bayes.weights import Weights
-from covprop.dispatch import AT_MEANS, BATCH, KIND, RULES, Batch
+from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, RULES, Batch
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import standard_deviation
 from covprop.tensor import GaussianTensor
@@ -40,7 +40,7 @@ class BayesLayer(Weights, ABC):
     def forward(self, input: Any) -> Any:
         """The Gaussian of the output, or a draw of it."""
         if has_torch_function((input,)):  # an in-flight Gaussian, or something watches
-            return handle_torch_function(random_linear, (input,), input, self.weight_mean, self)
+            return handle_torch_function(random_linear, (input,), input, self.kernel, self)
         return draw(input, self)
 
 
@@ -52,22 +52,25 @@ def random_linear(input: Tensor, weight: Tensor, layer: BayesLayer) -> Tensor:
 
 def at_means(input: Tensor, weight: Tensor, layer: BayesLayer) -> Tensor:
     """The same with the mean weights."""
-    return layer.geometry.apply(input, weight, layer.bias_mean, layer.members is not None)
+    del weight
+    return layer.geometry.apply(
+        input, layer.weight_mean, layer.bias_mean, layer.members is not None
+    )
 
 
 def random_linear_rule(
     function: Any, input: GaussianTensor, weight: Tensor, layer: BayesLayer
 ) -> GaussianTensor:
     """Moments of the output; the noise of the weights may enter once."""
-    del function
+    del function, weight
     _check(input.loc, len(input.batch_shape), layer)
-    if not layer.shared and not input.lineage.claim(weight):
+    if not layer.shared and not input.lineage.claim(layer.weight_mean):
         raise UnsupportedOperation(TWICE)
     return propagated(input, layer.geometry, layer)
 
 
 RULES[random_linear], AT_MEANS[random_linear] = random_linear_rule, at_means
-BATCH[random_linear], KIND[random_linear] = Batch.FIRST, "linear"
+BATCH[random_linear], KIND[random_linear] = Batch.FIRST, RANDOM_WEIGHTS
 
 
 def draw(x: Tensor, layer: BayesLayer, generator: torch.Generator | None = None) -> Tensor:

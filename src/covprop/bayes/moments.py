@@ -60,8 +60,9 @@ def _of_one_position(
     if isinstance(x.covariance, Zero):
         return Diagonal(noise)
     if isinstance(x.covariance, Diagonal) and isinstance(geometry, Dot):
-        x.expect(loc)
         members = weights.members is not None
+        rows = loc.itemsize * loc.numel() * max(loc.shape[-1], x.loc.shape[-1])
+        x.lineage.expect(rows)
         mean = weights.weight_mean[:, None] if members else weights.weight_mean
         matrix = geometry.apply(  # W V W^T, without the matrix V
             mean * x.covariance.values[..., None, :], weights.weight_mean, None, members

@@ -54,10 +54,10 @@ class _Drawing(TorchFunctionMode):
         del types
         if func is not random_linear:
             return func(*args, **(kwargs or {}))
-        x, weight, layer = args
-        if id(weight) in self.used and not layer.shared:
+        x, _, layer = args
+        if id(layer.weight_mean) in self.used and not layer.shared:
             raise UnsupportedOperation(TWICE)
-        self.used.add(id(weight))
+        self.used.add(id(layer.weight_mean))
         return draw(x, layer, self.generator)
 
 
