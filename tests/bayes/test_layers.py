@@ -287,5 +287,5 @@ def test_a_trace_sees_bayesian_layers() -> None:
     with torch.no_grad():
         trace = cp.trace(model, x, samples=2000)
     departures = [step.departure for step in trace.steps]
-    assert len(departures) == 3
+    assert len(departures) == 4  # the input is the first
     assert all(departure is not None for departure in departures)
