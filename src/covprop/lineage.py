@@ -124,13 +124,13 @@ class Lineage:
         """Cov(u, v) as (*batch, n_u, n_v), or None if they are independent."""
         if self.method.variances_only and u is not v:
             return None
+        if isinstance(u.covariance, Zero) or isinstance(v.covariance, Zero):
+            return None
         return self._cross(u, v, {})
 
     def _cross(self, u: Node, v: Node, known: Known) -> Tensor | None:
         if u is v:
             assert u.covariance is not None, "collect() dropped a covariance that is needed"
-            if isinstance(u.covariance, Zero):
-                return None
             return u.covariance.matrix()
         if u.serial < v.serial:
             turned = self._cross(v, u, known)
@@ -189,7 +189,13 @@ class Lineage:
     def collect(self) -> None:
         """Forget what no two living tensors, nor what comes of them, can meet at."""
         self._holders = [ref for ref in self._holders if ref() is not None]
-        living = list({holder.node for ref in self._holders if (holder := ref()) is not None})
+        held = {holder.node for ref in self._holders if (holder := ref()) is not None}
+        living = [node for node in held if not isinstance(node.covariance, Zero)]
+        if len(living) <= 1:
+            for node in living:
+                node.forget()
+                node.opaque, node.ancestors = False, frozenset()
+            return
         needed, expanded, reached = set(living), set[Node](), set(living)
         pairs = list(itertools.combinations(living, 2))
         for u, v in itertools.permutations(living, 2):
@@ -221,9 +227,6 @@ class Lineage:
                 node.covariance = None
             if node not in expanded and node.serial < newest:
                 node.forget()
-        if len(living) == 1:
-            living[0].forget()
-            living[0].opaque, living[0].ancestors = False, frozenset()
 
 
 def parallel(u: Node, v: Node) -> bool:

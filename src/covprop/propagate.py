@@ -232,14 +232,14 @@ def _check_module(module: nn.Module, x: Gaussian) -> None:
                 f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
                 "call model.eval(), and keep its running statistics"
             )
-    numbers = [p for p in module.parameters() if p.is_floating_point()]
-    dtypes, devices = {p.dtype for p in numbers}, {p.device for p in numbers}
-    if numbers and x.dtype not in dtypes:
+    kinds = {(p.dtype, p.device) for p in module.parameters() if p.is_floating_point()}
+    dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
+    if kinds and x.dtype not in dtypes:
         raise ValueError(
             f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
             "one with .to(dtype)"
         )
-    if numbers and x.device not in devices:
+    if kinds and x.device not in devices:
         raise ValueError(
             f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
             ".to(device)"

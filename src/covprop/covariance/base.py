@@ -71,7 +71,8 @@ class LinearMap:
 
     def at_rest(self) -> "LinearMap":
         """The same, to be kept for later: without the room that its layer has made."""
-        return self if self.layer is None else replace(self, layer=self.layer.at_rest())
+        layer = None if self.layer is None else self.layer.at_rest()
+        return self if layer is self.layer else replace(self, layer=layer)
 
     def variances(self, values: Tensor) -> Tensor:
         """diag(A V A^T) for independent features of variances (*batch, n)."""

@@ -62,5 +62,6 @@ class _RectifiedMoments(Function):
 
 def rectified_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """E and Var of max(y, 0) for y ~ N(mean, variance), element by element."""
-    mean, variance = torch.broadcast_tensors(mean, variance)
+    if mean.shape != variance.shape:
+        mean, variance = torch.broadcast_tensors(mean, variance)
     return _RectifiedMoments.apply(mean, variance)

@@ -29,9 +29,10 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
             "down, or convert model and Gaussian to float64"
         )
-    # A copy: the diagonal is a view that would keep the whole matrix.
-    variance = x.covariance.diagonal().to(torch.float64, copy=True)
-    activated = Activated(activation, flat.double(), variance)
+    variance = x.covariance.diagonal()
+    if not x.covariance.independent:  # it is a view that would keep the whole matrix
+        variance = variance.to(torch.float64, copy=True)
+    activated = Activated(activation, flat, variance)
     return x.replace(
         mean.reshape(x.shape),
         covariance,
