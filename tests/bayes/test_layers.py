@@ -181,6 +181,17 @@ def test_a_wide_known_input_takes_no_memory_of_its_square() -> None:
     assert y.variance.shape == (2, 1)
 
 
+@every_layer
+@every_input
+def test_a_single_gaussian_needs_no_batch(name: str, kind: str) -> None:
+    make, _, event = LAYERS[name]
+    layer, x = randomised(make()), INPUTS[kind](normal(2, *event))
+    y, one = cp.propagate(layer, x), cp.propagate(layer, x[1])
+    assert one.batch_shape == ()
+    assert_close(one.mean, y.mean[1])
+    assert_close(one.covariance_matrix, y.covariance_matrix[1])
+
+
 def test_new_noise_is_independent_of_what_came_before() -> None:
     """y = x + W x: Cov(x, W x) = S E[W]^T, and all of it against sampling."""
     layer, x = randomised(bayes.BayesLinear(3, 3)), dense(normal(1, 3))
