@@ -46,8 +46,8 @@ LAYERS: dict[str, set[str]] = {
     "comparison": {"gaussian", "report"},
     "compare": {"comparison", "dispatch", "divergences", "errors", "footprint", "gaussian",
                 "methods", "propagate", "report"},
-    "bayes": {"errors", "kernels", "covariance", "dispatch", "gaussian", "methods", "propagate",
-              "rules", "tensor"},
+    "bayes": {"errors", "kernels", "covariance", "activations", "dispatch", "gaussian", "methods",
+              "propagate", "report", "rules", "tensor"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "demo": {"", "kernels"},
     "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
@@ -148,7 +148,7 @@ def test_a_class_is_abstract_or_final(name: str) -> None:
         bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
         marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
         if (
-            bases & {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod"}
+            bases & {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod", "Likelihood"}
             and "ABC" not in bases
         ):
             assert "final" in marks, f"{name}: {node.name} is not marked final"

@@ -1,7 +1,9 @@
 """Networks with random weights, trained and evaluated without sampling."""
 
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
+from covprop.bayes.elbo import ELBO, LinearAnnealing
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
+from covprop.bayes.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
 from covprop.bayes.prediction import Decomposition, decompose, kl, predict
 from covprop.bayes.priors import (
     EmpiricalBayes,
@@ -17,6 +19,7 @@ from covprop.bayes.priors import (
 from covprop.bayes.sampling import LocalReparametrisation, draws
 
 __all__ = [
+    "ELBO",
     "BayesConv1d",
     "BayesConv2d",
     "BayesLinear",
@@ -24,6 +27,9 @@ __all__ = [
     "EmpiricalBayes",
     "FixedPrior",
     "HePrior",
+    "HeteroskedasticGaussian",
+    "HomoskedasticGaussian",
+    "LinearAnnealing",
     "LocalReparametrisation",
     "Posterior",
     "Prior",
