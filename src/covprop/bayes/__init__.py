@@ -3,7 +3,17 @@
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
-from covprop.bayes.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
+from covprop.bayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Cubature,
+    Delta,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+    Likelihood,
+    Poisson,
+    Prediction,
+)
 from covprop.bayes.prediction import Decomposition, decompose, kl, predict
 from covprop.bayes.priors import (
     EmpiricalBayes,
@@ -23,15 +33,22 @@ __all__ = [
     "BayesConv1d",
     "BayesConv2d",
     "BayesLinear",
+    "Bernoulli",
+    "Categorical",
+    "Cubature",
     "Decomposition",
+    "Delta",
     "EmpiricalBayes",
     "FixedPrior",
     "HePrior",
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",
+    "Likelihood",
     "LinearAnnealing",
     "LocalReparametrisation",
+    "Poisson",
     "Posterior",
+    "Prediction",
     "Prior",
     "ScaleMixturePrior",
     "TrainedPrior",
