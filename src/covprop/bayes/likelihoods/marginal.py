@@ -11,7 +11,7 @@ ROUNDS = 8
 """Each narrows the interval to what matters of it, sixteenfold at most."""
 DEPTH = 45.0
 """Below exp(-45) of its largest value a function adds nothing in float64."""
-NODES = 129
+NODES = 257
 """Of the trapezoidal rule, which is spectrally accurate for what vanishes at both ends."""
 TAIL = 10.0
 """Standard deviations, from the centre of a Gaussian factor, that hold all of its mass."""

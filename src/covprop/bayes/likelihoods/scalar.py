@@ -36,9 +36,9 @@ class Bernoulli(Likelihood):
         return targets
 
     def log_prob(self, values: Tensor, target: Tensor) -> Tensor:
-        """T f - softplus(f), summed over targets."""
+        """T log sigmoid(f) + (1 - t) log sigmoid(-f), summed over targets."""
         t = columns(target, values.shape[:-1], values.shape[-1], values)
-        return (t * values - F.softplus(values)).sum(-1)
+        return _log_bernoulli(values, t).sum(-1)
 
     def expected_log_prob(self, output: Gaussian, target: Tensor) -> Tensor:
         """T mu - E[softplus(f)], by quadrature in one dimension, summed over targets."""
@@ -49,7 +49,7 @@ class Bernoulli(Likelihood):
 
     def log_predictive(self, output: Gaussian, target: Tensor) -> Tensor:
         """log E[sigmoid(+-f)], accurate relative to itself; a sum over targets, each on its own."""
-        return _log_predictive(output, target, lambda f, t: t * f - F.softplus(f), _logit_bound)
+        return _log_predictive(output, target, _log_bernoulli, _logit_bound)
 
     def predict(self, output: Gaussian) -> Prediction:
         """P = E[sigmoid(f)], variance E[sigmoid'(f)] + Var[sigmoid(f)], entropies."""
@@ -85,7 +85,7 @@ class Poisson(Likelihood):
     def log_prob(self, values: Tensor, target: Tensor) -> Tensor:
         """T f - exp(f) - log t!, summed over targets."""
         t = columns(target, values.shape[:-1], values.shape[-1], values)
-        return (t * values - exponential(values) - torch.lgamma(t + 1)).sum(-1)
+        return _log_poisson(values, t).sum(-1)
 
     def expected_log_prob(self, output: Gaussian, target: Tensor) -> Tensor:
         """T mu - exp(mu + S / 2) - log t!, summed; the exponential as in `exponential`."""
@@ -130,14 +130,17 @@ def _log_predictive(
     return result.sum(-1).to(output.dtype)
 
 
+def _log_bernoulli(f: Tensor, t: Tensor) -> Tensor:
+    return t * F.logsigmoid(f) + (1 - t) * F.logsigmoid(-f)
+
+
 def _log_poisson(f: Tensor, t: Tensor) -> Tensor:
     return t * f - exponential(f) - torch.lgamma(t + 1)
 
 
 def _logit_bound(mean: Tensor, variance: Tensor, t: Tensor) -> Tensor:
     """How far the mode is: z^2 / 2 costs no more than -log p at the mean, and |dz| <= sigma."""
-    cost = (F.softplus(mean) - t * mean).clamp(min=0)
-    return torch.minimum((2 * cost).sqrt(), standard_deviation(variance))
+    return torch.minimum((-2 * _log_bernoulli(mean, t)).sqrt(), standard_deviation(variance))
 
 
 def _rate_bound(mean: Tensor, variance: Tensor, t: Tensor) -> Tensor:
