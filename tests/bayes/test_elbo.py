@@ -10,10 +10,16 @@ from torch.func import functional_call
 import covprop as cp
 from covprop.bayes import (
     ELBO,
+    BayesLinear,
+    Bernoulli,
+    Categorical,
+    Delta,
+    FixedPrior,
     HeteroskedasticGaussian,
     HomoskedasticGaussian,
     LinearAnnealing,
     LocalReparametrisation,
+    Poisson,
 )
 from tests.oracles import assert_close
 
@@ -161,3 +167,108 @@ def test_training_with_noise_learns_the_noise() -> None:
         optimiser.step()
     assert float(model.weight[0, 0].detach()) == pytest.approx(2, abs=0.1)
     assert float(model.bias[1].detach()) == pytest.approx(2 * math.log(0.3), abs=0.25)
+
+
+def bayesian(outputs: int, members: int | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    wide = {"members": members, "dtype": torch.float64}
+    return nn.Sequential(BayesLinear(3, 5, **wide), nn.ReLU(), BayesLinear(5, outputs, **wide))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "classes"),
+    [
+        (HeteroskedasticGaussian(), False),
+        (HomoskedasticGaussian(torch.tensor(0.5, dtype=torch.float64)), False),
+        (Bernoulli(), False),
+        (Poisson(), False),
+        (Categorical(Delta()), True),
+    ],
+)
+@pytest.mark.parametrize("noise", [False, True])
+def test_gradient_with_random_weights(likelihood, classes: bool, noise: bool) -> None:
+    """Along random directions of all parameters, the likelihood's own among them."""
+    model = bayesian(likelihood.outputs(3 if classes else 1))
+    inputs = noisy_inputs(4)
+    x = inputs if noise else inputs.mean
+    t = torch.tensor([0, 1, 1, 0])
+    elbo = ELBO(likelihood, 4)
+    parameters = [*model.parameters(), *likelihood.parameters()]
+    gradient = torch.autograd.grad(elbo(model, x, t).loss, parameters)
+    generator = torch.Generator().manual_seed(3)
+    start = [parameter.detach().clone() for parameter in parameters]
+    step = 1e-5
+
+    def moved(size: float, direction: list[Tensor]) -> float:
+        with torch.no_grad():
+            for parameter, origin, way in zip(parameters, start, direction, strict=True):
+                parameter.copy_(origin + size * way)
+            return float(elbo(model, x, t).loss)
+
+    for _ in range(5):
+        way = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in parameters]
+        slope = sum(float((g * w).sum()) for g, w in zip(gradient, way, strict=True))
+        found = (moved(step, way) - moved(-step, way)) / (2 * step)
+        assert found == pytest.approx(slope, rel=1e-6, abs=1e-8)
+    moved(0.0, start)
+
+
+def test_members_train_as_if_they_were_alone() -> None:
+    """Loss is their sum, terms are their own, and gradients do not mix."""
+    model, x, t = bayesian(2, members=3), noisy_inputs(4).mean, target(4)
+    elbo = ELBO(HeteroskedasticGaussian(), 20)
+    together = elbo(model, x.expand(3, 4, 3), t)
+    together.loss.backward()
+    total = torch.zeros((), dtype=torch.float64)
+    for member in range(3):
+        alone = bayesian(2)
+        values = {name: value.detach()[member] for name, value in model.named_parameters()}
+        alone.load_state_dict(values)
+        terms = elbo(alone, x, t)
+        terms.loss.backward()
+        total = total + terms.loss.detach()
+        assert_close(together.kl[member], terms.kl, rtol=1e-10)
+        assert_close(together.expected_log_prob[member], terms.expected_log_prob, rtol=1e-10)
+        for name, parameter in alone.named_parameters():
+            own = model.get_parameter(name).grad[member]
+            assert_close(own, parameter.grad, rtol=1e-8, atol=1e-12)
+    assert_close(together.loss.detach(), total, rtol=1e-12)
+
+
+def test_a_linear_bayesian_network_finds_the_exact_posterior() -> None:
+    """t = w x + noise with a fixed prior: the optimum of the ELBO is the conjugate posterior."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 1, generator=generator, dtype=torch.float64)
+    t = 0.7 * x[:, 0] + 0.4 * torch.randn(50, generator=generator, dtype=torch.float64)
+    model = BayesLinear(1, 1, bias=False, prior=FixedPrior(stddev=0.5), dtype=torch.float64)
+    likelihood = HomoskedasticGaussian(torch.tensor(0.4, dtype=torch.float64), learned=False)
+    elbo = ELBO(likelihood, 50)
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_change=0.0,
+                                  line_search_fn="strong_wolfe")  # fmt: skip
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = elbo(model, x, t).loss
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    precision = x.square().sum() / 0.16 + 4
+    mean = (x[:, 0] * t).sum() / 0.16 / precision
+    assert_close(model.weight_mean.detach()[0, 0], mean, rtol=1e-6)
+    assert_close(model.weight_variance.detach()[0, 0], 1 / precision, rtol=1e-5)
+    # The bound is tight: it is the logarithm of the evidence, of t ~ N(0, x x^T / 4 + 0.16).
+    covariance = x @ x.mT / 4 + 0.16 * torch.eye(50, dtype=torch.float64)
+    evidence = torch.distributions.MultivariateNormal(torch.zeros_like(t), covariance).log_prob(t)
+    assert_close(elbo(model, x, t).elbo.detach() * 50, evidence, rtol=1e-9)
+
+
+def test_draws_and_moments_agree_for_random_weights() -> None:
+    torch.manual_seed(0)
+    model, x = BayesLinear(3, 2, dtype=torch.float64), noisy_inputs(4).mean
+    elbo, t = ELBO(HeteroskedasticGaussian(), 4), target(4)
+    exact = elbo(model, x, t)
+    method = LocalReparametrisation(200_000, torch.Generator().manual_seed(0))
+    sampled = elbo(model, x, t, method)
+    assert_close(sampled.expected_log_prob, exact.expected_log_prob, rtol=2e-3)
+    assert_close(sampled.kl, exact.kl, rtol=0, atol=0)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
@@ -91,6 +92,23 @@ def test_a_far_target_and_a_narrow_peak_keep_their_density() -> None:
     exact = Normal(torch.zeros((), dtype=torch.float64), math.sqrt(1 + math.exp(-14)))
     found = likelihood.log_predictive(narrow, torch.tensor([0.7], dtype=torch.float64))
     assert_close(found, exact.log_prob(torch.tensor([0.7], dtype=torch.float64)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mu_l", "s_mm", "s_ll", "rho", "t"),
+    [(-3.0, 1.0, 4.0, -0.999, 4.0), (-3.0, 1.0, 0.01, -0.999, 50.0), (-8.0, 100.0, 4.0, 0.99, 0.0),
+     (0.0, 0.01, 1.0, 0.5, 8.0)],
+)  # fmt: skip
+def test_peaks_of_different_width_are_all_found(mu_l, s_mm, s_ll, rho, t) -> None:
+    """One where l explains the target, one where it makes the noise large: a dense grid in l."""
+    z = np.linspace(-200, 200, 1_600_001)
+    total = np.logaddexp(math.log(s_mm * (1 - rho**2)), mu_l + math.sqrt(s_ll) * z)
+    residual = (t - rho * math.sqrt(s_mm) * z) ** 2 * np.exp(-total)
+    log_density = -(2 * math.log(2 * math.pi) + total + residual + z**2) / 2
+    expected = logsumexp(log_density) + math.log(z[1] - z[0])
+    output = pair(0.0, mu_l, s_mm, rho * math.sqrt(s_mm * s_ll), s_ll)
+    found = HeteroskedasticGaussian().log_predictive(output, torch.tensor([t], dtype=torch.float64))
+    assert_close(found, torch.tensor([expected], dtype=torch.float64), rtol=1e-5)
 
 
 def test_draws_agree_with_moments() -> None:

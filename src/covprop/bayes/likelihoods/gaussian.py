@@ -21,6 +21,8 @@ from covprop.kernels.normal import inverse_deviation, standard_deviation
 LOG_2PI = math.log(2 * math.pi)
 LARGEST = 700.0
 """A log-variance, either way, that float64 can take the exponential of."""
+STEPS = 8
+"""Of a fixed-point iteration for the place of a peak."""
 
 
 @final
@@ -67,11 +69,15 @@ class HeteroskedasticGaussian(Likelihood):
             return _log_normal(total, residual) - (z.square() + LOG_2PI) / 2
 
         with torch.no_grad():
-            total = _log_sum(left, log_variance)
-            # The mode if the noise were that of z = 0, or else 0 itself.
-            centre = slope * (t - mean) / (slope.square() + total.exp())
-            start, there = log_function(torch.zeros_like(centre)), log_function(centre)
+            # Where m follows l, there is a narrow peak at the l that explains t; else 0 is as good.
+            centre = torch.zeros_like(t - mean)
+            start = log_function(centre)
+            for _ in range(STEPS):
+                noise = _log_sum(left, log_variance + deviation * centre).exp()
+                centre = slope * (t - mean) / (slope.square() + noise)
+            there = log_function(centre)
             centre = torch.where(there > start, centre, 0)
+            total = _log_sum(left, log_variance)
             # z^2 / 2 costs no more than the likelihood gains on the way to the mode.
             gain = -total / 2 - LOG_2PI - torch.maximum(start, there)
             reach = (2 * gain.clamp(min=0)).sqrt() + deviation + TAIL
