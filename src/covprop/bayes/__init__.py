@@ -1,5 +1,6 @@
 """Networks with random weights, trained and evaluated without sampling."""
 
+from covprop.bayes import metrics
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
@@ -57,6 +58,7 @@ __all__ = [
     "decompose",
     "draws",
     "kl",
+    "metrics",
     "moments_of",
     "predict",
     "to_bayesian",

@@ -16,11 +16,14 @@ from covprop.bayes.likelihoods.base import (
 )
 from covprop.bayes.likelihoods.marginal import TAIL, log_integral
 from covprop.gaussian import Gaussian
-from covprop.kernels.normal import inverse_deviation, standard_deviation
+from covprop.kernels.nodes import hermite_rule
+from covprop.kernels.normal import cumulative, inverse_deviation, standard_deviation
 
 LOG_2PI = math.log(2 * math.pi)
 LARGEST = 700.0
 """A log-variance, either way, that float64 can take the exponential of."""
+HERMITE = 100
+"""Nodes for a cumulative probability."""
 STEPS = 8
 """Of a fixed-point iteration for the place of a peak."""
 
@@ -82,6 +85,21 @@ class HeteroskedasticGaussian(Likelihood):
             gain = -total / 2 - LOG_2PI - torch.maximum(start, there)
             reach = (2 * gain.clamp(min=0)).sqrt() + deviation + TAIL
         return log_integral(log_function, reach, centre).sum(-1).to(output.dtype)
+
+    def cumulative(self, output: Gaussian, target: Tensor) -> Tensor:
+        """P(T <= t) of each target, (*batch, k): an average of Phi over l, by Gauss-Hermite.
+
+        No density of t but a smooth function of l, so that a fixed rule does: 1e-6 for S_ll < 1.
+        """
+        mean, log_variance, of_mean, cross, of_log = (part.double() for part in _moments(output))
+        t = columns(target, output.batch_shape, mean.shape[-1], mean)
+        nodes, weights = (torch.as_tensor(x).to(mean) for x in hermite_rule(HERMITE))
+        z = nodes.reshape(-1, *[1] * mean.dim())
+        slope = cross * inverse_deviation(of_log)
+        left = (of_mean - slope.square()).clamp(min=0)
+        total = _log_sum(left, log_variance + standard_deviation(of_log) * z)
+        below = cumulative((t - mean - slope * z) * torch.exp(-total / 2))
+        return torch.tensordot(weights, below, 1).to(output.dtype)
 
     def target(self, output: Gaussian) -> Gaussian:
         """The Gaussian of the means m, without the log-variances."""
@@ -152,6 +170,13 @@ class HomoskedasticGaussian(nn.Module, Likelihood):
         whitened = torch.linalg.solve_triangular(factor, residual, upper=False)[..., 0]
         diagonal = factor.diagonal(dim1=-2, dim2=-1)
         return _log_normal(2 * diagonal.log(), whitened.square()).sum(-1)
+
+    def cumulative(self, output: Gaussian, target: Tensor) -> Tensor:
+        """P(T <= t) of each target on its own, (*batch, k)."""
+        mean = flat_mean(output)
+        t = columns(target, output.batch_shape, mean.shape[-1], mean)
+        variance = output.covariance.diagonal() + self.noise_variance(output)
+        return cumulative((t - mean) * variance.rsqrt())
 
     def target(self, output: Gaussian) -> Gaussian:
         """The outputs are the noiseless targets."""
