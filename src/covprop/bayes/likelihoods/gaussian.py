@@ -89,7 +89,7 @@ class HeteroskedasticGaussian(Likelihood):
     def cumulative(self, output: Gaussian, target: Tensor) -> Tensor:
         """P(T <= t) of each target, (*batch, k): an average of Phi over l, by Gauss-Hermite.
 
-        No density of t but a smooth function of l, so that a fixed rule does: 1e-6 for S_ll < 1.
+        Within 1e-8 up to S_ll = 4; 3e-4 where m and l are correlated by 0.99 and noise is small.
         """
         mean, log_variance, of_mean, cross, of_log = (part.double() for part in _moments(output))
         t = columns(target, output.batch_shape, mean.shape[-1], mean)
