@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal
 
 import covprop as cp
-from covprop.bayes import HeteroskedasticGaussian, HomoskedasticGaussian
+from covprop.bayes import (
+    BayesLinear,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+    decompose,
+    predict,
+)
 from covprop.bayes.likelihoods.gaussian import exponential
 from tests.bayes.integrals import average_of_pair
 from tests.oracles import assert_close
@@ -245,6 +251,41 @@ def test_members_and_dtypes(likelihood, name: str) -> None:
     assert_close(method(output, own[..., None]).detach(), found, rtol=0, atol=0)
     single = method(output.to(torch.float32), target.float()).detach()
     assert_close(single, found.float(), rtol=2e-3 if name == "expected_log_prob" else 1e-4)
+
+
+def test_members_may_have_noise_of_their_own() -> None:
+    output, target = random_output((3, 4), 2), torch.randn(4, 2, dtype=torch.float64)
+    noise = torch.tensor([[0.1, 0.2], [1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
+    together = HomoskedasticGaussian(noise[:, None])
+    values = output.sample(5, torch.Generator().manual_seed(0))
+    for member, stddev in enumerate(noise):
+        alone, one = HomoskedasticGaussian(stddev), output[member]
+        for name in ("expected_log_prob", "log_predictive"):
+            found = getattr(together, name)(output, target)[member]
+            assert_close(found, getattr(alone, name)(one, target), rtol=1e-12)
+        found = together.predict(output).aleatoric[member]
+        assert_close(found, alone.predict(one).aleatoric, rtol=1e-12)
+        drawn = alone.log_prob(values[:, member], target)
+        assert_close(together.log_prob(values, target)[:, member], drawn, rtol=1e-12)
+
+
+def test_an_empty_batch_is_no_error() -> None:
+    output = cp.Gaussian(torch.zeros(0, 2), torch.zeros(0, 2, 2))
+    assert HeteroskedasticGaussian().expected_log_prob(output, torch.zeros(0)).shape == (0,)
+    assert HeteroskedasticGaussian().log_predictive(output, torch.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize("likelihood", [HeteroskedasticGaussian(), HomoskedasticGaussian(0.7)])
+def test_parts_of_the_variance_add_up(likelihood) -> None:
+    """Of noisy inputs the epistemic part of `predict` is the sum of weights and input."""
+    torch.manual_seed(0)
+    model = nn.Sequential(BayesLinear(3, 4), nn.ReLU(), BayesLinear(4, likelihood.outputs(2)))
+    x = cp.Gaussian.isotropic(torch.randn(5, 3), 0.3, batch_dims=1)
+    parts = decompose(model, x, likelihood)
+    whole = likelihood.predict(predict(model, x))
+    assert_close(parts.aleatoric.detach(), whole.aleatoric.detach(), rtol=1e-6)
+    assert_close(parts.total.detach(), whole.variance.detach(), rtol=1e-5)
+    assert_close((parts.epistemic + parts.input).detach(), whole.epistemic.detach(), rtol=1e-5)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -92,7 +92,7 @@ class Likelihood(ABC):
 
 def flat_mean(output: Gaussian) -> Tensor:
     """(*batch, n), whatever the shape of the event."""
-    return output.mean.reshape(*output.batch_shape, -1)
+    return output.mean.reshape(*output.batch_shape, output.event_shape.numel())
 
 
 def columns(target: Tensor, batch: torch.Size, count: int, like: Tensor) -> Tensor:
