@@ -20,6 +20,8 @@ from covprop.bayes import (
     LinearAnnealing,
     LocalReparametrisation,
     Poisson,
+    metrics,
+    predict,
 )
 from tests.oracles import assert_close
 
@@ -272,3 +274,39 @@ def test_draws_and_moments_agree_for_random_weights() -> None:
     sampled = elbo(model, x, t, method)
     assert_close(sampled.expected_log_prob, exact.expected_log_prob, rtol=2e-3)
     assert_close(sampled.kl, exact.kl, rtol=0, atol=0)
+
+
+def test_draws_are_those_of_the_generator() -> None:
+    model, x, t = bayesian(2), noisy_inputs(4), target(4)
+    elbo = ELBO(HeteroskedasticGaussian(), 4)
+    first, second, other = (
+        elbo(model, x, t, LocalReparametrisation(3, torch.Generator().manual_seed(seed))).loss
+        for seed in (0, 0, 1)
+    )
+    assert_close(first, second, rtol=0, atol=0)
+    assert float((first - other).detach().abs()) > 1e-6
+
+
+def test_classes_are_learned_and_what_is_unlike_them_is_uncertain() -> None:
+    """Two blobs: found again by the class, and the epistemic score is higher far from both."""
+    generator = torch.Generator().manual_seed(0)
+    t = torch.arange(2).repeat(40)
+    x = torch.randn(80, 2, generator=generator) * 0.3 + 2.0 * t[:, None] - 1.0
+    torch.manual_seed(0)
+    model = nn.Sequential(BayesLinear(2, 10), nn.ReLU(), BayesLinear(10, 2))
+    likelihood = Categorical()
+    elbo = ELBO(likelihood, 80, annealing=LinearAnnealing(50))
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
+    for step in range(150):
+        optimiser.zero_grad()
+        elbo(model, x, t, step=step).loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        known = likelihood.predict(predict(model, x))
+        away = (
+            4 * torch.randn(80, 2, generator=generator) @ torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+        )
+        unknown = likelihood.predict(predict(model, away))
+    assert float(metrics.accuracy(known.mean, t)) > 0.95
+    scores = unknown.mutual_information, known.mutual_information
+    assert float(metrics.auroc(*scores)) > 0.9

@@ -191,6 +191,15 @@ def test_calibrated_classes_are_found_so_and_overconfident_ones_are_not() -> Non
     assert float(metrics.expected_calibration_error(certain, t)) == 0
 
 
+def test_a_confidence_between_two_bins_is_in_the_lower() -> None:
+    p = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [0.51, 0.49, 0.0]], dtype=torch.float64)
+    bins = metrics.reliability(p, torch.tensor([0, 0, 1]), bins=4)
+    assert bins.share.tolist() == [0.0, 1 / 3, 1 / 3, 1 / 3]
+    assert bins.accuracy[1:].tolist() == [1.0, 0.0, 1.0]
+    assert bool(bins.accuracy[0].isnan())
+    assert float(bins.error) == pytest.approx((0.5 + 0.51) / 3)
+
+
 def test_auroc_agrees_with_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     unknown = torch.randn(300, generator=generator).add(0.5).mul(4).round()  # with ties

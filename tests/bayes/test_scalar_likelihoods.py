@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.special import expit, gammaln, log_expit
+from scipy.special import expit, gammaln, log_expit, logsumexp
 from torch import Tensor
 
 import covprop as cp
@@ -90,6 +90,20 @@ def test_tails_keep_their_logarithm() -> None:
     found = Poisson().log_predictive(single(50.0, 0.0), torch.tensor([3]))
     assert_close(found, number(150 - math.exp(50) - math.log(6)), rtol=1e-12)
     assert bool(torch.isfinite(Poisson().log_predictive(single(50.0, 0.5), torch.tensor([0]))))
+
+
+@pytest.mark.parametrize(
+    ("mean", "stddev", "count"), [(4.0, 0.2, 900), (8.0, 0.3, 0), (1.0, 0.3, 400), (30.0, 2.0, 0)]
+)
+def test_a_count_far_from_the_expected_rate(mean: float, stddev: float, count: int) -> None:
+    """The integrand is many standard deviations of the log-rate from its mean."""
+    z = np.linspace(-100, 100, 2_000_001)
+    f = mean + stddev * z
+    logs = count * f - np.exp(np.minimum(f, 100)) - gammaln(count + 1) - z**2 / 2
+    exact = logsumexp(logs) + math.log(z[1] - z[0]) - math.log(2 * math.pi) / 2
+    assert abs(z[logs.argmax()]) > 9
+    found = Poisson().log_predictive(single(mean, stddev**2), torch.tensor([count]))
+    assert_close(found, number(exact), rtol=1e-9)
 
 
 @pytest.mark.parametrize("likelihood", [Bernoulli(), Poisson()])
