@@ -40,16 +40,18 @@ LAYERS: dict[str, set[str]] = {
     "steps": {"departure", "gaussian", "orders", "report"},
     "trace": {"covariance", "departure", "dispatch", "gaussian", "kernels", "lineage", "methods",
               "orders", "plan", "propagate", "sampled", "steps", "tensor"},
-    "propagate": {"errors", "covariance", "dispatch", "gaussian", "methods", "lineage", "tensor",
-                  "rules", "plan", "progress"},
+    "propagate": {"errors", "kernels", "covariance", "dispatch", "gaussian", "methods", "lineage",
+                  "tensor", "rules", "plan", "progress"},
     "footprint": {"dispatch"},
     "comparison": {"gaussian", "report"},
     "compare": {"comparison", "dispatch", "divergences", "errors", "footprint", "gaussian",
                 "methods", "propagate", "report"},
+    "bayes": {"errors", "kernels", "covariance", "activations", "dispatch", "gaussian", "methods",
+              "propagate", "report", "rules", "tensor"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "demo": {"", "kernels"},
-    "": {"activations", "covariance", "rules", "bound", "compare", "comparison", "dispatch",
-         "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",
+    "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
+         "dispatch", "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",
          "propagate", "steps", "tensor", "trace"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""
@@ -146,7 +148,7 @@ def test_a_class_is_abstract_or_final(name: str) -> None:
         bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
         marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
         if (
-            bases & {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod"}
+            bases & {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod", "Likelihood"}
             and "ABC" not in bases
         ):
             assert "final" in marks, f"{name}: {node.name} is not marked final"

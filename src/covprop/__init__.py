@@ -1,6 +1,6 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
-from covprop import activations, covariance, rules
+from covprop import activations, bayes, covariance, rules
 from covprop.activations.daunizeau import DaunizeauSigmoid
 from covprop.bound import series_error_bound
 from covprop.compare import compare
@@ -68,6 +68,7 @@ __all__ = [
     "Wu2019",
     "activation",
     "activations",
+    "bayes",
     "compare",
     "covariance",
     "dropout_active",

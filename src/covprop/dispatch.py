@@ -37,6 +37,10 @@ BATCH: dict[Callable[..., Any], Batch] = {}
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {}
 OPERATIONS: list[Operation] = []
 KIND: dict[Callable[..., Any], str] = {}
+RANDOM_WEIGHTS = "random weights"
+"""The kind of linear functions whose weights, their second argument, are of one network's shape."""
+AT_MEANS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""What functions that draw random numbers do on average, for a plan, which must not draw."""
 
 
 def rule(

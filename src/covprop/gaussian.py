@@ -14,7 +14,7 @@ from torch.distributions import (
     Normal,
 )
 
-from covprop.covariance import Covariance, Dense, Diagonal
+from covprop.covariance import Covariance, Dense, Diagonal, Zero
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.validation import check_shapes, check_tensors, check_values
@@ -113,6 +113,15 @@ class Gaussian:
             )
         batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
         return cls(mean, Diagonal(variance.reshape(*batch, size)))
+
+    @classmethod
+    def constant(cls, value: Tensor, batch_dims: int = 0) -> "Gaussian":
+        """A value that does not vary, and no matrix that says so: what varies is in the model.
+
+        batch_dims: how many leading dimensions of the value are a batch.
+        """
+        check_tensors(value, value)
+        return cls(value, Zero.like(value, batch_dims))
 
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Zero
 from covprop.errors import UnsupportedOperation
 from covprop.methods import LayerwiseMethod
 
@@ -99,6 +99,16 @@ class Lineage:
         """Replaces the activation that the method sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
         self._holders: list[weakref.ref[Holder]] = []
+        self._sources: set[int] = set()
+
+    def claim(self, source: object) -> bool:
+        """Whether randomness of the model's own, known by what holds it, enters for the first time.
+
+        It is independent of everything then, and of nothing that came of it the second time.
+        """
+        first = id(source) not in self._sources
+        self._sources.add(id(source))
+        return first
 
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
@@ -113,6 +123,8 @@ class Lineage:
     def cross(self, u: Node, v: Node) -> Tensor | None:
         """Cov(u, v) as (*batch, n_u, n_v), or None if they are independent."""
         if self.method.variances_only and u is not v:
+            return None
+        if isinstance(u.covariance, Zero) or isinstance(v.covariance, Zero):
             return None
         return self._cross(u, v, {})
 
@@ -177,7 +189,13 @@ class Lineage:
     def collect(self) -> None:
         """Forget what no two living tensors, nor what comes of them, can meet at."""
         self._holders = [ref for ref in self._holders if ref() is not None]
-        living = list({holder.node for ref in self._holders if (holder := ref()) is not None})
+        held = {holder.node for ref in self._holders if (holder := ref()) is not None}
+        living = [node for node in held if not isinstance(node.covariance, Zero)]
+        if len(living) <= 1:
+            for node in living:
+                node.forget()
+                node.opaque, node.ancestors = False, frozenset()
+            return
         needed, expanded, reached = set(living), set[Node](), set(living)
         pairs = list(itertools.combinations(living, 2))
         for u, v in itertools.permutations(living, 2):
@@ -209,9 +227,6 @@ class Lineage:
                 node.covariance = None
             if node not in expanded and node.serial < newest:
                 node.forget()
-        if len(living) == 1:
-            living[0].forget()
-            living[0].opaque, living[0].ancestors = False, frozenset()
 
 
 def parallel(u: Node, v: Node) -> bool:

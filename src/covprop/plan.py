@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, final
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, NoReturn, final
 import torch
 from torch import Tensor, nn
 
-from covprop.covariance import Covariance, LinearMap
+from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import streams
-from covprop.dispatch import BATCH, KIND, Batch, leaves, map_leaves
+from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leaves, map_leaves
 from covprop.errors import name_of
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage, Node
@@ -104,18 +104,26 @@ class _NeedsNumbers(Exception):
 @final
 @dataclass(frozen=True)
 class Counted(Covariance):
-    """A covariance of which only the size is known; half: what a streamed one came from."""
+    """A covariance of which only the size is known.
+
+    half: what a streamed one came from; alone: variances are all that there ever is; apart: they
+    are all that there is so far; constant: there are none yet.
+    """
 
     batch: torch.Size
     count: int
     itemsize: int
     half: int = 0
     alone: bool = False
+    apart: bool = False
+    constant: bool = False
 
     @property
     def nbytes(self) -> int:
         """What it takes in memory."""
-        width = 1 if self.alone else self.half or self.count
+        if self.constant:
+            return 0
+        width = 1 if self.alone or self.apart else self.half or self.count
         return self.batch.numel() * self.itemsize * self.count * width
 
     @property
@@ -183,10 +191,9 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     kind, unit = KIND[function], batch * out.itemsize
     if kind == "shape" and features == before:
         return _Cost(parent)
-    if parent.alone:
-        return _Cost(
-            Counted(parent.batch, features, out.itemsize, alone=True), work=2.0 * out.numel()
-        )
+    early = _early_cost(kind, parent, given, features, out)
+    if early is not None:
+        return early
     if kind == "element-wise":
         counted = Counted(parent.batch, features, out.itemsize, parent.half)
         return _Cost(counted, 0, PER_PAIR * batch * features**2 / 2, shares=parent.half > 0)
@@ -201,6 +208,24 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
         return _Cost(counted, counted.nbytes, work)  # it is turned once
     counted = Counted(parent.batch, features, out.itemsize)
     return _Cost(counted, unit * (before * features + features**2), work)
+
+
+def _early_cost(kind: str, parent: Counted, given: Any, features: int, out: Tensor) -> _Cost | None:
+    """What comes of a constant, and of what has no covariances yet, if it has none either."""
+    work = 2.0 * out.numel()
+    plain = Counted(parent.batch, features, out.itemsize)
+    if parent.alone:
+        return _Cost(replace(plain, alone=True), work=work)
+    if parent.constant and kind not in ("noise", RANDOM_WEIGHTS):
+        return _Cost(replace(plain, constant=True), work=work)
+    if parent.constant:
+        weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
+        if kind == "noise" or features == weights[0].shape[0]:
+            return _Cost(replace(plain, apart=True), work=work)
+        return _Cost(plain, plain.nbytes, work=features * work)
+    if parent.apart and kind == "element-wise":
+        return _Cost(replace(plain, apart=True), work=work)
+    return None
 
 
 def short_name(function: Callable[..., Any]) -> str:
@@ -239,7 +264,8 @@ class Planner:
         """An input, its covariance counted."""
         alone = lineage.method.variances_only
         size = x.event_shape.numel()
-        counted = Counted(x.batch_shape, size, x.mean.itemsize, alone=alone)
+        constant = isinstance(x.covariance, Zero) and not alone
+        counted = Counted(x.batch_shape, size, x.mean.itemsize, alone=alone, constant=constant)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
@@ -263,7 +289,7 @@ class Planner:
         if KIND[function] == "noise":  # which leaves the mean, and must not draw
             outputs = tensors[0].loc.clone()
         else:
-            outputs = function(*means[0], **means[1])
+            outputs = AT_MEANS.get(function, function)(*means[0], **means[1])
         given = (args, kwargs)
         return map_leaves(
             outputs,

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.covariance import Dense, Diagonal
+from covprop.covariance import Dense, Diagonal, Zero
 from covprop.dispatch import RULES, leaves
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian, SamplingError
+from covprop.kernels.normal import is_finite
 from covprop.lineage import LARGE, Lineage, Node
 from covprop.methods import Exact, FunctionMethod, LayerwiseMethod, Method, Network
 from covprop.plan import Plan, Planner, free_bytes
@@ -46,15 +47,21 @@ def propagate(
         if progress:
             steps = plan(module, *inputs, method=method, **named_inputs).steps
             lineage.watcher = stack.enter_context(ProgressBar(steps))
-        return propagate_along(lineage, module, inputs, named_inputs)
+        return _along(lineage, module, inputs, named_inputs)
 
 
 def propagate_along(
     lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
 ) -> Any:
     """`propagate` with a lineage of one's own, which may have a watcher."""
+    inputs, _ = _settled(module, inputs, lineage.method, named_inputs)
+    return _along(lineage, module, inputs, named_inputs)
+
+
+def _along(
+    lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
+) -> Any:
     method = lineage.method
-    inputs, _ = _settled(module, inputs, method, named_inputs)
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
     result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
     return _unwrap(result, method)
@@ -225,14 +232,14 @@ def _check_module(module: nn.Module, x: Gaussian) -> None:
                 f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
                 "call model.eval(), and keep its running statistics"
             )
-    numbers = [p for p in module.parameters() if p.is_floating_point()]
-    dtypes, devices = {p.dtype for p in numbers}, {p.device for p in numbers}
-    if numbers and x.dtype not in dtypes:
+    kinds = {(p.dtype, p.device) for p in module.parameters() if p.is_floating_point()}
+    dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
+    if kinds and x.dtype not in dtypes:
         raise ValueError(
             f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
             "one with .to(dtype)"
         )
-    if numbers and x.device not in devices:
+    if kinds and x.device not in devices:
         raise ValueError(
             f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
             ".to(device)"
@@ -261,7 +268,7 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
         covariance = result.covariance
-        if not isinstance(covariance, Dense | Diagonal):
+        if not isinstance(covariance, Dense | Diagonal | Zero):
             covariance = Dense(covariance.matrix())
         return _finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
@@ -279,17 +286,15 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
 
 
 def _finite(
-    mean: Tensor, covariance: Dense | Diagonal, method: Method, error: SamplingError | None = None
+    mean: Tensor,
+    covariance: Dense | Diagonal | Zero,
+    method: Method,
+    error: SamplingError | None = None,
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    if not (_is_finite(mean) and _is_finite(covariance.values)):
+    if not (is_finite(mean) and is_finite(covariance.values)):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights, or convert model and Gaussian to float64"
         )
     return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """A finite sum tells it in one pass; finite numbers may yet have an infinite one."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

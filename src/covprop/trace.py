@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.covariance import Dense, Diagonal
+from covprop.covariance import Dense, Diagonal, Zero
 from covprop.departure import Departing, Departure
 from covprop.dispatch import leaves, map_leaves
 from covprop.gaussian import Gaussian
@@ -113,7 +113,7 @@ class Tracer:
         whole = None
         if self._keep:
             kept = covariance
-            if not isinstance(kept, Dense | Diagonal):
+            if not isinstance(kept, Dense | Diagonal | Zero):
                 kept = Dense(covariance.matrix())
             whole = Gaussian(mean, kept, validate_args=False, method=self._method)
         shape = list(mean.shape)

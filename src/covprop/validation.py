@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Covariance, Dense, Zero
 from covprop.errors import InvalidGaussian
 
 SUPPORTED = (torch.float32, torch.float64)
@@ -74,6 +74,8 @@ def check_values(mean: Tensor, covariance: Covariance) -> None:
     """Finite, symmetric and positive semi-definite, up to rounding."""
     if not bool(torch.isfinite(mean).all()):
         raise InvalidGaussian("the mean has NaN or infinite entries")
+    if isinstance(covariance, Zero):
+        return
     variance = covariance.diagonal()
     if not bool(torch.isfinite(variance).all()):
         raise InvalidGaussian("the covariance has NaN or infinite entries")

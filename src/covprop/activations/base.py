@@ -4,6 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -23,16 +24,26 @@ class Prepared(NamedTuple):
 
 @dataclass(eq=False)
 class Activated:
-    """An activation of a Gaussian vector with these moments, (*batch, n) in float64.
+    """An activation of a Gaussian vector with this mean and these variances, (*batch, n).
 
     What has been computed of it is kept, as it may meet many others.
     """
 
     activation: "Activation"
-    mean: Tensor
-    variance: Tensor
+    loc: Tensor
+    spread: Tensor
     _coefficients: Tensor | None = field(default=None, init=False)
     _elements: Elements | None = field(default=None, init=False)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean in float64."""
+        return self.loc.double()
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """The variances in float64."""
+        return self.spread.double()
 
     def elements(self, dtype: torch.dtype) -> Elements:
         """The numbers of each element that `pair` needs, for pairs of any correlation."""
@@ -76,6 +87,10 @@ class Activation(ABC):
         """Mean, variance and coefficients together, for functions that find them together."""
         coefficients = self.coefficients(mean, variance, order)
         return self.mean(mean, variance), self.variance(mean, variance), coefficients
+
+    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance, where nothing else is wanted."""
+        return self.mean(mean, variance), self.variance(mean, variance)
 
     @property
     @abstractmethod

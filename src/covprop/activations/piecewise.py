@@ -26,6 +26,7 @@ from covprop.kernels.normal import (
     standardise,
 )
 from covprop.kernels.plackett import plackett, plackett_degenerate, plackett_mixed
+from covprop.kernels.rectified import rectified_moments
 
 
 @final
@@ -81,6 +82,19 @@ class Piecewise(Correlated):
             self._variance(mean, variance, knots),
             self._coefficients(mean, variance, order, knots),
         )
+
+    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance from the same positions; those of a ReLU in few operations."""
+        if self._is_relu:
+            return rectified_moments(mean, variance)
+        knots = self._knots(mean, variance)
+        return self._mean(mean, variance, knots), self._variance(mean, variance, knots)
+
+    @property
+    def _is_relu(self) -> bool:
+        slopes = [slope for slope in self.slopes if not isinstance(slope, Tensor)]
+        shape = list(self.knots), slopes, self.start, list(self.jumps)
+        return shape == ([0.0], [0.0, 1.0], 0.0, [0.0])
 
     def _mean(self, mean: Tensor, variance: Tensor, knots: "Sequence[_Knot]") -> Tensor:
         stddev = standard_deviation(variance)

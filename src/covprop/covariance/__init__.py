@@ -4,5 +4,6 @@ from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
 from covprop.covariance.streamed import Streamed
+from covprop.covariance.zero import Zero
 
-__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "Streamed"]
+__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "Streamed", "Zero"]

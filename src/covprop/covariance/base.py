@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, final
+from typing import ClassVar, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -94,7 +94,8 @@ class LinearMap:
 
     def at_rest(self) -> "LinearMap":
         """The same, to be kept for later: without the room that its layer has made."""
-        return self if self.layer is None else replace(self, layer=self.layer.at_rest())
+        layer = None if self.layer is None else self.layer.at_rest()
+        return self if layer is self.layer else replace(self, layer=layer)
 
     def variances(self, values: Tensor) -> Tensor:
         """diag(A V A^T) for independent features of variances (*batch, n)."""
@@ -130,6 +131,9 @@ class LinearMap:
 
 class Covariance(ABC):
     """A symmetric positive semi-definite matrix for every element of a batch."""
+
+    independent: ClassVar[bool] = False
+    """Whether the structure says that no two features depend on each other."""
 
     @property
     @abstractmethod

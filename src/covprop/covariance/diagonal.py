@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class Diagonal(Covariance):
 
     values: Tensor
     assumed: bool = False
+
+    independent: ClassVar[bool] = True
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -51,6 +51,12 @@ def partial_expectation(z: Tensor) -> Tensor:
     return _PartialExpectation.apply(z)
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """A finite sum tells it in one pass; finite numbers may yet have an infinite one."""
+    numbers = tensor.detach()
+    return math.isfinite(float(numbers.sum())) or bool(torch.isfinite(numbers).all())
+
+
 def standard_deviation(variance: Tensor) -> Tensor:
     """Square root whose gradient at zero is zero, where the limits carry no information."""
     positive = variance > 0

@@ -30,7 +30,7 @@ class AssumedDensity(LayerwiseMethod):
     ) -> tuple[Tensor, Covariance]:
         """Mean and variance of each element."""
         point, variance = mean.double(), covariance.diagonal().double()
-        result, output, _ = activation.moments(point, variance, 1)
+        result, output = activation.marginals(point, variance)
         return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:

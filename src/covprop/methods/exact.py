@@ -36,6 +36,9 @@ class Exact(LayerwiseMethod):
         """Closed forms, one-dimensional integrals and series whose bound is at rounding."""
         variance = covariance.diagonal().double()
         point = mean.double()
+        if covariance.independent:
+            result, output = activation.marginals(point, variance)
+            return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
         order = 0
         if covariance.size * variance.numel() > activation.few:
             largest = 1.0
@@ -43,8 +46,8 @@ class Exact(LayerwiseMethod):
                 largest = covariance.largest(_correlation, (inverse_deviation(variance),))
             order = activation.order(largest, mean.dtype)
         prepared = activation.prepare(point, variance, order, mean.dtype)
-        result = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)
-        return prepared.mean.to(mean.dtype), result
+        pairs = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)
+        return prepared.mean.to(mean.dtype), pairs
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """By the pair function that both share, or else by a long series."""

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.covariance import Diagonal
+from covprop.covariance import Diagonal, Zero
 from covprop.covariance.dense import square_root
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import standard_deviation
@@ -24,7 +24,7 @@ class Root:
     @classmethod
     def of(cls, x: Gaussian) -> "Root":
         """Independent features are never written out as a matrix."""
-        if isinstance(x.covariance, Diagonal):
+        if isinstance(x.covariance, Diagonal | Zero):
             return cls(x, standard_deviation(x.covariance.values), alone=True)
         return cls(x, square_root(x.covariance.matrix()), alone=False)
 

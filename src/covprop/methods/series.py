@@ -59,6 +59,9 @@ class Series(LayerwiseMethod):
         """Cov = c_ij sum_k rho^(k-1) (a_k / sigma)_i (a_k / sigma)_j."""
         variance = covariance.diagonal().double()
         point = mean.double()
+        if covariance.independent and self.exact_variance:
+            result, output = activation.marginals(point, variance)
+            return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
         order = self.order or sufficient_order(activation, point, covariance, self.tolerance or 0)
         result, output, coefficients = activation.moments(point, variance, order)
         truncated = variance.clamp(min=0) * coefficients.square().sum(0)

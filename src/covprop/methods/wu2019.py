@@ -41,6 +41,9 @@ class Wu2019(LayerwiseMethod):
         """Exact moments of each element, their approximation of each pair."""
         pair = _pair_of(activation)
         point, variance = mean.double(), covariance.diagonal().double()
+        if covariance.independent:
+            centre, output = activation.marginals(point, variance)
+            return centre.to(mean.dtype), covariance.pairwise(pair, (), output)
         elements = activation.elements(point, variance)
         result = covariance.pairwise(pair, elements, activation.variance(point, variance))
         return activation.mean(point, variance).to(mean.dtype), result

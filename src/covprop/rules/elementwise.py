@@ -14,6 +14,7 @@ from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
 from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
+from covprop.kernels.normal import is_finite
 from covprop.tensor import GaussianTensor, dispatch
 
 
@@ -23,14 +24,15 @@ def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
     observe = x.lineage.observe
     seen = activation if observe is None else observe(activation)
     mean, covariance = x.method.activate(seen, flat, x.covariance)
-    if not bool(torch.isfinite(mean).all() and torch.isfinite(covariance.diagonal()).all()):
+    if not (is_finite(mean) and is_finite(covariance.diagonal())):
         raise MomentOverflow(
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
             "down, or convert model and Gaussian to float64"
         )
-    # A copy: the diagonal is a view that would keep the whole matrix.
-    variance = x.covariance.diagonal().to(torch.float64, copy=True)
-    activated = Activated(activation, flat.double(), variance)
+    variance = x.covariance.diagonal()
+    if not x.covariance.independent:  # it is a view that would keep the whole matrix
+        variance = variance.to(torch.float64, copy=True)
+    activated = Activated(activation, flat, variance)
     return x.replace(
         mean.reshape(x.shape),
         covariance,

@@ -63,7 +63,7 @@ class Convolution:
         """A v from the channel of output `start` on: its first output, (*any, outputs)."""
         first = 0
         if self.groups == 1 and vectors.shape[-1] == self.image.numel():
-            first = start // self._places
+            first = start // self.places
         weight = self.weight[first:] if first else self.weight
         if self._by_products and not _followed(vectors, weight):
             mapped = self._convolver(vectors.reshape(-1, self.image.numel()), first)
@@ -72,7 +72,7 @@ class Convolution:
                 vectors.reshape(-1, *self.image), weight, None,
                 self.stride, self.padding, self.dilation, self.groups,
             )  # fmt: skip
-        return first * self._places, mapped.reshape(*vectors.shape[:-1], -1)
+        return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
 
     def at_rest(self) -> "Convolution":
         """The same without room for patches."""
@@ -92,7 +92,7 @@ class Convolution:
         """Each output sees the patch of its own place: gather that instead of multiplying."""
         if half.shape[-2] != self.image.numel():
             return None
-        inside, index = self._taps > 0, (self._taps - 1).clamp(min=0)
+        inside, index = self.taps > 0, (self.taps - 1).clamp(min=0)
         rows, each = len(index) // self.groups, len(self.weight) // self.groups
         results = []
         for channel, columns in enumerate(half.split(index.shape[1], dim=-1)):
@@ -103,7 +103,7 @@ class Convolution:
         return torch.cat(results, dim=-1)
 
     @cached_property
-    def _taps(self) -> Tensor:
+    def taps(self) -> Tensor:
         """The inputs under each output, numbered from 1, 0 for padding: (taps, places)."""
         device = self.weight.device
         places = torch.arange(1, self.image.numel() + 1, dtype=torch.float64, device=device)
@@ -125,7 +125,7 @@ class Convolution:
         return left, right, above, below
 
     @cached_property
-    def _places(self) -> int:
+    def places(self) -> int:
         """Places of one channel of the output."""
         left, right, above, below = self._widths
         sides = zip(

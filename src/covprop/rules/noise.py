@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from covprop.covariance import Covariance, Dense, Diagonal
+from covprop.covariance import Covariance, Dense, Diagonal, Zero
 from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
 from covprop.rules.operands import batch_error
@@ -113,6 +113,8 @@ def _with_noise(x: GaussianTensor, ratio: float, masked_dims: int) -> Covariance
         added = ratio * (x.covariance.diagonal() + mean.square())
         if isinstance(x.covariance, Diagonal):
             return replace(x.covariance, values=x.covariance.values + added)
+        if isinstance(x.covariance, Zero):
+            return Diagonal(added)
         return Dense(x.covariance.matrix() + torch.diag_embed(added))
     group = _groups(x, masked_dims)
     same = group[:, None] == group[None, :]

@@ -1,0 +1,182 @@
+"""Bayesian networks from ordinary ones, and posteriors that were found elsewhere."""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLayer, BayesLinear
+from covprop.bayes.priors import FixedPrior, Prior, TrainedPrior
+from covprop.errors import UnsupportedOperation
+
+State: TypeAlias = Mapping[str, Tensor]
+
+REPLACED = (nn.Linear, nn.Conv1d, nn.Conv2d)
+"""Layers that have a Bayesian form; layers derived from them may do anything, and are kept."""
+
+
+def to_bayesian(
+    model: nn.Module,
+    prior: Prior | None = None,
+    *,
+    keep_weights: bool = True,
+    members: int | None = None,
+    shared: bool = False,
+) -> nn.Module:
+    """A copy of a network whose linear and convolutional layers have random weights.
+
+    nn.Linear, nn.Conv1d and nn.Conv2d are replaced, all others kept. prior: `HePrior()` if not
+    given; `TrainedPrior(ratio)` is MOPED: prior and posterior begin around the trained weights,
+    with deviations of that part of them. keep_weights: the means begin at the weights of the model;
+    else as new layers do. members and shared are those of the layers.
+    """
+    if isinstance(prior, TrainedPrior) and not keep_weights:
+        raise ValueError("TrainedPrior is centred at trained weights: leave keep_weights=True")
+    result = copy.deepcopy(model)
+    layers = [layer for layer in result.modules() if type(layer) in REPLACED]
+    if not layers:
+        raise ValueError("the model has no nn.Linear, nn.Conv1d or nn.Conv2d to make random")
+    if len({id(layer.weight) for layer in layers}) < len(layers):
+        raise UnsupportedOperation(
+            "two layers of the model have the same weights, and Bayesian layers would have weights "
+            "of their own; use one layer twice with shared=True, or untie them"
+        )
+    made: dict[int, nn.Module] = {}
+    for layer in layers:
+        bayesian = _bayesian(layer, prior, members, shared)
+        if keep_weights:
+            _begin_at(bayesian, layer)
+        made[id(layer)] = bayesian.train(layer.training)
+    for parent in list(result.modules()):
+        for name, child in list(parent._modules.items()):
+            if id(child) in made:
+                setattr(parent, name, made[id(child)])
+    return made.get(id(result), result)
+
+
+def with_posterior(
+    model: nn.Module,
+    mean_state: State,
+    variance_state: State,
+    *,
+    prior: Prior | None = None,
+    fixed: Collection[str] = (),
+) -> nn.Module:
+    """A copy of a network with weights of these means and variances, found elsewhere.
+
+    mean_state: a state dict of the model; variance_state: variances by the names of parameters,
+    all of those of linear and convolutional layers. Parameters of other layers have no randomness
+    here: a variance of theirs must be zero, or their names be in `fixed`. prior, for `kl`:
+    N(0, 1) if not given.
+    """
+    plain = copy.deepcopy(model)
+    expected = plain.state_dict()
+    _check_names("mean_state", mean_state, expected, expected)
+    plain.load_state_dict(dict(mean_state))
+    result = to_bayesian(plain, FixedPrior() if prior is None else prior)
+    parameters = dict(plain.named_parameters(remove_duplicate=False))
+    random = {
+        f"{name}.{kind}" if name else kind: parameter
+        for name, layer in result.named_modules(remove_duplicate=False)
+        if isinstance(layer, BayesLayer)
+        for kind, parameter in _log_stddevs(layer)
+    }
+    _check_names("variance_state", variance_state, random, parameters)
+    unknown = sorted(set(fixed) - set(parameters))
+    if unknown:
+        raise ValueError(f"fixed names no parameters of the model: {', '.join(unknown)}")
+    for name, variance in variance_state.items():
+        if not bool((variance >= 0).all()) or not bool(torch.isfinite(variance).all()):
+            raise ValueError(f"the variances of {name} are not finite numbers from zero")
+        if name in fixed or name in random:
+            continue
+        if bool((variance > 0).any()):
+            raise UnsupportedOperation(
+                f"{name} is no weight of a linear or convolutional layer and cannot be random; "
+                f"pass fixed=[{name!r}] to keep it at its mean"
+            )
+    with torch.no_grad():
+        for name, log_stddev in random.items():
+            values = torch.zeros_like(log_stddev) if name in fixed else variance_state[name]
+            log_stddev.copy_(values.log() / 2)
+    return result
+
+
+def moments_of(states: Sequence[State]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Means and unbiased variances over state dicts of one model, as SWAG collects them.
+
+    Entries that are not floating point (counts) are those of the last one, without a variance.
+    """
+    states = list(states)
+    if len(states) < 2:  # noqa: PLR2004
+        raise ValueError(f"variances need at least two state dicts, and here are {len(states)}")
+    for other in states[1:]:
+        _check_names("a state dict", other, states[0], states[0])
+    mean, variance = {}, {}
+    for name, last in states[-1].items():
+        if not last.is_floating_point():
+            mean[name] = last.clone()
+            continue
+        values = torch.stack([state[name].detach() for state in states])
+        mean[name], variance[name] = values.mean(0), values.var(0)
+    return mean, variance
+
+
+def _check_names(what: str, given: State, needed: State, known: State) -> None:
+    """All that is needed is there, nothing is unknown, and shapes are right."""
+    missing, strange = sorted(set(needed) - set(given)), sorted(set(given) - set(known))
+    if missing or strange:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has {', '.join(strange)}, which the model has not"] if strange else []
+        raise ValueError(f"{what} {' and '.join(parts)}")
+    for name, value in given.items():
+        if value.shape != known[name].shape:
+            raise ValueError(
+                f"{what} has {name} of shape {tuple(value.shape)}, and the model of shape "
+                f"{tuple(known[name].shape)}"
+            )
+
+
+def _bayesian(
+    layer: nn.Module, prior: Prior | None, members: int | None, shared: bool
+) -> BayesLayer:
+    """A Bayesian layer of the same shape."""
+    assert isinstance(layer, REPLACED)
+    options: dict[str, Any] = {
+        "bias": layer.bias is not None, "prior": prior, "members": members, "shared": shared,
+        "device": layer.weight.device, "dtype": layer.weight.dtype,
+    }  # fmt: skip
+    if isinstance(layer, nn.Linear):
+        return BayesLinear(layer.in_features, layer.out_features, **options)
+    if layer.padding_mode != "zeros":
+        raise UnsupportedOperation(
+            f"Bayesian convolutions have zeros around, and this one has padding_mode="
+            f"{layer.padding_mode!r}; pad with a layer before it"
+        )
+    make = BayesConv1d if isinstance(layer, nn.Conv1d) else BayesConv2d
+    return make(
+        layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding,
+        layer.dilation, layer.groups, **options,
+    )  # fmt: skip
+
+
+def _log_stddevs(layer: BayesLayer) -> Iterator[tuple[str, nn.Parameter]]:
+    yield "weight", layer.weight_log_stddev
+    if layer.bias_log_stddev is not None:
+        yield "bias", layer.bias_log_stddev
+
+
+@torch.no_grad()
+def _begin_at(made: BayesLayer, layer: nn.Module) -> None:
+    """Means at the weights of a layer, and prior and deviations around them for MOPED."""
+    pairs = [("weight", made.weight_mean, made.weight_log_stddev)]
+    if made.bias_mean is not None and made.bias_log_stddev is not None:
+        pairs.append(("bias", made.bias_mean, made.bias_log_stddev))
+    for name, mean, log_stddev in pairs:
+        mean.copy_(getattr(layer, name))
+        if isinstance(made.prior, TrainedPrior):
+            centre = mean.detach().clone()
+            setattr(made, f"{name}_centre", centre)
+            log_stddev.copy_(made.prior.stddev(centre, made.members is not None).log())

@@ -1,0 +1,106 @@
+"""What a network with random weights predicts, and what its uncertainty comes from."""
+
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from covprop.bayes.sampling import LocalReparametrisation, batch_dims, draws
+from covprop.bayes.weights import Weights
+from covprop.errors import UnsupportedOperation
+from covprop.gaussian import Gaussian
+from covprop.methods import Exact, Method
+from covprop.propagate import propagate
+
+EXACT = Exact()
+
+
+def predict(
+    model: nn.Module, x: Tensor | Gaussian, method: Method | LocalReparametrisation = EXACT
+) -> Gaussian:
+    """The mean and covariance of a network's output, for random weights and any input.
+
+    x: a tensor (batch, ...) that is known, or a Gaussian of batch shape (batch,) that is not; with
+    members both lead with them. method: `cp.Exact()`, `cp.Series()`, `cp.Wu2019()` (DVI),
+    `cp.AssumedDensity()` (dDVI), `bayes.LocalReparametrisation()` (MCVI), or any other.
+    """
+    dims = batch_dims(model, x)
+    if isinstance(method, LocalReparametrisation):
+        return method.moments(draws(model, x, method.samples, method.generator), dims)
+    given = x if isinstance(x, Gaussian) else Gaussian.constant(x, dims)
+    result = propagate(model, given, method=method)
+    if not isinstance(result, Gaussian):
+        raise UnsupportedOperation(
+            f"predict is for models that return one tensor, and this one returns a "
+            f"{type(result).__name__}; use cp.propagate"
+        )
+    return result
+
+
+def kl(model: nn.Module) -> Tensor:
+    """The divergence of all weights from their priors: one number, or (members,)."""
+    parts = [layer.divergence() for layer in model.modules() if isinstance(layer, Weights)]
+    if not parts:
+        raise ValueError(
+            "the model has no Bayesian layers, so there is no divergence; make some with "
+            "bayes.to_bayesian(model)"
+        )
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+class Noisy(Protocol):
+    """What is asked of a likelihood: how its target is spread, given the network's output."""
+
+    def target(self, output: Gaussian) -> Gaussian:
+        """The Gaussian of the noiseless target, without the outputs that only tell the noise."""
+
+    def noise_variance(self, output: Gaussian) -> Tensor:
+        """The expected variance of the noise, in the shape of the target."""
+
+
+@final
+@dataclass(frozen=True)
+class Decomposition:
+    """Variances of the target, in its shape; their sum is the variance of the prediction.
+
+    aleatoric: the noise of the likelihood; epistemic: what random weights do at the mean of the
+    input; input: what the uncertainty of the input adds to that, alone and together with the
+    weights. It is zero for a known input, and can be negative where the network is much flatter
+    away from the mean of the input than at it.
+    """
+
+    aleatoric: Tensor
+    epistemic: Tensor
+    input: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """The variance of the prediction."""
+        return self.aleatoric + self.epistemic + self.input
+
+
+def decompose(
+    model: nn.Module,
+    x: Tensor | Gaussian,
+    likelihood: Noisy | None = None,
+    method: Method | LocalReparametrisation = EXACT,
+) -> Decomposition:
+    """Where the variance of a prediction comes from: noise, weights, input.
+
+    With T the variance of the network's output and E the same for the input at its mean,
+    epistemic = E and input = T - E. The noise is the likelihood's expected one, zero without a
+    likelihood.
+    """
+    output = predict(model, x, method)
+    known = predict(model, x.mean, method) if isinstance(x, Gaussian) else output
+    whole = output if likelihood is None else likelihood.target(output)
+    weights = known if likelihood is None else likelihood.target(known)
+    if likelihood is None:
+        noise = torch.zeros_like(whole.mean)
+    else:
+        noise = likelihood.noise_variance(output)
+    return Decomposition(noise, weights.variance, whole.variance - weights.variance)

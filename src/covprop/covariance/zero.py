@@ -1,0 +1,75 @@
+"""What does not vary."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import Covariance, LinearMap, PairFunction
+
+
+@final
+@dataclass(frozen=True)
+class Zero(Covariance):
+    """The covariance of a constant: values (*batch, n) are zeros, and no matrix is ever written.
+
+    Every function of a constant is one; randomness of the model's own (weights, dropout) turns it
+    into another structure.
+    """
+
+    values: Tensor
+
+    independent: ClassVar[bool] = True
+
+    @classmethod
+    def like(cls, mean: Tensor, batch_dims: int) -> "Zero":
+        """Of a tensor whose leading dimensions are a batch."""
+        shape = (*mean.shape[:batch_dims], mean.shape[batch_dims:].numel())
+        return cls(mean.new_zeros(()).expand(shape))
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.values.shape[:-1]
+
+    def diagonal(self) -> Tensor:
+        """Zeros."""
+        return self.values
+
+    def matrix(self) -> Tensor:
+        """Zeros (*batch, n, n), which take no memory."""
+        return self.values[..., None].expand(*self.values.shape, self.size)
+
+    def push(self, linear: LinearMap) -> "Zero":
+        """Zeros, as many as the map has outputs."""
+        return Zero(linear(self.values[..., None, :])[..., 0, :].detach())
+
+    def take(self, index: Tensor) -> "Zero":
+        """As many zeros as the index has entries."""
+        return Zero(self.values[..., :1].expand(*self.batch_shape, len(index)))
+
+    def scale(self, factor: Tensor) -> "Zero":
+        """The same."""
+        del factor
+        return self
+
+    def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Zero":
+        """Functions of constants are constant."""
+        del pair, elements, variance
+        return self
+
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """There is nothing off the diagonal."""
+        del pair, elements
+        return 0.0
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Zeros; nothing is drawn."""
+        del generator
+        return self.values.expand(count, *self.values.shape)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Zero":
+        """Apply a function to the zeros."""
+        return Zero(function(self.values))
