@@ -226,13 +226,15 @@ def _wrap(nest: Any, wrapped: Callable[[Gaussian], Any]) -> Any:
 
 
 def _check_module(module: nn.Module, x: Gaussian) -> None:
+    kinds: set[tuple[torch.dtype, torch.device]] = set()
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             raise UnsupportedOperation(
                 f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
                 "call model.eval(), and keep its running statistics"
             )
-    kinds = {(p.dtype, p.device) for p in module.parameters() if p.is_floating_point()}
+        own = layer.parameters(recurse=False)
+        kinds.update((p.dtype, p.device) for p in own if p.is_floating_point())
     dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
     if kinds and x.dtype not in dtypes:
         raise ValueError(

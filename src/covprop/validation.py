@@ -7,6 +7,7 @@ from torch import Tensor
 
 from covprop.covariance import Covariance, Dense, Zero
 from covprop.errors import InvalidGaussian
+from covprop.kernels.normal import is_finite
 
 SUPPORTED = (torch.float32, torch.float64)
 ALWAYS_EXACT = 64
@@ -72,7 +73,7 @@ def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
 @torch.no_grad()
 def check_values(mean: Tensor, covariance: Covariance) -> None:
     """Finite, symmetric and positive semi-definite, up to rounding."""
-    if not bool(torch.isfinite(mean).all()):
+    if not is_finite(mean):
         raise InvalidGaussian("the mean has NaN or infinite entries")
     if isinstance(covariance, Zero):
         return

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.functional import jacobian
 
 STANDARD_ERRORS = 5.5
 """How far an estimate may be off; of some thousand entries none should be beyond."""
@@ -35,6 +36,32 @@ def outputs(
     weights = drawn(*weight, count, seed)
     biases = drawn(*bias, count, seed + 1)
     return torch.func.vmap(function)(inputs, weights, biases)
+
+
+def bilinear_covariance(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    mean: Tensor,
+    covariance: Tensor,
+    weight: tuple[Tensor, Tensor],
+    bias: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Cov of f(x, W, b), linear in x and in W, from autograd's derivatives: exact to rounding.
+
+    J S J^T + sum_w Var(w) D_w (S + mu mu^T) D_w^T + sum_b Var(b) J_b J_b^T, D_w = d^2 f / dw dx.
+    """
+    w, b = weight[0].detach(), bias[0].detach()
+    size = mean.numel()
+
+    def by_x(w: Tensor) -> Tensor:
+        return jacobian(lambda x: function(x, w, b).flatten(), mean, create_graph=True)
+
+    slope = by_x(w).detach().reshape(-1, size)
+    mixed = jacobian(by_x, w).reshape(len(slope), size, w.numel())
+    offset = jacobian(lambda b: function(mean, w, b).flatten(), b)
+    second = covariance + torch.outer(mean.flatten(), mean.flatten())
+    spread, spread_b = ((2 * log.detach()).exp().flatten() for log in (weight[1], bias[1]))
+    from_weights = torch.einsum("oiw,ij,pjw,w->op", mixed, second, mixed, spread)
+    return slope @ covariance @ slope.T + from_weights + (offset * spread_b) @ offset.T
 
 
 def assert_moments(mean: Tensor, covariance: Tensor, samples: Tensor) -> None:

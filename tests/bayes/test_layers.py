@@ -13,7 +13,7 @@ import covprop as cp
 from covprop import bayes
 from covprop.bayes.layers import BayesLayer
 from covprop.covariance import Dense, Diagonal
-from tests.bayes.sampled import assert_moments, generator, normal, outputs
+from tests.bayes.sampled import assert_moments, bilinear_covariance, generator, normal, outputs
 from tests.oracles import assert_close
 
 SAMPLES = 60_000
@@ -83,6 +83,20 @@ def test_moments_are_those_of_sampled_weights(name: str, kind: str) -> None:
     samples = outputs(function, points, weight, (layer.bias_mean, layer.bias_log_stddev))
     assert y.mean.shape[1:] == samples.shape[1:]
     assert_moments(y.mean[1].flatten(), y.covariance_matrix[1], samples.flatten(1))
+
+
+@every_layer
+@every_input
+def test_covariances_are_exact(name: str, kind: str) -> None:
+    make, function, event = LAYERS[name]
+    layer, x = randomised(make()), INPUTS[kind](normal(2, *event))
+    y = cp.propagate(layer, x).detach()
+    for i in range(2):
+        expected = bilinear_covariance(
+            function, x.mean[i], x.covariance_matrix[i],
+            (layer.weight_mean, layer.weight_log_stddev), (layer.bias_mean, layer.bias_log_stddev),
+        )  # fmt: skip
+        assert_close(y.covariance_matrix[i], expected, rtol=1e-12, atol=1e-12)
 
 
 @every_layer

@@ -7,6 +7,9 @@ Where the same weights are used in several positions, outputs of one channel o s
 with t(p) the input that weight t meets in position p. Nothing is added between channels.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,36 +27,40 @@ def propagated(x: GaussianTensor, geometry: Geometry, weights: Weights) -> Gauss
     """Mean, covariance and ties of the output; the noise of the weights is new."""
     members = weights.members is not None
     loc = geometry.apply(x.loc, weights.weight_mean, weights.bias_mean, members)
-    linear = linear_map(x, geometry, weights)
+    # Made when it is needed, and without x, which would live as long as its result.
+    linear = partial(linear_map, x.event_shape, geometry, weights)
     covariance: Covariance
     if x.method.variances_only:
         noise = _independent_noise(x, geometry, weights)
-        covariance = Diagonal(linear.variances(x.covariance.diagonal()) + noise, assumed=True)
+        covariance = Diagonal(linear().variances(x.covariance.diagonal()) + noise, assumed=True)
     elif geometry.positions(weights.kernel, x.event_shape) == 1:
         covariance = _of_one_position(x, loc, geometry, weights, linear)
     else:
         x.expect(loc)
         shared = geometry.blocks(_shared_noise(x, geometry, weights))
         if not isinstance(x.covariance, Zero):
-            shared = shared + x.covariance.push(linear).matrix()
+            shared = shared + x.covariance.push(linear()).matrix()
         covariance = Dense(shared)
-    kept = linear.at_rest()
-    return x.replace(loc, covariance, transfer=lambda cross: kept.at_rest()(cross.mT).mT)
+    return x.replace(loc, covariance, transfer=lambda cross: linear()(cross.mT).mT)
 
 
-def linear_map(x: GaussianTensor, geometry: Geometry, weights: Weights) -> LinearMap:
+def linear_map(event_shape: torch.Size, geometry: Geometry, weights: Weights) -> LinearMap:
     """The mean weights as a map of the event."""
     mean = weights.weight_mean
     if weights.members is None:
-        return geometry.linear(mean, x.event_shape)
+        return geometry.linear(mean, event_shape)
     return LinearMap(
-        lambda v: geometry.apply(v, mean, None, members=True), x.event_shape, leading=True,
+        lambda v: geometry.apply(v, mean, None, members=True), event_shape, leading=True,
         squared=lambda v: geometry.apply(v, mean.square(), None, members=True),
     )  # fmt: skip
 
 
 def _of_one_position(
-    x: GaussianTensor, loc: Tensor, geometry: Geometry, weights: Weights, linear: LinearMap
+    x: GaussianTensor,
+    loc: Tensor,
+    geometry: Geometry,
+    weights: Weights,
+    linear: Callable[[], LinearMap],
 ) -> Covariance:
     """Every weight meets one input, so that what it adds is independent."""
     noise = _independent_noise(x, geometry, weights)
@@ -69,7 +76,7 @@ def _of_one_position(
         )
     else:
         x.expect(loc)
-        matrix = x.covariance.push(linear).matrix()
+        matrix = x.covariance.push(linear()).matrix()
     return Dense(matrix + torch.diag_embed(noise))
 
 

@@ -2,12 +2,11 @@
 
 Few operations for small layers, where each costs more than its numbers: a training step of a
 network with random weights is made of these. With a = mu / sigma and m(a) = a Phi(a) + phi(a):
-  E = sigma m(a),  Var = sigma^2 (Phi(a)^2 + K),  K = Phi(a) Phi(-a) - m(a) m(-a),
+  E = sigma m(a),  Var = sigma^2 (Phi(a) - m(a) m(-a)),
   dE = Phi(a) dmu + phi(a) / (2 sigma) dsigma^2,
   dVar = 2 E Phi(-a) dmu + (Phi(a) - phi(a) m(a)) dsigma^2.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -25,39 +24,39 @@ from covprop.kernels.normal import (
     standardise,
 )
 
-SQRT_HALF_PI = math.sqrt(math.pi / 2)
-
 
 class _RectifiedMoments(Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        spread = variance.clamp(min=0)
-        stddev = spread.sqrt()
+        stddev = variance.clamp(min=0).sqrt_()
         # As `standardise` has it: 0 / 0 counts as above.
         a = (mean / stddev).clamp_(-SATURATION, SATURATION).nan_to_num_(nan=SATURATION)
-        size, upwards = a.abs(), a > 0
-        height = (size.square() * -0.5).exp_().mul_(1 / SQRT_2PI)
-        mills = torch.special.erfcx(size / SQRT_2).mul_(SQRT_HALF_PI)  # Phi(-|a|) / phi(a)
+        size = a.abs()
+        height = a.square().mul_(-0.5).exp_()  # sqrt(2 pi) phi(a)
+        mills = torch.special.erfcx(size * (1 / SQRT_2)).mul_(0.5)  # Phi(-|a|) over that
         tail = height * mills
-        lower = height * (1 - size * mills)  # m(-|a|), which a Phi + phi would cancel
-        excess = lower + a.clamp(min=0)
-        above = torch.where(upwards, 1 - tail, tail)
-        share = above.square().add_(tail * (1 - tail) - lower * (lower + size))
-        ctx.save_for_backward(mean, variance, stddev, height, above, excess)
+        lower = (size * mills).neg_().add_(1 / SQRT_2PI).mul_(height)  # m(-|a|), not cancelled
+        above = torch.where(a > 0, 1 - tail, tail)
         # Rounding must not make the variance of a constant negative.
-        return mean.clamp(min=0) + stddev * lower, spread * share.clamp_(min=0)
+        share = torch.addcmul(above, lower, size.add_(lower), value=-1).clamp_(min=0)
+        ctx.save_for_backward(mean, variance, stddev, height, above, lower)
+        return mean.clamp(min=0).addcmul_(stddev, lower), stddev.square().mul_(share)
 
     @staticmethod
     def backward(ctx: Any, of_mean: Tensor, of_variance: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance, stddev, height, above, excess = ctx.saved_tensors
+        mean, variance, stddev, height, above, lower = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: what was saved has no graph
             stddev = standard_deviation(variance)
             a = standardise(mean, stddev)
-            height, above, excess = density(a), cumulative(a), partial_expectation(a)
-        by_mean = above * of_mean + (2 * stddev * excess) * (1 - above) * of_variance
+            height, above = density(a), cumulative(a)
+            first = stddev * partial_expectation(a)
+        else:
+            height = height * (1 / SQRT_2PI)
+            first = mean.clamp(min=0).addcmul_(stddev, lower)
         # The density is zero wherever the deviation is.
-        slope = height / (2 * stddev).clamp(min=torch.finfo(stddev.dtype).tiny)
-        return by_mean, slope * of_mean + (above - height * excess) * of_variance
+        slope = height / stddev.clamp(min=torch.finfo(stddev.dtype).tiny)
+        by_mean = above * of_mean + 2 * first * (1 - above) * of_variance
+        return by_mean, slope * (0.5 * of_mean - first * of_variance) + above * of_variance
 
 
 def rectified_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
