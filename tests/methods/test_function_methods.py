@@ -329,3 +329,44 @@ def test_sampling_records_nothing_for_autograd() -> None:
     y = cp.propagate(model, gaussian(), sampled())
     assert not y.mean.requires_grad
     assert not y.covariance_matrix.requires_grad
+
+
+def attention() -> nn.Module:
+    layer = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x, x, x, need_weights=False)[0]
+
+    return SelfAttention()
+
+
+TRANSFORMERS = {
+    "attention": attention,
+    "layer": lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_batches_pass_the_fast_path_of_attention(make: Any, name: str, dtype: Any) -> None:
+    """Torch evaluates them in another way, which rounds otherwise, where nobody watches."""
+    torch.manual_seed(2)
+    model = TRANSFORMERS[name]().to(dtype).eval().requires_grad_(requires_grad=False)
+    mean = torch.randn(2, 4, 6, dtype=dtype)
+    method, stddev = make(), 1e-2
+    y = cp.propagate(model, cp.Gaussian.isotropic(mean, stddev, batch_dims=1), method)
+    assert y.batch_shape == (2,)
+    assert_close(y.mean, model(mean), atol=1e-2)
+    jacobian = torch.autograd.functional.jacobian(model, mean[:1]).reshape(24, 24)
+    linear = stddev**2 * jacobian @ jacobian.mT
+    slack = 0.3 if isinstance(method, cp.MonteCarlo) else 0.02
+    assert float((y.covariance_matrix[0] - linear).norm()) < slack * float(linear.norm())
