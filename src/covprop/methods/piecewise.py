@@ -50,6 +50,10 @@ class PiecewiseLinear(FunctionMethod):
         if self.layer is not None and type(self.layer) not in (int, str):
             raise ValueError(f"a layer is a number or the name of a module, not {self.layer!r}")
 
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """As of the last linearisation; the ReLU has its own."""
+        return 2 * dtype.itemsize
+
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """B Cov(relu(y)) B^T for y ~ N(f_1(mu), A S A^T), about f(mu) + B (E relu(y) - relu)."""
         chosen = self._choose(_calls(network))

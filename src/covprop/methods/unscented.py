@@ -40,6 +40,10 @@ class Unscented(FunctionMethod):
         if not (math.isfinite(self.beta) and math.isfinite(self.kappa)):
             raise ValueError(f"beta and kappa are numbers, not {self.beta} and {self.kappa}")
 
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """The sum, what it is scaled and shifted by, and the symmetric part."""
+        return 5 * dtype.itemsize
+
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """Weighted moments of the outputs about the output at the mean, some points at a time."""
         size = sum(x.event_shape.numel() for x in network.inputs)
