@@ -356,3 +356,10 @@ def test_a_batch_through_a_transformer_layer_is_compared(dtype: torch.dtype) -> 
     methods = [cp.Linearized(), cp.Unscented()]
     result = compare(layer, x, methods=methods, samples=300)
     assert [row.refusal for row in result.rows] == ["", ""]
+
+
+def test_points_that_are_nowhere_are_a_refusal_among_others() -> None:
+    methods = [cp.Unscented(kappa=-5), cp.Exact()]
+    rows = compare(nn.ReLU(), gaussian(), methods=methods, samples=100).rows
+    assert "n + kappa must be positive" in rows[0].refusal
+    assert rows[1].refusal == ""

@@ -214,6 +214,12 @@ def test_numbers_that_cannot_be_are_refused(arguments: dict[str, Any], message: 
         cp.MonteCarlo(**arguments)
 
 
+@pytest.mark.parametrize("source", [0, "cpu", torch.Generator])
+def test_a_generator_is_a_generator(source: Any) -> None:
+    with pytest.raises(TypeError, match=r"generator is a torch\.Generator"):
+        cp.MonteCarlo(10, source)
+
+
 def test_a_sequence_of_too_many_dimensions_is_refused() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(30_000, dtype=D), 1.0)
     with pytest.raises(cp.UnsupportedOperation, match="up to 21201 dimensions"):

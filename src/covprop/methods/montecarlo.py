@@ -57,6 +57,11 @@ class MonteCarlo(FunctionMethod):
             raise ValueError(f"samples is a whole number from 2, not {self.samples!r}")
         if self.chunk is not None and (type(self.chunk) is not int or self.chunk < 1):
             raise ValueError(f"chunk is a whole number from 1, not {self.chunk!r}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise TypeError(
+                "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
+                f"{self.generator!r}"
+            )
         if self.antithetic and self.sobol:
             raise ValueError("samples are antithetic or a Sobol sequence, not both")
 

@@ -56,6 +56,11 @@ class PiecewiseLinear(FunctionMethod):
 
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """B Cov(relu(y)) B^T for y ~ N(f_1(mu), A S A^T), about f(mu) + B (E relu(y) - relu)."""
+        if not network.seen:
+            raise UnsupportedOperation(
+                "PL-DNN looks for a ReLU, and cannot look into all of this model, as into scripts "
+                "of TorchScript; propagate the module that was scripted, or use cp.Linearized()"
+            )
         chosen = self._choose(_calls(network))
         before = Network(lambda *tensors: _input_of(network, chosen, tensors), network.inputs)
         (point,), (jacobians,) = linearize(before)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import symmetric
+from covprop.errors import UnsupportedOperation
 from covprop.methods.base import Advance, Estimate, FunctionMethod
 from covprop.methods.network import Network
 from covprop.methods.roots import Root
@@ -48,7 +49,7 @@ class Unscented(FunctionMethod):
         """Weighted moments of the outputs about the output at the mean, some points at a time."""
         size = sum(x.event_shape.numel() for x in network.inputs)
         if size + self.kappa <= 0:
-            raise ValueError(
+            raise UnsupportedOperation(
                 f"n + kappa must be positive, and the input has n = {size}; kappa is {self.kappa}"
             )
         reach = self.alpha**2 * (size + self.kappa)  # squared, and n + lambda
