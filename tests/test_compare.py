@@ -346,3 +346,20 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(PLOTS.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"pip install 'covprop\[plots\]'"):
         comparison.plot()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_through_a_transformer_layer_is_compared(dtype: torch.dtype) -> None:
+    layer = network(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))[0].to(dtype)
+    mean = torch.randn((2, 4, 6), generator=generator()).to(dtype)
+    x = cp.Gaussian.isotropic(mean, 1e-2, batch_dims=1)
+    methods = [cp.Linearized(), cp.Unscented()]
+    result = compare(layer, x, methods=methods, samples=300)
+    assert [row.refusal for row in result.rows] == ["", ""]
+
+
+def test_points_that_are_nowhere_are_a_refusal_among_others() -> None:
+    methods = [cp.Unscented(kappa=-5), cp.Exact()]
+    rows = compare(nn.ReLU(), gaussian(), methods=methods, samples=100).rows
+    assert "n + kappa must be positive" in rows[0].refusal
+    assert rows[1].refusal == ""

@@ -55,4 +55,5 @@ def name_of(function: Callable[..., Any]) -> str:
         getattr(function, "__objclass__", None), "__name__", ""
     )
     home = "torch.Tensor" if home in ("TensorBase", "_TensorBase", "torch._tensor") else home
+    home = "torch.nn.functional" if home == "torch._C._nn" else home
     return f"{home}.{name}" if home else name

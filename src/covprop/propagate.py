@@ -152,7 +152,7 @@ def _evaluate(
             f"the model draws random numbers, as dropout does, and cp.{type(method).__name__} "
             "takes it as a function; call model.eval(), or use cp.MonteCarlo() or cp.Exact()"
         )
-    _check_outputs(network)
+    _check_outputs(network, method)
     if not network.outputs:
         return network.nest([])
     with ExitStack() as stack:
@@ -172,10 +172,13 @@ def _unseen(more: int, total: int) -> None:
     """No bar."""
 
 
-def _check_outputs(network: Network) -> None:
-    """Raise if the covariances of the outputs alone would not fit."""
+def _check_outputs(network: Network, method: FunctionMethod) -> None:
+    """Raise if what the method holds for the covariances of the outputs would not fit."""
     sizes = [output.event_shape.numel() for output in network.outputs]
-    needed = 8 * network.batch_shape.numel() * sum(size**2 for size in sizes)
+    each = [method.entry_bytes(output.dtype) for output in network.outputs]
+    needed = network.batch_shape.numel() * sum(
+        bytes_ * size**2 for bytes_, size in zip(each, sizes, strict=True)
+    )
     if needed > LARGE and needed > (free := free_bytes(network.means[0].device)):
         raise TooLarge(
             f"the covariances of {sum(sizes):,} outputs would need {needed / 1e9:.1f} GB, and "

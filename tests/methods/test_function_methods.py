@@ -1,6 +1,8 @@
 """What all methods share that evaluate the network on plain tensors: inputs, nests, batches."""
 
+import importlib
 from collections import namedtuple
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.covariance import Diagonal
+from covprop.footprint import footprint
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
 D = torch.float64
+PROPAGATE = importlib.import_module("covprop.propagate")  # the module, not the function
 ROUNDING = 1e-12
 
 
@@ -329,3 +333,72 @@ def test_sampling_records_nothing_for_autograd() -> None:
     y = cp.propagate(model, gaussian(), sampled())
     assert not y.mean.requires_grad
     assert not y.covariance_matrix.requires_grad
+
+
+def attention() -> nn.Module:
+    layer = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x, x, x, need_weights=False)[0]
+
+    return SelfAttention()
+
+
+TRANSFORMERS = {
+    "attention": attention,
+    "layer": lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_batches_pass_the_fast_path_of_attention(make: Any, name: str, dtype: Any) -> None:
+    """Torch evaluates them in another way, which rounds otherwise, where nobody watches."""
+    torch.manual_seed(2)
+    model = TRANSFORMERS[name]().to(dtype).eval().requires_grad_(requires_grad=False)
+    mean = torch.randn(2, 4, 6, dtype=dtype)
+    method, stddev = make(), 1e-2
+    y = cp.propagate(model, cp.Gaussian.isotropic(mean, stddev, batch_dims=1), method)
+    assert y.batch_shape == (2,)
+    assert_close(y.mean, model(mean), atol=1e-2)
+    jacobian = torch.autograd.functional.jacobian(model, mean[:1]).reshape(24, 24)
+    linear = stddev**2 * jacobian @ jacobian.mT
+    slack = 0.3 if isinstance(method, cp.MonteCarlo) else 0.02
+    assert float((y.covariance_matrix[0] - linear).norm()) < slack * float(linear.norm())
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_memory_is_what_is_checked(
+    make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covprop.methods.montecarlo.DRAWN", 2**14)  # blocks are small
+    size, method = 1500, make()
+    if isinstance(method, cp.MonteCarlo):
+        method = replace(method, samples=64)
+    weight = torch.ones(4, size, dtype=dtype)
+    x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), 1.0)
+    with torch.no_grad():
+        call = footprint(lambda: cp.propagate(lambda x: x @ weight, x, method), x.device)
+    counted = method.entry_bytes(dtype)
+    assert counted - 4 < call.peak_bytes / size**2 < counted + 8  # and strips of a matrix
+
+
+@every
+def test_memory_is_checked_for_all_that_the_method_holds(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, repeats = make(), 1_000_000
+    held = method.entry_bytes(D) * (4 * repeats) ** 2
+    monkeypatch.setattr(PROPAGATE, "free_bytes", lambda _: held - 1)
+    with pytest.raises(cp.TooLarge, match=f"need {held / 1e9:.1f} GB"):
+        cp.propagate(lambda x: x.repeat(repeats), gaussian(), method)

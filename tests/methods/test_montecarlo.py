@@ -79,6 +79,16 @@ def test_a_standard_error_is_the_spread_of_repetitions(options: dict[str, Any]) 
         assert_close(claimed, spread, rtol=0.2)  # a spread of 200 is known to 5 %, four times
 
 
+def test_short_sequences_know_that_their_means_differ() -> None:
+    """Of two points each: half of what a covariance is lies between the replicates."""
+    method = cp.MonteCarlo(64, generator(1), sobol=True)
+    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), 1.0)
+    runs = [cp.propagate(lambda x: x.square(), x, method) for _ in range(150)]
+    spread = torch.stack([y.covariance_matrix for y in runs]).std(0)
+    claimed = torch.stack([y.covariance_stderr for y in runs]).square().mean(0).sqrt()
+    assert_close(claimed, spread, rtol=0.2)
+
+
 @every
 def test_chunks_change_nothing(options: dict[str, Any]) -> None:
     x = gaussian(2)
@@ -202,6 +212,12 @@ def test_gaussians_of_a_batch_are_sampled_apart() -> None:
 def test_numbers_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cp.MonteCarlo(**arguments)
+
+
+@pytest.mark.parametrize("source", [0, "cpu", torch.Generator])
+def test_a_generator_is_a_generator(source: Any) -> None:
+    with pytest.raises(TypeError, match=r"generator is a torch\.Generator"):
+        cp.MonteCarlo(10, source)
 
 
 def test_a_sequence_of_too_many_dimensions_is_refused() -> None:

@@ -62,7 +62,11 @@ def test_results_that_do_not_are_none(model: Any) -> None:
         (lambda x: x, 0, (3,)),
         (lambda x: x.transpose(0, 1), 1, (3,)),
         (lambda x: x[None].expand(3, 3, 3).movedim(1, 2) + x.sum(1), 2, (3, 3)),
-        (lambda x: torch.relu(x - 1e9), 0, (3,)),  # nothing changes: the first that fits
+        (lambda x: torch.relu(x - 1e9), 0, (3,)),  # nothing changes but what is NaN
+        (lambda x: torch.relu(x - 1e9).mT, 1, (3,)),
+        (lambda x: torch.relu(x).mT, 1, (3,)),
+        (lambda x: torch.where(x > 0, x, 0).mT, 1, (3,)),
+        (lambda x: torch.diag_embed(x.sum(1)), 0, (3,)),  # apart along both: the first
     ],
 )
 def test_the_batch_is_found_where_its_elements_stay_apart(
@@ -70,6 +74,50 @@ def test_the_batch_is_found_where_its_elements_stay_apart(
 ) -> None:
     (output,) = Network(model, [gaussian(3, size=3)]).outputs
     assert (output.batch_at, tuple(output.event_shape)) == (at, event)
+
+
+@pytest.mark.parametrize("model", [lambda x: 2 * x.mT, lambda x: torch.relu(x).mT])
+def test_the_batch_is_found_though_its_first_element_does_not_change(model: Any) -> None:
+    mean = torch.arange(9, dtype=D).reshape(3, 3) - 2
+    some = torch.zeros(3, 3, dtype=D)
+    some[0, 0] = 1  # also where one number of the first element alone may change
+    for variance in (torch.zeros(3, 3, dtype=D), some):
+        variance[1:] = 1
+        x = cp.Gaussian.diagonal(mean, variance, batch_dims=1)
+        y = cp.propagate(model, x, cp.Linearized())
+        assert_close(y.mean, model(mean).mT, atol=0)
+        assert bool((y.variance[0] <= 4 * variance[0]).all())
+
+
+def test_elements_that_mix_are_found_though_the_first_is_certain() -> None:
+    variance = torch.tensor([[0.0], [1], [1]], dtype=D).expand(3, 4)
+    x = cp.Gaussian.diagonal(torch.ones(3, 4, dtype=D), variance, batch_dims=1)
+    with pytest.raises(cp.BatchDimensionError, match="not kept apart"):
+        Network(lambda x: x - x.mean(0), [x])
+
+
+def test_a_batch_that_could_be_anywhere_is_refused() -> None:
+    with pytest.raises(cp.BatchDimensionError, match="ambiguous which dimension is the batch"):
+        Network(lambda x: (x > 1e9).to(D), [gaussian(3, size=3)])
+
+
+def test_a_model_that_does_not_bear_another_input_is_looked_at_where_it_does() -> None:
+    def model(x: Tensor) -> Tensor:
+        assert bool((x.abs() < 10).all())
+        return torch.relu(x - 1e9).mT
+
+    with pytest.raises(cp.BatchDimensionError, match="ambiguous"):
+        Network(model, [gaussian(3, size=3)])
+    assert Network(model, [gaussian(3, size=4)]).outputs[0].batch_at == 1
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_certain_input_of_a_script_has_a_certain_output(batch: tuple[int, ...]) -> None:
+    x = cp.Gaussian.isotropic(torch.ones(*batch, 4, dtype=D), 0.0, len(batch))
+    network = Network(scripted(), [x])
+    assert len(network.outputs) == 1
+    assert not network.seen
+    assert isinstance(cp.propagate(scripted(), x, cp.Linearized()), cp.Gaussian)
 
 
 def test_points_are_evaluated_as_the_model_would_one_by_one() -> None:

@@ -1,5 +1,6 @@
 """PL-DNN: two linearisations and one exact ReLU."""
 
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -214,3 +215,15 @@ def test_a_result_changed_in_place_and_then_left_is_refused() -> None:
 
     with pytest.raises(cp.UnsupportedOperation, match="something goes past this one"):
         cp.propagate(model, gaussian(), PL)
+
+
+@pytest.mark.parametrize("stddev", [0.0, 1.0])
+def test_scripts_cannot_be_looked_into(stddev: float) -> None:
+    first, last = (nn.Linear(4, 4).to(D).requires_grad_(requires_grad=False) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.trace(nn.Sequential(first, nn.ReLU(), last), torch.zeros(4, dtype=D))
+    x = cp.Gaussian.isotropic(torch.ones(4, dtype=D), stddev)
+    for model in (script, nn.Sequential(script, nn.ReLU(), last)):
+        with pytest.raises(cp.UnsupportedOperation, match="cannot look into all of this model"):
+            cp.propagate(model, x, cp.PiecewiseLinear())

@@ -108,5 +108,5 @@ def test_default_weights_keep_the_covariance_semi_definite_and_julier_s_do_not()
 def test_numbers_that_cannot_be_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="number"):
         cp.Unscented(**options)
-    with pytest.raises(ValueError, match=r"n \+ kappa must be positive"):
+    with pytest.raises(cp.UnsupportedOperation, match=r"n \+ kappa must be positive"):
         cp.propagate(quadratic, gaussian(), cp.Unscented(kappa=-4.0))

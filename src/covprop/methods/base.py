@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
@@ -53,6 +54,10 @@ class FunctionMethod(ABC):
 
     random: ClassVar[bool] = False
     """Whether a network that draws random numbers is evaluated often enough to average them."""
+
+    @abstractmethod
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes held at a time for each entry of the covariance of an output of this dtype."""
 
     @abstractmethod
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:

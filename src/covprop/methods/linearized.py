@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from covprop.methods.base import Advance, Estimate, FunctionMethod
 from covprop.methods.jacobian import linearize, pushed
 from covprop.methods.network import Network
@@ -16,6 +18,10 @@ class Linearized(FunctionMethod):
     The mean of the output is the output at the mean. Right where the network is nearly linear over
     the spread of its input; it sees neither the bias of a mean nor what saturates. Differentiable.
     """
+
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """A product, and its symmetric part."""
+        return 2 * dtype.itemsize
 
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """Jacobians by torch.func."""

@@ -13,7 +13,7 @@ from covprop.gaussian import Gaussian, SamplingError
 from covprop.methods.base import Advance, Estimate, FunctionMethod
 from covprop.methods.network import Network
 from covprop.methods.roots import Root
-from covprop.methods.streaming import Moments, Replicates
+from covprop.methods.streaming import Moments, Replicates, Result
 
 REPLICATES = 32
 """Independent scramblings of Sobol's sequence; they tell its error."""
@@ -57,8 +57,18 @@ class MonteCarlo(FunctionMethod):
             raise ValueError(f"samples is a whole number from 2, not {self.samples!r}")
         if self.chunk is not None and (type(self.chunk) is not int or self.chunk < 1):
             raise ValueError(f"chunk is a whole number from 1, not {self.chunk!r}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise TypeError(
+                "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
+                f"{self.generator!r}"
+            )
         if self.antithetic and self.sobol:
             raise ValueError("samples are antithetic or a Sobol sequence, not both")
+
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """Sums of three kinds, of four for groups, in float64 whatever the output."""
+        del dtype
+        return (4 if self.antithetic or self.sobol else 3) * torch.float64.itemsize
 
     @torch.no_grad()
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
@@ -70,7 +80,7 @@ class MonteCarlo(FunctionMethod):
             pairs = 2 if self.antithetic else 1
             count = max(2, -(-self.samples // pairs))
             blocks = _normal(network.inputs, count, sampler.block, self.generator)
-            results = [moments.result() for moments in sampler.moments(blocks, count * pairs)]
+            results = sampler.streamed(blocks, count * pairs)
         return [
             _rounded(output.dtype, *result)
             for output, result in zip(network.outputs, results, strict=True)
@@ -89,21 +99,19 @@ class _Sampler:
         widths += [output.event_shape.numel() for output in network.outputs]
         self.block = max(1, DRAWN // max(1, batch * max(widths)))
 
-    def moments(self, blocks: Iterator[Block], total: int) -> list[Moments]:
+    def streamed(self, blocks: Iterator[Block], total: int) -> list[Result]:
         """Moments of every output."""
-        sums: list[Moments] | None = None
+        moments = [Moments() for _ in self.network.outputs]
         for block in blocks:
-            values = self.values(block)
-            found = [Moments.of(value) for value in values]
+            parts = [self.values(block)]
             if self.method.antithetic:
-                opposite = self.values([-numbers for numbers in block])
-                found = [Moments.of(*both) for both in zip(values, opposite, strict=True)]
-            sums = found if sums is None else [a.plus(b) for a, b in zip(sums, found, strict=True)]
-            self.advance(len(block[0]) * (2 if self.method.antithetic else 1), total)
-        assert sums is not None
-        return sums
+                parts.append(self.values([-numbers for numbers in block]))
+            for tally, *both in zip(moments, *parts, strict=True):
+                tally.add(*both)
+            self.advance(len(block[0]) * len(parts), total)
+        return [tally.result() for tally in moments]
 
-    def replicated(self) -> list[tuple[Tensor, Tensor, SamplingError]]:
+    def replicated(self) -> list[Result]:
         """Moments of every output by independent scramblings."""
         each = max(2, -(-self.method.samples // REPLICATES))
         generator = self.method.generator
@@ -111,11 +119,12 @@ class _Sampler:
         seeds = torch.randint(2**31 - 1, (REPLICATES,), generator=generator, device=device)
         replicates = [Replicates() for _ in self.network.outputs]
         for seed in seeds.tolist():
-            blocks = _quasi_normal(self.network.inputs, each, self.block, seed)
-            for tally, moments in zip(
-                replicates, self.moments(blocks, REPLICATES * each), strict=True
-            ):
-                tally.add(moments)
+            for block in _quasi_normal(self.network.inputs, each, self.block, seed):
+                for tally, values in zip(replicates, self.values(block), strict=True):
+                    tally.add(values)
+                self.advance(len(block[0]), REPLICATES * each)
+            for tally in replicates:
+                tally.close()
         return [tally.result() for tally in replicates]
 
     def values(self, block: Block) -> list[Tensor]:

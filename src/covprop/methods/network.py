@@ -2,7 +2,8 @@
 
 It is run twice before anything else: at the means, where a `Trace` sees which of the results depend
 on the inputs and how large tensors get on the way; and with the first Gaussian of the batch moved,
-which shows where in each result the batch is, and that its elements stay apart.
+which shows where in each result the batch is, and that its elements stay apart. Where these two
+looks leave it open, there are more (`Looks`).
 """
 
 import warnings
@@ -17,8 +18,9 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from covprop.dispatch import leaves, map_leaves
-from covprop.errors import BatchDimensionError, UnsupportedOperation
+from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
+from covprop.methods.looks import Looks, random_state, randomness_kept
 from covprop.validation import SUPPORTED
 
 HELD = 2**20
@@ -97,26 +99,28 @@ class Network:
         self.call, self.inputs = call, tuple(inputs)
         self.batch_shape = inputs[0].batch_shape
         self._vectorised = True
-        means = [x.mean.detach() for x in inputs]
-        with torch.no_grad(), torch.random.fork_rng(_cuda(means)):
-            state = _random_state(means)
-            with Trace(copies := [mean.clone() for mean in means]) as trace:
+        looks = Looks(call, inputs)
+        with torch.no_grad(), randomness_kept(looks.means):
+            state = random_state(looks.means)
+            with Trace(copies := [mean.clone() for mean in looks.means]) as trace:
                 self.result = call(*copies)
-            self.draws = not torch.equal(_random_state(means), state)
+            self.draws = not torch.equal(random_state(looks.means), state)
             """Whether it takes random numbers."""
             _check(self.result)
             self.largest = trace.largest
             before = list(leaves(self.result))
             marked = [isinstance(leaf, Tensor) and trace.depends(leaf) for leaf in before]
             before = map_leaves(before, lambda leaf: leaf.clone() if _is(leaf) else leaf)
-        with torch.no_grad(), torch.random.fork_rng(_cuda(means)):
-            after = list(leaves(call(*(self._moved(x) for x in inputs))))
+        looks.before, after = before, looks.after_a_deviation()
         _check_same(before, after)
-        self.outputs = tuple(
-            self._output(i, old, new)
+        found = [
+            (i, old, new)
             for i, (old, new) in enumerate(zip(before, after, strict=True))
-            if _is(old) and (marked[i] or old.shape != new.shape or bool((old != new).any()))
-        )
+            if _is(old) and (marked[i] or looks.depends(i))
+        ]
+        self.seen = all(marked[i] for i, _, _ in found)
+        """Whether torch showed how the outputs depend on the inputs; of scripts it does not."""
+        self.outputs = tuple(_output(looks, i, old, new) for i, old, new in found)
 
     @property
     def means(self) -> tuple[Tensor, ...]:
@@ -157,59 +161,22 @@ class Network:
             result = result.movedim(output.batch_at, 0)
         return result.reshape(*self.batch_shape, output.event_shape.numel())
 
-    def _moved(self, x: Gaussian) -> Tensor:
-        """The mean, with that of the first Gaussian of the batch moved by a deviation."""
-        first = (0,) * len(self.batch_shape)
-        moved = x.mean.detach().clone()
-        if moved.numel():  # a batch may be empty
-            shift = x.stddev.detach()[first]
-            signs = torch.ones_like(shift).flatten()
-            signs[1::2] = -1
-            moved[first] += shift * signs.reshape(shift.shape)
-        return moved
 
-    def _output(self, leaf: int, old: Tensor, new: Tensor) -> Output:
-        if old.dtype not in SUPPORTED:
-            raise UnsupportedOperation(
-                f"the model returns {old.dtype} numbers, which have no Gaussian; return the "
-                "float32 or float64 tensor that they come from"
-            )
-        _check_shape(old.shape, new.shape)
-        at = self._batch_at(old, new) if self.batch_shape else 0
-        event = list(old.shape)
-        del event[at : at + len(self.batch_shape)]
-        return Output(leaf, old.shape, at, torch.Size(event), old.dtype)
-
-    def _batch_at(self, old: Tensor, new: Tensor) -> int:
-        """Where the batch is: the dimensions along which only the first has changed."""
-        batch, changed = self.batch_shape, old != new
-        first = (0,) * len(batch)
-        places = range(old.dim()) if len(batch) == 1 else [0]
-        for at in places:
-            if old.shape[at : at + len(batch)] != batch:
-                continue
-            others = changed.movedim(at, 0).clone()
-            if others.numel():
-                others[first] = False
-            if not bool(others.any()):
-                return at
-        raise BatchDimensionError(
-            f"the model returns a tensor of shape {tuple(old.shape)} in which the elements of the "
-            f"batch {tuple(batch)} are not kept apart"
+def _output(looks: Looks, leaf: int, old: Tensor, new: Tensor) -> Output:
+    if old.dtype not in SUPPORTED:
+        raise UnsupportedOperation(
+            f"the model returns {old.dtype} numbers, which have no Gaussian; return the "
+            "float32 or float64 tensor that they come from"
         )
+    _check_shape(old.shape, new.shape)
+    at = looks.batch_at(leaf) if looks.batch_shape else 0
+    event = list(old.shape)
+    del event[at : at + len(looks.batch_shape)]
+    return Output(leaf, old.shape, at, torch.Size(event), old.dtype)
 
 
 def _is(leaf: Any) -> bool:
     return isinstance(leaf, Tensor)
-
-
-def _cuda(tensors: Sequence[Tensor]) -> list[int]:
-    return sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
-
-
-def _random_state(tensors: Sequence[Tensor]) -> Tensor:
-    states = [torch.cuda.get_rng_state(device) for device in _cuda(tensors)]
-    return torch.cat([torch.get_rng_state(), *states])
 
 
 def _check_shape(expected: torch.Size, found: torch.Size) -> None:

@@ -50,8 +50,17 @@ class PiecewiseLinear(FunctionMethod):
         if self.layer is not None and type(self.layer) not in (int, str):
             raise ValueError(f"a layer is a number or the name of a module, not {self.layer!r}")
 
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """As of the last linearisation; the ReLU has its own."""
+        return 2 * dtype.itemsize
+
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """B Cov(relu(y)) B^T for y ~ N(f_1(mu), A S A^T), about f(mu) + B (E relu(y) - relu)."""
+        if not network.seen:
+            raise UnsupportedOperation(
+                "PL-DNN looks for a ReLU, and cannot look into all of this model, as into scripts "
+                "of TorchScript; propagate the module that was scripted, or use cp.Linearized()"
+            )
         chosen = self._choose(_calls(network))
         before = Network(lambda *tensors: _input_of(network, chosen, tensors), network.inputs)
         (point,), (jacobians,) = linearize(before)

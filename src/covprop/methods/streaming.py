@@ -1,8 +1,13 @@
 """Moments of samples that come in blocks, and their standard errors.
 
 Samples come alone, or in antithetic pairs, or in replicates of a quasi-random sequence: what is
-independent is the group. Sums are kept about the mean so far; two blocks are put together by
-moving both to their common mean (Chan, Golub & LeVeque), so that nothing cancels.
+independent is the group. Sums are kept about a centre c, the mean of the first block, in place, and
+moved to the mean at the end. Little cancels: the centre is k of the N samples' own mean, so that
+its squared distance from the mean is at most N / k variances.
+
+Each group has d = its mean - c and g = its mean of (y - c)(y - c)^T. The standard error of the
+covariance is that of the mean of g - delta d^T - d delta^T, with delta the mean of d: what g would
+be about the mean of all samples, but for a constant.
 """
 
 from dataclasses import dataclass
@@ -17,158 +22,185 @@ from covprop.gaussian import SamplingError
 Result = tuple[Tensor, Tensor, SamplingError]
 
 
-def products(left: Tensor, right: Tensor) -> Tensor:
-    """Sums over samples (count, *batch, m) of all pairs, (*batch, m, m)."""
-    return left.movedim(0, -1) @ right.movedim(0, -2)
+def add_products(total: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> None:
+    """Add sums over samples (count, *batch, m) of all pairs to a total (*batch, m, m), in place."""
+    count, *batch, size = left.shape
+    shape = count, torch.Size(batch).numel(), size
+    total.view(shape[1], size, size).baddbmm_(
+        left.reshape(shape).permute(1, 2, 0), right.reshape(shape).permute(1, 0, 2), alpha=factor
+    )
 
 
-@final
-@dataclass(frozen=True)
-class Halves:
-    """Sums of half differences b of antithetic pairs beside half sums a, a about its mean.
+@dataclass
+class _Sums:
+    """Over groups: of d, d_i d_j, g_ij d_j and g_ij^2; of b_i b_j where there are pairs."""
 
-    squares sum b_i b_j, fourth sum b_i^2 b_j^2, mixed sum a_i b_i a_j b_j, third sum a_i b_i b_j.
-    """
-
-    squares: Tensor
-    fourth: Tensor
-    mixed: Tensor
-    third: Tensor
-
-    @classmethod
-    def of(cls, a: Tensor, b: Tensor) -> "Halves":
-        """Of a block, a centred."""
-        both = a * b
-        squares = b.square()
-        return cls(products(b, b), products(squares, squares), products(both, both),
-                   products(both, b))  # fmt: skip
-
-    def about(self, shift: Tensor) -> "Halves":
-        """The same sums for a - shift."""
-        row, column = shift[..., :, None], shift[..., None, :]
-        mixed = self.mixed - column * self.third - row * self.third.mT + row * column * self.squares
-        return Halves(self.squares, self.fourth, mixed, self.third - row * self.squares)
-
-    def plus(self, other: "Halves") -> "Halves":
-        """Of both, about the same mean."""
-        return Halves(self.squares + other.squares, self.fourth + other.fourth,
-                      self.mixed + other.mixed, self.third + other.third)  # fmt: skip
-
-
-@final
-@dataclass(frozen=True)
-class Moments:
-    """Sums over groups about their mean: of d_i d_j, d_i^2 d_j and d_i^2 d_j^2.
-
-    A group is a sample, or an antithetic pair: then d is its half sum, and `halves` has the rest.
-    """
-
-    count: int
-    mean: Tensor
+    first: Tensor
     second: Tensor
-    third: Tensor
-    fourth: Tensor
-    halves: Halves | None = None
+    mixed: Tensor
+    squares: Tensor
+    halves: Tensor | None
 
-    @classmethod
-    def of(cls, values: Tensor, opposite: Tensor | None = None) -> "Moments":
-        """Of a block (count, *batch, m), or of one and its antithetic counterpart."""
-        half = None if opposite is None else (values - opposite) / 2
-        values = values if opposite is None else (values + opposite) / 2
-        mean = values.mean(0)
-        deviation = values - mean
-        square = deviation.square()
-        halves = None if half is None else Halves.of(deviation, half)
-        return cls(len(values), mean, products(deviation, deviation),
-                   products(square, deviation), products(square, square), halves)  # fmt: skip
 
-    def plus(self, other: "Moments") -> "Moments":
-        """Of both sets of samples."""
-        count = self.count + other.count
-        step = other.mean - self.mean
-        one, two = (
-            self._about(step * (other.count / count)), other._about(step * (-self.count / count)),
-        )  # fmt: skip
-        halves = one.halves and two.halves and one.halves.plus(two.halves)
-        return Moments(count, one.mean, one.second + two.second, one.third + two.third,
-                       one.fourth + two.fourth, halves)  # fmt: skip
+@final
+class Moments:
+    """Samples, or antithetic pairs, one after another.
+
+    A sample has g = d d^T. A pair has its half sum c + d and its half difference b, and
+    g = d d^T + b b^T.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._count = 0
+        self._centre: Tensor | None = None
+        self._sums: _Sums | None = None
+
+    def add(self, values: Tensor, opposite: Tensor | None = None) -> None:
+        """A block (count, *batch, m), or one and its antithetic counterpart."""
+        middle = values if opposite is None else (values + opposite) / 2
+        if self._centre is None or self._sums is None:
+            self._centre = centre = middle.mean(0)
+            second, mixed, squares = (_zeros(centre) for _ in range(3))
+            halves = None if opposite is None else _zeros(centre)
+            self._sums = _Sums(torch.zeros_like(centre), second, mixed, squares, halves)
+        sums, d = self._sums, middle - self._centre
+        self._count += len(values)
+        sums.first += d.sum(0)
+        square = d.square()
+        add_products(sums.second, d, d)
+        add_products(sums.mixed, d, square)
+        add_products(sums.squares, square, square)
+        if opposite is not None and sums.halves is not None:
+            half = (values - opposite) / 2
+            both = d * half
+            add_products(sums.halves, half, half)
+            add_products(sums.mixed, half, both)
+            add_products(sums.squares, both, both, 2)
+            square = half.square()
+            add_products(sums.squares, square, square)
 
     def result(self) -> Result:
-        """Mean, unbiased covariance and their standard errors.
+        """Mean, unbiased covariance and their standard errors; the sums are used up.
 
-        With w = a_i a_j + b_i b_j of each group, the mean of w is the covariance of the samples
-        about their mean, to which the covariance of that mean is added.
+        The mean of g about the mean is the covariance of the samples about their mean, to which
+        the covariance of that mean is added.
         """
-        n = self.count
-        of_mean = self.second / (n * (n - 1))
-        products_of, squares = self.second, self.fourth
-        if self.halves is not None:
-            products_of = products_of + self.halves.squares
-            squares = squares + 2 * self.halves.mixed + self.halves.fourth
-        average = products_of / n
-        spread = (squares / n - average.square()).clamp(min=0)
-        size = n if self.halves is None else 2 * n
-        error = SamplingError(size, _deviation(of_mean), (spread / (n - 1)).sqrt())
-        return self.mean, symmetric(average + of_mean), error
+        assert self._centre is not None
+        assert self._sums is not None
+        n, sums, self._sums = self._count, self._sums, None
+        delta = sums.first / n
+        total = sums.second if sums.halves is None else sums.halves.add_(sums.second)
+        sums.squares.addcmul_(total, total, value=-1 / n)
+        sums.mixed.addcmul_(total, _column(delta), value=-1)
+        sums.second.addcmul_(_row(delta), _column(delta), value=-n)
+        if sums.halves is not None:
+            total.addcmul_(_row(delta), _column(delta), value=-n)
+        stderr = _stderr(n, sums.squares, sums.mixed, sums.second, delta)
+        mean_stderr = _mean_stderr(n, sums.second)
+        if sums.halves is None:
+            covariance = total.div_(n - 1)
+        else:
+            covariance = total.add_(sums.second, alpha=1 / (n - 1)).div_(n)
+        size = n if sums.halves is None else 2 * n
+        del sums
+        return self._centre + delta, symmetric(covariance), SamplingError(size, mean_stderr, stderr)
 
-    def _about(self, shift: Tensor) -> "Moments":
-        """The same sums about the mean + shift, which is then called the mean."""
-        n, row, column = self.count, shift[..., :, None], shift[..., None, :]
-        variance = self.second.diagonal(dim1=-2, dim2=-1)
-        of_row, of_column = variance[..., :, None], variance[..., None, :]
-        third = (
-            self.third - column * of_row - 2 * row * self.second - n * row.square() * column
-        )  # fmt: skip
-        fourth = (
-            self.fourth
-            - 2 * column * self.third - 2 * row * self.third.mT
-            + column.square() * of_row + row.square() * of_column + 4 * row * column * self.second
-            + n * row.square() * column.square()
-        )  # fmt: skip
-        halves = None if self.halves is None else self.halves.about(shift)
-        return Moments(n, self.mean + shift, self.second + n * row * column, third, fourth, halves)
+
+@dataclass
+class _Spread:
+    """Over replicates: the mean of g, sums of squares of its deviations, and with those of d."""
+
+    own: Tensor
+    """The sum of the present replicate."""
+    average: Tensor
+    mixed: Tensor
+    squares: Tensor
 
 
 @final
 class Replicates:
-    """Means and covariances of independent replicates, and how they spread."""
+    """Independent replicates of a sequence, equally long, one after another.
+
+    Deviations of g from its mean are tiny, and updated by Welford's formula.
+    """
 
     def __init__(self) -> None:
         """Begin without any."""
-        self._count = self._samples = 0
-        self._means: list[Tensor] = []
-        self._average: Tensor | None = None
-        self._spread: Tensor | None = None
+        self._samples = self._length = 0
+        self._centre: Tensor | None = None
+        self._first: list[Tensor] = []
+        self._spread: _Spread | None = None
 
-    def add(self, replicate: Moments) -> None:
-        """One more; its covariance enters by Welford's update."""
-        inner = replicate.second / replicate.count
-        self._count += 1
-        self._samples += replicate.count
-        self._means.append(replicate.mean)
-        if self._average is None or self._spread is None:
-            self._average, self._spread = inner, torch.zeros_like(inner)
-            return
-        step = inner - self._average
-        self._average = self._average + step / self._count
-        self._spread = self._spread + step * (inner - self._average)
+    def add(self, values: Tensor) -> None:
+        """A block (count, *batch, m) of the present replicate."""
+        if self._centre is None or self._spread is None:
+            self._centre = values.mean(0)
+            self._spread = _Spread(*(_zeros(self._centre) for _ in range(4)))
+        d = values - self._centre
+        if not self._length:
+            self._first.append(torch.zeros_like(self._centre))
+        self._first[-1] += d.sum(0)
+        self._length += len(values)
+        add_products(self._spread.own, d, d)
+
+    def close(self) -> None:
+        """The present replicate is complete."""
+        assert self._spread is not None
+        spread, count = self._spread, len(self._first)
+        self._first[-1] /= self._length
+        *earlier, d = self._first
+        move = d - torch.stack(earlier).mean(0) if earlier else d
+        step = spread.own.div_(self._length).sub_(spread.average)
+        spread.average.add_(step, alpha=1 / count)
+        spread.squares.addcmul_(step, step, value=1 - 1 / count)
+        spread.mixed.addcmul_(step, _column(move), value=1 - 1 / count)
+        self._samples, self._length = self._samples + self._length, 0
+        spread.own.zero_()
 
     def result(self) -> Result:
-        """The mean of the means; within and between replicates, and the covariance of the mean."""
-        assert self._average is not None
+        """Mean, covariance and their standard errors; the sums are used up."""
+        assert self._centre is not None
         assert self._spread is not None
-        count, means = self._count, torch.stack(self._means)
-        mean = means.mean(0)
-        between = products(means - mean, means - mean)
-        of_mean = between / (count * (count - 1))
-        covariance = self._average + between / count + of_mean
-        stderr = (self._spread / (count * (count - 1))).sqrt()
-        return (
-            mean,
-            symmetric(covariance),
-            SamplingError(self._samples, _deviation(of_mean), stderr),
-        )
+        n, spread, self._spread = len(self._first), self._spread, None
+        first = torch.stack(self._first)
+        delta = first.mean(0)
+        second = spread.own
+        add_products(second, first - delta, first - delta)
+        stderr = _stderr(n, spread.squares, spread.mixed, second, delta)
+        covariance = spread.average.addcmul_(_row(delta), _column(delta), value=-1)
+        covariance.add_(second, alpha=1 / (n * (n - 1)))
+        error = SamplingError(self._samples, _mean_stderr(n, second), stderr)
+        del spread, second
+        return self._centre + delta, symmetric(covariance), error
 
 
-def _deviation(covariance: Tensor) -> Tensor:
-    return covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+def _stderr(n: int, squares: Tensor, mixed: Tensor, second: Tensor, delta: Tensor) -> Tensor:
+    """Of the mean over n groups of g - delta d^T - d delta^T, in place of the squares.
+
+    Sums over groups: squares of (g - mean g)_ij^2, mixed of (g - mean g)_ij (d - delta)_j, second
+    of (d - delta)_i (d - delta)_j. Mixed is used up.
+    """
+    row, column, variance = _row(delta), _column(delta), second.diagonal(dim1=-2, dim2=-1)
+    mixed.addcmul_(second, column, value=-0.5)  # half of 2 delta_i delta_j second_ij on each side
+    squares.addcmul_(mixed, row, value=-2).addcmul_(mixed.mT, column, value=-2)
+    squares.addcmul_(row.square(), _column(variance)).addcmul_(_row(variance), column.square())
+    return squares.clamp_(min=0).div_(n * (n - 1)).sqrt_()
+
+
+def _mean_stderr(n: int, second: Tensor) -> Tensor:
+    return second.diagonal(dim1=-2, dim2=-1).clamp(min=0).div(n * (n - 1)).sqrt()
+
+
+def _zeros(mean: Tensor) -> Tensor:
+    return mean.new_zeros(*mean.shape, mean.shape[-1])
+
+
+def _row(vector: Tensor) -> Tensor:
+    """What multiplies the row of its number."""
+    return vector[..., :, None]
+
+
+def _column(vector: Tensor) -> Tensor:
+    """What multiplies the column of its number."""
+    return vector[..., None, :]

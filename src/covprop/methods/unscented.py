@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import symmetric
+from covprop.errors import UnsupportedOperation
 from covprop.methods.base import Advance, Estimate, FunctionMethod
 from covprop.methods.network import Network
 from covprop.methods.roots import Root
@@ -40,11 +41,15 @@ class Unscented(FunctionMethod):
         if not (math.isfinite(self.beta) and math.isfinite(self.kappa)):
             raise ValueError(f"beta and kappa are numbers, not {self.beta} and {self.kappa}")
 
+    def entry_bytes(self, dtype: torch.dtype) -> int:
+        """The sum, what it is scaled and shifted by, and the symmetric part."""
+        return 5 * dtype.itemsize
+
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """Weighted moments of the outputs about the output at the mean, some points at a time."""
         size = sum(x.event_shape.numel() for x in network.inputs)
         if size + self.kappa <= 0:
-            raise ValueError(
+            raise UnsupportedOperation(
                 f"n + kappa must be positive, and the input has n = {size}; kappa is {self.kappa}"
             )
         reach = self.alpha**2 * (size + self.kappa)  # squared, and n + lambda

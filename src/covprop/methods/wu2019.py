@@ -10,7 +10,7 @@ from torch import Tensor
 from covprop.activations import Activated, Activation, Piecewise
 from covprop.activations.base import Elements
 from covprop.covariance import Covariance
-from covprop.errors import UnsupportedOperation, name_of
+from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import correlation
 from covprop.kernels.wu2019 import bump_first, bump_second
 from covprop.methods.base import LayerwiseMethod, Replacements
@@ -77,11 +77,8 @@ def _pair_of(activation: Activation) -> Callable[[Elements, Elements, Tensor], T
             return partial(_pair, bump_second)
         if shape == ([0.0, 0.0], [1.0], 0.0):
             return partial(_pair, bump_first)
-    function = activation.function if isinstance(activation, Piecewise) else type(activation)
-    function = function.func if isinstance(function, partial) else function
     raise UnsupportedOperation(
-        f"Wu et al. (2019) have formulas for ReLU and Heaviside alone, and this is "
-        f"{name_of(function)}; use cp.Exact() or cp.Series()"
+        "Wu et al. (2019) have formulas for ReLU and Heaviside alone; use cp.Exact() or cp.Series()"
     )
 
 

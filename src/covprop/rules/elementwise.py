@@ -18,12 +18,17 @@ from covprop.kernels.normal import is_finite
 from covprop.tensor import GaussianTensor, dispatch
 
 
-def apply(activation: Activation, x: GaussianTensor) -> GaussianTensor:
-    """Carry a Gaussian through an activation in the way of its method."""
+def apply(
+    function: Callable[..., Any], activation: Activation, x: GaussianTensor
+) -> GaussianTensor:
+    """Carry a Gaussian through an activation, of this function, in the way of its method."""
     flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
     observe = x.lineage.observe
     seen = activation if observe is None else observe(activation)
-    mean, covariance = x.method.activate(seen, flat, x.covariance)
+    try:
+        mean, covariance = x.method.activate(seen, flat, x.covariance)
+    except UnsupportedOperation as error:
+        raise UnsupportedOperation(f"{name_of(function)}: {error}") from error
     if not (is_finite(mean) and is_finite(covariance.diagonal())):
         raise MomentOverflow(
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
@@ -69,7 +74,7 @@ def register(
         chosen = x.method.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
-        result = apply(chosen, x)
+        result = apply(function, chosen, x)
         if not changes_input:
             return result
         x.become(result)
@@ -101,7 +106,7 @@ def prelu_rule(
         shape[1 if input.dim() > 1 else 0] = -1
     slopes = weight.reshape(shape).expand(input.shape).movedim(input.batch_at, 0)
     slopes = slopes.reshape(*input.batch_shape, input.event_shape.numel())
-    return apply(prelu(slopes.double()), input.laid(0)).laid(input.batch_at)
+    return apply(function, prelu(slopes.double()), input.laid(0)).laid(input.batch_at)
 
 
 @overload
@@ -147,7 +152,9 @@ def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[f
     return function(x)
 
 
-RULES[activated] = lambda _, x, function, kinks: apply(Quadrature(function, tuple(kinks)), x)
+RULES[activated] = lambda _, x, function, kinks: apply(
+    function, Quadrature(function, tuple(kinks)), x
+)
 BATCH[activated], KIND[activated] = Batch.ANYWHERE, "element-wise"
 
 
