@@ -27,7 +27,7 @@ from covprop.methods import (
     Wu2019,
 )
 from covprop.propagate import propagate
-from covprop.report.table import in_digits, in_percent
+from covprop.verdict import Verdict, rank
 
 SAMPLES = 75_000
 METHODS: tuple[Method, ...] = (
@@ -37,13 +37,6 @@ METHODS: tuple[Method, ...] = (
 """What is compared unless the user says."""
 RESOLVED = 10.0
 """Standard errors that a mean has to be from zero for a ratio to it to say something."""
-DOUBT = 0.01
-"""Probability that sampling alone makes any figure of a right method look wrong, about."""
-TESTS = 3
-"""It is shared by tests of the means, of the covariances, and of all together."""
-FINE = "within sampling error"
-ROUNDING = 32.0
-"""In units of machine epsilon: differences that are none, where nothing varies."""
 
 
 @torch.no_grad()
@@ -140,7 +133,7 @@ def _reference(call: Footprint) -> Reference:
     of_variance = spread.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
     matrix = truth.covariance_matrix.double()
     values = torch.linalg.eigvalsh(matrix).clamp(min=0)
-    rank = _rank(values, truth.dtype)
+    freedom = rank(values, truth.dtype)
     return Reference(
         f"MonteCarlo({samples:,})", truth, call.seconds, call.peak_bytes, samples,
         _divided(error, mean.abs(), resolved),
@@ -148,7 +141,7 @@ def _reference(call: Footprint) -> Reference:
         _divided(error, variance.sqrt(), varies),
         spread.square().sum((-2, -1)).sqrt() / _norm(matrix),
         wasserstein_of_sampling(values, samples),
-        rank * (rank + 3) / (4 * samples),
+        freedom * (freedom + 3) / (4 * samples),
     )  # fmt: skip
 
 
@@ -173,8 +166,6 @@ def agree(found: Gaussian, reference: Reference) -> Agreement:
             f"the method's mean has shape {tuple(found.mean.shape)}, that of the samples "
             f"{tuple(truth.mean.shape)}"
         )
-    assert truth.mean_stderr is not None
-    assert truth.covariance_stderr is not None
     mean, variance = truth.mean.double(), truth.variance.double()
     shift = found.mean.double() - mean
     matrix, ours = truth.covariance_matrix.double(), found.covariance_matrix.double()
@@ -189,74 +180,8 @@ def agree(found: Gaussian, reference: Reference) -> Agreement:
         kl_divergence(truth, found),
         "",
     )
-    rounding = ROUNDING * torch.finfo(truth.dtype).eps
-    scale = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    still = rounding * mean.abs()
-    flat = still.reshape(scale.shape)
-    least = rounding * scale[..., :, None] * scale[..., None, :]
-    least = least + flat[..., :, None] * flat[..., None, :]
-    in_mean = _surprises(shift, truth.mean_stderr, still)
-    in_covariance = _surprises(ours - matrix, truth.covariance_stderr, least)
-    jointly = _joint_surprises(agreement.kl, truth)
-    verdict = _verdict(agreement, in_mean, in_covariance, (agreement.kl / reference.kl)[jointly])
+    verdict = Verdict(found, truth).of(agreement, reference.kl)
     return dataclasses.replace(agreement, verdict=verdict)
-
-
-def _surprises(difference: Tensor, stderr: Tensor, rounding: Tensor) -> Tensor:
-    """Which differences sampling does not explain, all of them considered together."""
-    size = difference.abs()
-    normal = torch.tensor(1 - DOUBT / TESTS / 2 / max(1, size.numel()), dtype=torch.float64)
-    return size > torch.special.ndtri(normal).to(size) * stderr.double() + rounding
-
-
-def _joint_surprises(divergence: Tensor, truth: Gaussian) -> Tensor:
-    """Which finite divergences are more than sampling makes of all moments together.
-
-    Of N Gaussian samples of rank k, 2 N KL has about a chi-squared distribution with k (k + 3) / 2
-    degrees of freedom; it is divided by the most that any entry of the covariance varies more than
-    it would in Gaussian samples, as the standard errors tell. They do not tell it of combinations
-    of outputs that hardly vary, so this is a hint and no proof.
-    """
-    assert truth.samples is not None
-    assert truth.covariance_stderr is not None
-    matrix = truth.covariance_matrix.double()
-    variance = matrix.diagonal(dim1=-2, dim2=-1)
-    expected = variance[..., :, None] * variance[..., None, :] + matrix.square()
-    measured = truth.covariance_stderr.double().square() * truth.samples
-    ratio = torch.where(expected > 0, measured / torch.where(expected > 0, expected, 1), 1)
-    rank = _rank(torch.linalg.eigvalsh(matrix), truth.dtype).double()
-    freedom = (rank * (rank + 3) / 2).clamp(min=1)
-    statistic = 2 * truth.samples * divergence / ratio.amax((-2, -1)).clamp(min=1)
-    finite = torch.isfinite(statistic)
-    chance = torch.special.gammaincc(freedom / 2, torch.where(finite, statistic, 0) / 2)
-    return finite & (chance < DOUBT / TESTS / max(1, chance.numel()))
-
-
-def _rank(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """How many eigenvalues, in ascending order, are more than rounding."""
-    return (values > torch.finfo(dtype).eps * values.shape[-1] * values[..., -1:]).sum(-1)
-
-
-def _verdict(found: Agreement, in_mean: Tensor, in_covariance: Tensor, jointly: Tensor) -> str:
-    """The largest errors that sampling does not explain, one by one or else all together."""
-    parts = []
-    in_variance = in_covariance.diagonal(dim1=-2, dim2=-1).reshape(in_mean.shape)
-    if bool(in_mean.any()):
-        worst = _largest(found.mean_error[in_mean])
-        parts.append(f"mean off by {in_digits(worst, 2)} std")
-    if bool(in_variance.any()):
-        worst = _largest(found.variance_ratio[in_variance] - 1)
-        parts.append(f"variance off by {in_percent(worst)}")
-    elif bool(in_covariance.any()):
-        parts.append(f"covariance off by {in_percent(_largest(found.covariance_error))}")
-    if parts or not jointly.numel():
-        return ", ".join(parts) or FINE
-    return f"each moment {FINE}, but KL {in_digits(float(jointly.max()), 2)} times it"
-
-
-def _largest(values: Tensor) -> float:
-    """An output that should not vary is infinitely off."""
-    return float(values.abs().nan_to_num(nan=math.inf).max())
 
 
 def _divided(numerator: Tensor, denominator: Tensor, known: Tensor) -> Tensor:
