@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ RESOLVED = 10.0
 def compare(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    methods: Sequence[Method] | Mapping[str, Method] = METHODS,
+    methods: Method | Iterable[Method] | Mapping[str, Method] = METHODS,
     samples: int = SAMPLES,
     generator: torch.Generator | None = None,
     show: bool = True,
@@ -51,50 +51,91 @@ def compare(
 ) -> Comparison:
     """How far methods are from Monte Carlo on this network and input, and what they take.
 
-    module, inputs: as for `cp.propagate`; the module returns one tensor. methods: method objects,
-    or a mapping from names to them; by default all that covprop has, and those that refuse say why.
+    module, inputs: as for `cp.propagate`; the module returns one tensor. methods: a method object,
+    several, or a mapping from names to them; by default all that covprop has, and those that refuse
+    or fail say why.
     samples, generator: of the Monte Carlo run that is the reference. Prints the table unless
     show=False; the result has it as str() and every figure of every output.
     """
-    named = methods if isinstance(methods, Mapping) else {method_name(m): m for m in methods}
+    named = _named(methods)
+    _check_inputs(inputs, named_inputs)
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
-
     device = given[0].device if given else torch.device("cpu")
 
     def run(method: Method) -> Any:
         return propagate(module, *inputs, method=method, **named_inputs)
 
-    reference = _reference(_sampled(run, samples, generator, device))
-    rows = []
-    for name, method in named.items():
-        try:
-            call = footprint(partial(run, method), device)
-        except CovpropError as error:
-            rows.append(ComparisonRow(name, method, refusal=str(error).splitlines()[0]))
-            continue
-        agreement = agree(call.result, reference)
-        rows.append(
-            ComparisonRow(name, method, call.seconds, call.peak_bytes, call.result, agreement)
-        )
-    comparison = Comparison(reference, tuple(rows))
+    reference = _reference(_sampled(run, MonteCarlo(samples, generator), device))
+    rows = tuple(_row(name, method, run, reference, device) for name, method in named.items())
+    comparison = Comparison(reference, rows)
     if show:
         print(comparison)
     return comparison
 
 
-def _sampled(
-    run: Callable[[Method], Any], samples: int, generator: torch.Generator | None, device: Any
-) -> Footprint:
-    """A Monte Carlo run; its memory is that of a second one, of as many samples as are brief."""
-    result, seconds = timed(lambda: run(MonteCarlo(samples, generator)), device)
+def _named(methods: Any) -> dict[str, Method]:
+    """Methods by name; a name that comes again is numbered."""
+    if isinstance(methods, Mapping):
+        names, given = [str(name) for name in methods], list(methods.values())
+    else:
+        alone = isinstance(methods, Method | str) or not isinstance(methods, Iterable)
+        names, given = [], [methods] if alone else list(methods)
+    for method in given:
+        if not isinstance(method, Method):
+            what = method.__name__ if isinstance(method, type) else repr(method)
+            raise TypeError(
+                f"methods holds {what}, and a method is an object such as cp.Exact() or "
+                "cp.Series(order=4)"
+            )
+    names = names or [method_name(method) for method in given]
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    numbered = (
+        name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True)
+    )
+    return dict(zip(numbered, given, strict=True))
+
+
+def _check_inputs(inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
+    """Methods among them belong elsewhere."""
+    for leaf in leaves((inputs, named_inputs)):
+        if isinstance(leaf, Method) or (isinstance(leaf, type) and issubclass(leaf, Method)):
+            name = leaf.__name__ if isinstance(leaf, type) else type(leaf).__name__
+            raise TypeError(
+                f"compare takes methods as methods=[cp.{name}(), ...], and not as an input or as "
+                "method=..."
+            )
+
+
+def _row(
+    name: str, method: Method, run: Callable[[Method], Any], reference: Reference, device: Any
+) -> ComparisonRow:
+    """What a method found; the samples went through, so an error is the method's own."""
+    try:
+        call = footprint(partial(run, method), device)
+        agreement = agree(call.result, reference)
+    except (CovpropError, ValueError, RuntimeError) as error:
+        reason = str(error).strip() or type(error).__name__
+        return ComparisonRow(name, method, refusal=reason.splitlines()[0])
+    return ComparisonRow(name, method, call.seconds, call.peak_bytes, call.result, agreement)
+
+
+def _sampled(run: Callable[[Method], Any], method: MonteCarlo, device: Any) -> Footprint:
+    """A Monte Carlo run; its memory is that of another one, of as many samples as are brief.
+
+    Two samples go first, to see what the module returns.
+    """
+    own = torch.Generator(device).manual_seed(0)
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(cuda):
+        result = run(MonteCarlo(2, own))
     if not isinstance(result, Gaussian):
         raise TypeError(
             f"compare takes a module that returns one tensor, and this one returns a "
             f"{type(result).__name__}; wrap it in a function that picks one"
         )
+    result, seconds = timed(lambda: run(method), device)
+    samples = method.samples
     brief = max(2, min(samples, int(samples * BRIEF / max(seconds, BRIEF))))
-    own = torch.Generator(device).manual_seed(0)
-    cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(cuda):
         second = footprint(lambda: run(MonteCarlo(brief, own)), device, repeat=False)
     return Footprint(result, seconds, second.peak_bytes)
