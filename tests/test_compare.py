@@ -370,8 +370,14 @@ def test_it_is_json_and_html() -> None:
 def test_the_figure_has_labelled_axes_and_the_methods() -> None:
     comparison = compare(network(nn.Linear(3, 2)), gaussian(), samples=500)
     figure = comparison.plot()
-    assert len(figure.axes) == 6
-    assert all(axis.get_xlabel() for axis in figure.axes)
+    panels = [axis for axis in figure.axes if axis.axison]
+    labels = [axis.get_xlabel() for axis in panels]
+    assert len(labels) == 7
+    assert all(labels)
+    (distances,) = (axis for axis in panels if axis.get_xlabel().startswith("W2"))
+    marks = [line.get_xdata()[0] for line in distances.lines[:-1]]
+    rows = [row.agreement for row in comparison.rows if row.agreement is not None]
+    assert marks == [float(agreement.wasserstein) for agreement in rows]
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == [row.name for row in comparison.rows if row.agreement is not None]
 
