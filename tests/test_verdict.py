@@ -110,6 +110,23 @@ def test_rounding_is_no_error_of_all_moments_together() -> None:
     assert {verdict(right, sampled(model, x, 75_000, seed)) for seed in range(5)} == {FINE}
 
 
+def test_a_divergence_is_told_in_units_of_the_outputs_that_count() -> None:
+    """Two outputs that only differ together, beside twenty of which samples know little."""
+    size = 22
+    truth, found = torch.eye(size).double(), torch.eye(size).double()
+    truth[0, 1] = truth[1, 0] = 0.999
+    found[0, 1] = found[1, 0] = 0.9995
+    stderr = torch.full((size, size), 0.3).double()
+    stderr[:2, :2] = 0.01
+    mean = torch.ones(size).double()
+    error = SamplingError(20_000, torch.full_like(mean, 0.01), stderr)
+    told = verdict(cp.Gaussian(mean, found), cp.Gaussian(mean, truth, sampling=error))
+    ratios = torch.tensor([2.0, 1.999 / 1.9995])
+    expected = float((ratios - 1 - ratios.log()).sum() / 2) / (2 * 5 / (4 * 20_000))
+    (times,) = (float(word) for word in told.split() if word[0].isdigit())
+    assert abs(times / expected - 1) < 0.05  # two digits
+
+
 def test_the_covariance_error_is_that_of_the_elements_that_are_off() -> None:
     """Element 0 is sampled badly and right, element 1 precisely and slightly wrong."""
     truth = torch.eye(2).double().repeat(2, 1, 1)

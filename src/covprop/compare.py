@@ -221,7 +221,7 @@ def agree(found: Gaussian, reference: Reference) -> Agreement:
         kl_divergence(truth, found),
         "",
     )
-    verdict = Verdict(found, truth).of(agreement, reference.kl)
+    verdict = Verdict(found, truth).of(agreement)
     return dataclasses.replace(agreement, verdict=verdict)
 
 

@@ -23,6 +23,8 @@ ROUNDING = 32.0
 """In units of machine epsilon: differences that are none, where nothing varies."""
 RARE = 0.1
 """Relative standard error of a sampled variance from which a unit is rarely active."""
+UNKNOWN = 0.2
+"""The same error from which an output does not count in the divergence."""
 SKEW = 0.5
 """Of z^2 times that error: how much wider than normal its sampled moments are held to be."""
 
@@ -41,7 +43,7 @@ class Verdict:
     found: Gaussian
     truth: Gaussian
 
-    def of(self, agreement: Agreement, expected_divergence: Tensor) -> str:
+    def of(self, agreement: Agreement) -> str:
         """The largest errors that sampling does not explain, one by one or else all together."""
         in_mean, in_covariance = self.in_mean(), self.in_covariance()
         in_variance = in_covariance.diagonal(dim1=-2, dim2=-1)
@@ -57,11 +59,10 @@ class Verdict:
             parts.append(f"covariance off by {in_percent(worst)}")
         if parts:
             return ", ".join(parts)
-        divergence, surprising = self.jointly()
+        times, surprising = self.jointly()
         if not bool(surprising.any()):
             return FINE
-        times = float((divergence / expected_divergence)[surprising].max())
-        return f"each moment {FINE}, but KL {in_digits(times, 2)} times it"
+        return f"each moment {FINE}, but KL {in_digits(float(times[surprising].max()), 2)} times it"
 
     def in_mean(self) -> Tensor:
         """Which means are surprising, (*batch, n).
@@ -105,7 +106,7 @@ class Verdict:
         return beyond | torch.diag_embed(impossible)
 
     def jointly(self) -> tuple[Tensor, Tensor]:
-        """Divergences (*batch), and which are more than sampling makes of all moments together.
+        """Divergences over those of Gaussian samples, and which sampling does not explain, (*batch).
 
         Of N Gaussian samples of rank k, 2 N KL has about a chi-squared distribution with
         k (k + 3) / 2 degrees of freedom; it is divided by the most that any entry of the covariance
@@ -113,7 +114,7 @@ class Verdict:
         it of combinations of outputs that hardly vary, so this is a hint and no proof. Rarely
         active units are left out, and so is what rounding can do.
         """
-        kept = self._seen & (self._relative <= RARE)
+        kept = self._seen & (self._relative <= UNKNOWN)
         both = _pairs(torch.logical_and, kept, kept)
         first, second = (
             self._only(kept, both, mean, matrix)
@@ -133,7 +134,8 @@ class Verdict:
         statistic = 2 * self._samples * statistic / ratio
         finite = torch.isfinite(statistic)
         chance = torch.special.gammaincc(freedom / 2, torch.where(finite, statistic, 0) / 2)
-        return divergence, finite & (chance < DOUBT / TESTS / max(1, chance.numel()))
+        times = divergence / (freedom / (2 * self._samples))
+        return times, finite & (chance < DOUBT / TESTS / max(1, chance.numel()))
 
     def _rounding_divergence(self, values: Tensor, both: Tensor, kept: Tensor) -> Tensor:
         """At most, to second order: (|dm|^2 / l + |dC|^2 / (2 l^2)) / 2, l the least eigenvalue."""
