@@ -106,7 +106,7 @@ class Verdict:
         return beyond | torch.diag_embed(impossible)
 
     def jointly(self) -> tuple[Tensor, Tensor]:
-        """Divergences over those of Gaussian samples, and which sampling does not explain, (*batch).
+        """Divergences over those of Gaussian samples, and which are not by chance, (*batch).
 
         Of N Gaussian samples of rank k, 2 N KL has about a chi-squared distribution with
         k (k + 3) / 2 degrees of freedom; it is divided by the most that any entry of the covariance
@@ -223,7 +223,9 @@ class Verdict:
     def _relative(self) -> Tensor:
         """The standard error of a sampled variance over it; its inverse square counts samples."""
         stderr = self._spread.diagonal(dim1=-2, dim2=-1)
-        return torch.where(self._seen, stderr / torch.where(self._seen, self._sampled, 1), math.inf)
+        relative = stderr / torch.where(self._seen, self._sampled, 1)
+        # A handful of samples may seem to know it, and two always do.
+        return torch.where(self._seen, relative.clamp(min=1 / self._samples), math.inf)
 
     @property
     def _growth(self) -> Tensor:
