@@ -283,9 +283,54 @@ def test_nothing_global_is_drawn_with_a_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_module_that_returns_a_nest_is_refused() -> None:
+def test_a_module_that_returns_a_nest_is_refused_before_it_is_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(COMPARE, "timed", lambda *_: pytest.fail("it was sampled"))
     with pytest.raises(TypeError, match="one tensor"):
-        compare(lambda x: (x, x), gaussian(), samples=10)
+        compare(lambda x: (x, x), gaussian(), samples=10_000)
+
+
+def test_methods_in_the_wrong_place_are_told_where_they_belong() -> None:
+    x = gaussian()
+    for inputs, named in (((x, cp.Exact()), {}), ((x, [cp.Exact()]), {}), ((x, cp.Series), {}),
+                          ((x,), {"method": cp.Exact()})):  # fmt: skip
+        with pytest.raises(TypeError, match=r"compare takes methods as methods=\[cp\."):
+            compare(torch.relu, *inputs, samples=10, **named)
+
+
+@pytest.mark.parametrize("methods", [[cp.Exact], cp.Exact, "exact", ["exact"], 3, {"a": cp.Exact}])
+def test_what_is_no_method_is_refused(methods: Any) -> None:
+    with pytest.raises(TypeError, match=r"a method is an object such as cp.Exact\(\)"):
+        compare(torch.relu, gaussian(), methods=methods, samples=10)
+
+
+def test_one_method_need_not_be_a_list() -> None:
+    (row,) = compare(torch.relu, gaussian(), methods=cp.Exact(), samples=100).rows
+    assert row.name == "Exact()"
+
+
+def test_methods_of_one_name_are_numbered() -> None:
+    methods = [cp.Exact(), cp.MonteCarlo(50), cp.Exact(), cp.Exact()]
+    rows = compare(torch.relu, gaussian(), methods=methods, samples=100).rows
+    assert [row.name for row in rows] == [
+        "Exact()", "MonteCarlo(samples=50)", "Exact() 2", "Exact() 3"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_a_method_that_fails_does_not_stop_the_others(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise kind("the weights do not add up\nfor long")
+
+    monkeypatch.setattr(cp.Unscented, "estimate", fail)
+    failed, fine = compare(
+        torch.relu, gaussian(), methods=[cp.Unscented(), cp.Exact()], samples=100
+    ).rows
+    assert failed.refusal == "the weights do not add up"
+    assert fine.agreement is not None
 
 
 # What it looks like.
@@ -325,8 +370,14 @@ def test_it_is_json_and_html() -> None:
 def test_the_figure_has_labelled_axes_and_the_methods() -> None:
     comparison = compare(network(nn.Linear(3, 2)), gaussian(), samples=500)
     figure = comparison.plot()
-    assert len(figure.axes) == 6
-    assert all(axis.get_xlabel() for axis in figure.axes)
+    panels = [axis for axis in figure.axes if axis.axison]
+    labels = [axis.get_xlabel() for axis in panels]
+    assert len(labels) == 7
+    assert all(labels)
+    (distances,) = (axis for axis in panels if axis.get_xlabel().startswith("W2"))
+    marks = [line.get_xdata()[0] for line in distances.lines[:-1]]
+    rows = [row.agreement for row in comparison.rows if row.agreement is not None]
+    assert marks == [float(agreement.wasserstein) for agreement in rows]
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == [row.name for row in comparison.rows if row.agreement is not None]
 

@@ -12,6 +12,7 @@ from covprop.departure import (
     Departing,
     RunningMoments,
     kolmogorov_distance,
+    kolmogorov_quantile,
     median_and_worst,
 )
 from tests.oracles import assert_close
@@ -47,6 +48,17 @@ def test_kolmogorov_agrees_with_scipy(name: str) -> None:
         for c in samples.unbind(1)
     ]
     assert_close(kolmogorov_distance(samples), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("samples", "runs"), [(100, 20_000), (1000, 4000)])
+@pytest.mark.parametrize("doubt", [0.05, 0.01])
+def test_gaussian_samples_exceed_the_quantile_as_often_as_it_says(
+    samples: int, runs: int, doubt: float
+) -> None:
+    distances = kolmogorov_distance(draws(samples, runs))
+    share = float((distances > kolmogorov_quantile(samples, doubt)).double().mean())
+    error = math.sqrt(doubt / runs)
+    assert abs(share - doubt) < 5 * error + 0.2 * doubt  # a fit, good to two digits
 
 
 def test_the_atom_of_a_relu_is_its_distance() -> None:

@@ -251,6 +251,56 @@ def test_a_linear_network_departs_nowhere() -> None:
     assert trace.first_error() is None
 
 
+@pytest.mark.parametrize("samples", [100, 300, 500])
+def test_gaussian_steps_are_seldom_called_anything_else(samples: int) -> None:
+    """The worst of 120 elements: 5 % by chance; more than 5 of 30 have one of 4e-3."""
+    model = network(nn.Linear(20, 50), nn.Linear(50, 50))
+    x = cp.Gaussian(torch.zeros(20).double(), torch.eye(20).double())
+    called = 0
+    for seed in range(30):
+        own = torch.Generator().manual_seed(seed)
+        called += cp.trace(model, x, samples=samples, generator=own).first_departure() is not None
+    assert called <= 5
+
+
+@pytest.mark.parametrize("samples", [100, 300])
+def test_right_variances_are_seldom_called_wrong(samples: int) -> None:
+    """Behind one ReLU they are exact, and some units are rarely active."""
+    model = network(nn.Linear(20, 50), nn.ReLU())
+    x = isotropic(20, stddev=0.5)
+    called = 0
+    for seed in range(30):
+        own = torch.Generator().manual_seed(seed)
+        called += cp.trace(model, x, samples=samples, generator=own).first_error() is not None
+    assert called <= 3
+
+
+@pytest.mark.parametrize("samples", [1, 2, -3, 99, 1e3])
+def test_too_few_samples_are_refused(samples: Any) -> None:
+    with pytest.raises(ValueError, match="whole number from 100"):
+        cp.trace(torch.relu, isotropic(2), samples=samples)
+
+
+def test_the_covariance_of_the_input_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    dense, roots = (
+        importlib.import_module(f"covprop.{name}") for name in ("covariance.dense", "methods.roots")
+    )
+    original = dense.square_root
+
+    def counted(matrix: Tensor) -> Tensor:
+        made.append(matrix.shape)
+        return original(matrix)
+
+    for module in (dense, roots):
+        monkeypatch.setattr(module, "square_root", counted)
+    monkeypatch.setattr(TRACE, "CHUNK", 8 * 8 * 50)  # 8 numbers for each sample
+    x = cp.Gaussian(torch.zeros(4).double(), torch.eye(4).double() + 0.3)
+    trace = cp.trace(torch.relu, x, samples=1000, generator=generator())
+    assert made == [(4, 4)]
+    assert trace.first_error() is None
+
+
 def test_where_the_gaussian_fails_is_the_step_that_is_named() -> None:
     """A ReLU at its kink is exact itself, and what squares it next is then off."""
     model = network(nn.Identity())
@@ -474,7 +524,7 @@ def test_noise_of_the_model_is_sampled_too() -> None:
     assert all(step.departure is not None for step in trace.steps)
 
 
-@pytest.mark.parametrize("samples", [0, 10])
+@pytest.mark.parametrize("samples", [0, 100])
 def test_nothing_and_what_does_not_vary_can_be_traced(samples: int) -> None:
     model = network(nn.Linear(3, 4), nn.ReLU())
     empty = cp.Gaussian(torch.zeros(0, 3).double(), torch.zeros(0, 3, 3).double())

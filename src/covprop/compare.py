@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from covprop.methods import (
     Wu2019,
 )
 from covprop.propagate import propagate
-from covprop.report.table import in_digits, in_percent
+from covprop.verdict import Verdict, rank
 
 SAMPLES = 75_000
 METHODS: tuple[Method, ...] = (
@@ -37,20 +37,13 @@ METHODS: tuple[Method, ...] = (
 """What is compared unless the user says."""
 RESOLVED = 10.0
 """Standard errors that a mean has to be from zero for a ratio to it to say something."""
-DOUBT = 0.01
-"""Probability that sampling alone makes any figure of a right method look wrong, about."""
-TESTS = 3
-"""It is shared by tests of the means, of the covariances, and of all together."""
-FINE = "within sampling error"
-ROUNDING = 32.0
-"""In units of machine epsilon: differences that are none, where nothing varies."""
 
 
 @torch.no_grad()
 def compare(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    methods: Sequence[Method] | Mapping[str, Method] = METHODS,
+    methods: Method | Iterable[Method] | Mapping[str, Method] = METHODS,
     samples: int = SAMPLES,
     generator: torch.Generator | None = None,
     show: bool = True,
@@ -58,50 +51,91 @@ def compare(
 ) -> Comparison:
     """How far methods are from Monte Carlo on this network and input, and what they take.
 
-    module, inputs: as for `cp.propagate`; the module returns one tensor. methods: method objects,
-    or a mapping from names to them; by default all that covprop has, and those that refuse say why.
+    module, inputs: as for `cp.propagate`; the module returns one tensor. methods: a method object,
+    several, or a mapping from names to them; by default all that covprop has, and those that refuse
+    or fail say why.
     samples, generator: of the Monte Carlo run that is the reference. Prints the table unless
     show=False; the result has it as str() and every figure of every output.
     """
-    named = methods if isinstance(methods, Mapping) else {method_name(m): m for m in methods}
+    named = _named(methods)
+    _check_inputs(inputs, named_inputs)
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
-
     device = given[0].device if given else torch.device("cpu")
 
     def run(method: Method) -> Any:
         return propagate(module, *inputs, method=method, **named_inputs)
 
-    reference = _reference(_sampled(run, samples, generator, device))
-    rows = []
-    for name, method in named.items():
-        try:
-            call = footprint(partial(run, method), device)
-        except CovpropError as error:
-            rows.append(ComparisonRow(name, method, refusal=str(error).splitlines()[0]))
-            continue
-        agreement = agree(call.result, reference)
-        rows.append(
-            ComparisonRow(name, method, call.seconds, call.peak_bytes, call.result, agreement)
-        )
-    comparison = Comparison(reference, tuple(rows))
+    reference = _reference(_sampled(run, MonteCarlo(samples, generator), device))
+    rows = tuple(_row(name, method, run, reference, device) for name, method in named.items())
+    comparison = Comparison(reference, rows)
     if show:
         print(comparison)
     return comparison
 
 
-def _sampled(
-    run: Callable[[Method], Any], samples: int, generator: torch.Generator | None, device: Any
-) -> Footprint:
-    """A Monte Carlo run; its memory is that of a second one, of as many samples as are brief."""
-    result, seconds = timed(lambda: run(MonteCarlo(samples, generator)), device)
+def _named(methods: Any) -> dict[str, Method]:
+    """Methods by name; a name that comes again is numbered."""
+    if isinstance(methods, Mapping):
+        names, given = [str(name) for name in methods], list(methods.values())
+    else:
+        alone = isinstance(methods, Method | str) or not isinstance(methods, Iterable)
+        names, given = [], [methods] if alone else list(methods)
+    for method in given:
+        if not isinstance(method, Method):
+            what = method.__name__ if isinstance(method, type) else repr(method)
+            raise TypeError(
+                f"methods holds {what}, and a method is an object such as cp.Exact() or "
+                "cp.Series(order=4)"
+            )
+    names = names or [method_name(method) for method in given]
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    numbered = (
+        name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True)
+    )
+    return dict(zip(numbered, given, strict=True))
+
+
+def _check_inputs(inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
+    """Methods among them belong elsewhere."""
+    for leaf in leaves((inputs, named_inputs)):
+        if isinstance(leaf, Method) or (isinstance(leaf, type) and issubclass(leaf, Method)):
+            name = leaf.__name__ if isinstance(leaf, type) else type(leaf).__name__
+            raise TypeError(
+                f"compare takes methods as methods=[cp.{name}(), ...], and not as an input or as "
+                "method=..."
+            )
+
+
+def _row(
+    name: str, method: Method, run: Callable[[Method], Any], reference: Reference, device: Any
+) -> ComparisonRow:
+    """What a method found; the samples went through, so an error is the method's own."""
+    try:
+        call = footprint(partial(run, method), device)
+        agreement = agree(call.result, reference)
+    except (CovpropError, ValueError, RuntimeError) as error:
+        reason = str(error).strip() or type(error).__name__
+        return ComparisonRow(name, method, refusal=reason.splitlines()[0])
+    return ComparisonRow(name, method, call.seconds, call.peak_bytes, call.result, agreement)
+
+
+def _sampled(run: Callable[[Method], Any], method: MonteCarlo, device: Any) -> Footprint:
+    """A Monte Carlo run; its memory is that of another one, of as many samples as are brief.
+
+    Two samples go first, to see what the module returns.
+    """
+    own = torch.Generator(device).manual_seed(0)
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(cuda):
+        result = run(MonteCarlo(2, own))
     if not isinstance(result, Gaussian):
         raise TypeError(
             f"compare takes a module that returns one tensor, and this one returns a "
             f"{type(result).__name__}; wrap it in a function that picks one"
         )
+    result, seconds = timed(lambda: run(method), device)
+    samples = method.samples
     brief = max(2, min(samples, int(samples * BRIEF / max(seconds, BRIEF))))
-    own = torch.Generator(device).manual_seed(0)
-    cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(cuda):
         second = footprint(lambda: run(MonteCarlo(brief, own)), device, repeat=False)
     return Footprint(result, seconds, second.peak_bytes)
@@ -140,7 +174,7 @@ def _reference(call: Footprint) -> Reference:
     of_variance = spread.diagonal(dim1=-2, dim2=-1).reshape(mean.shape)
     matrix = truth.covariance_matrix.double()
     values = torch.linalg.eigvalsh(matrix).clamp(min=0)
-    rank = _rank(values, truth.dtype)
+    freedom = rank(values, truth.dtype)
     return Reference(
         f"MonteCarlo({samples:,})", truth, call.seconds, call.peak_bytes, samples,
         _divided(error, mean.abs(), resolved),
@@ -148,7 +182,7 @@ def _reference(call: Footprint) -> Reference:
         _divided(error, variance.sqrt(), varies),
         spread.square().sum((-2, -1)).sqrt() / _norm(matrix),
         wasserstein_of_sampling(values, samples),
-        rank * (rank + 3) / (4 * samples),
+        freedom * (freedom + 3) / (4 * samples),
     )  # fmt: skip
 
 
@@ -173,8 +207,6 @@ def agree(found: Gaussian, reference: Reference) -> Agreement:
             f"the method's mean has shape {tuple(found.mean.shape)}, that of the samples "
             f"{tuple(truth.mean.shape)}"
         )
-    assert truth.mean_stderr is not None
-    assert truth.covariance_stderr is not None
     mean, variance = truth.mean.double(), truth.variance.double()
     shift = found.mean.double() - mean
     matrix, ours = truth.covariance_matrix.double(), found.covariance_matrix.double()
@@ -189,74 +221,8 @@ def agree(found: Gaussian, reference: Reference) -> Agreement:
         kl_divergence(truth, found),
         "",
     )
-    rounding = ROUNDING * torch.finfo(truth.dtype).eps
-    scale = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    still = rounding * mean.abs()
-    flat = still.reshape(scale.shape)
-    least = rounding * scale[..., :, None] * scale[..., None, :]
-    least = least + flat[..., :, None] * flat[..., None, :]
-    in_mean = _surprises(shift, truth.mean_stderr, still)
-    in_covariance = _surprises(ours - matrix, truth.covariance_stderr, least)
-    jointly = _joint_surprises(agreement.kl, truth)
-    verdict = _verdict(agreement, in_mean, in_covariance, (agreement.kl / reference.kl)[jointly])
+    verdict = Verdict(found, truth).of(agreement)
     return dataclasses.replace(agreement, verdict=verdict)
-
-
-def _surprises(difference: Tensor, stderr: Tensor, rounding: Tensor) -> Tensor:
-    """Which differences sampling does not explain, all of them considered together."""
-    size = difference.abs()
-    normal = torch.tensor(1 - DOUBT / TESTS / 2 / max(1, size.numel()), dtype=torch.float64)
-    return size > torch.special.ndtri(normal).to(size) * stderr.double() + rounding
-
-
-def _joint_surprises(divergence: Tensor, truth: Gaussian) -> Tensor:
-    """Which finite divergences are more than sampling makes of all moments together.
-
-    Of N Gaussian samples of rank k, 2 N KL has about a chi-squared distribution with k (k + 3) / 2
-    degrees of freedom; it is divided by the most that any entry of the covariance varies more than
-    it would in Gaussian samples, as the standard errors tell. They do not tell it of combinations
-    of outputs that hardly vary, so this is a hint and no proof.
-    """
-    assert truth.samples is not None
-    assert truth.covariance_stderr is not None
-    matrix = truth.covariance_matrix.double()
-    variance = matrix.diagonal(dim1=-2, dim2=-1)
-    expected = variance[..., :, None] * variance[..., None, :] + matrix.square()
-    measured = truth.covariance_stderr.double().square() * truth.samples
-    ratio = torch.where(expected > 0, measured / torch.where(expected > 0, expected, 1), 1)
-    rank = _rank(torch.linalg.eigvalsh(matrix), truth.dtype).double()
-    freedom = (rank * (rank + 3) / 2).clamp(min=1)
-    statistic = 2 * truth.samples * divergence / ratio.amax((-2, -1)).clamp(min=1)
-    finite = torch.isfinite(statistic)
-    chance = torch.special.gammaincc(freedom / 2, torch.where(finite, statistic, 0) / 2)
-    return finite & (chance < DOUBT / TESTS / max(1, chance.numel()))
-
-
-def _rank(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """How many eigenvalues, in ascending order, are more than rounding."""
-    return (values > torch.finfo(dtype).eps * values.shape[-1] * values[..., -1:]).sum(-1)
-
-
-def _verdict(found: Agreement, in_mean: Tensor, in_covariance: Tensor, jointly: Tensor) -> str:
-    """The largest errors that sampling does not explain, one by one or else all together."""
-    parts = []
-    in_variance = in_covariance.diagonal(dim1=-2, dim2=-1).reshape(in_mean.shape)
-    if bool(in_mean.any()):
-        worst = _largest(found.mean_error[in_mean])
-        parts.append(f"mean off by {in_digits(worst, 2)} std")
-    if bool(in_variance.any()):
-        worst = _largest(found.variance_ratio[in_variance] - 1)
-        parts.append(f"variance off by {in_percent(worst)}")
-    elif bool(in_covariance.any()):
-        parts.append(f"covariance off by {in_percent(_largest(found.covariance_error))}")
-    if parts or not jointly.numel():
-        return ", ".join(parts) or FINE
-    return f"each moment {FINE}, but KL {in_digits(float(jointly.max()), 2)} times it"
-
-
-def _largest(values: Tensor) -> float:
-    """An output that should not vary is infinitely off."""
-    return float(values.abs().nan_to_num(nan=math.inf).max())
 
 
 def _divided(numerator: Tensor, denominator: Tensor, known: Tensor) -> Tensor:

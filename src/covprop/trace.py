@@ -16,6 +16,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.lineage import Lineage
 from covprop.methods import LayerwiseMethod, Method
+from covprop.methods.roots import Root
 from covprop.orders import observed
 from covprop.plan import module_names, running_module
 from covprop.propagate import EXACT, propagate_along
@@ -25,6 +26,8 @@ from covprop.tensor import GaussianTensor
 
 CHUNK = 2**25
 """Bytes of samples of all steps that are held at a time."""
+LEAST = 100
+"""Samples from which their distribution says something."""
 
 
 @dataclass
@@ -143,9 +146,10 @@ def trace(
     """The Gaussian after every operation of `propagate` with the same arguments.
 
     Each step has mean, variance, the largest correlation, the orders that series used and the time.
-    samples: also run the module on so many samples and tell, step by step, how far they are from
-    Gaussian (skewness, excess kurtosis, Kolmogorov distance) and how far their mean and variance
-    are from those propagated. keep: keep the whole Gaussian of every step. Without gradients.
+    samples: also run the module on so many samples (100 or more) and tell, step by step, how far
+    they are from Gaussian (skewness, excess kurtosis, Kolmogorov distance) and how far their mean
+    and variance are from those propagated. keep: keep the whole Gaussian of every step. Without
+    gradients.
     """
     if inputs and isinstance(inputs[-1], Method):
         *inputs, method = inputs  # type: ignore[assignment]
@@ -153,6 +157,11 @@ def trace(
         raise TypeError(
             f"a trace follows a method that goes from layer to layer, such as cp.Exact(), and not "
             f"{method!r}; for samples, give cp.trace samples=10_000"
+        )
+    if type(samples) is not int or (samples != 0 and samples < LEAST):
+        raise ValueError(
+            f"samples is a whole number from {LEAST}, or 0 to take none, not {samples!r}; fewer do "
+            "not tell how a step is distributed"
         )
     lineage, tracer = Lineage(method), Tracer(module, method, keep)
     lineage.watcher, lineage.observe = tracer, tracer.observe
@@ -187,8 +196,9 @@ def _departures(
     gathered = {i: Departing(d.step.mean.numel()) for i, d in enumerate(tracer.drafts)}
     size = sum(draft.step.mean.nbytes for draft in tracer.drafts)
     count = max(1, min(samples, CHUNK // max(1, size)))
+    roots = [Root.of(x) for x in given]
     for start in range(0, samples, count):
-        drawn = [x.sample(min(count, samples - start), generator) for x in given]
+        drawn = [_draw(root, min(count, samples - start), generator) for root in roots]
         for i, values in enumerate(drawn):
             gathered[i].add(values)
         for i, values in runs(drawn).items():
@@ -199,3 +209,11 @@ def _departures(
         for i, draft in enumerate(tracer.drafts)
         if gathered[i].moments.count == samples
     }
+
+
+def _draw(root: Root, count: int, generator: torch.Generator | None) -> Tensor:
+    """Samples (count, *batch, *event) of the Gaussian whose root it is."""
+    x = root.x
+    shape = (count, *x.batch_shape, x.event_shape.numel())
+    numbers = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
+    return x.mean + root.times(numbers)

@@ -11,6 +11,12 @@ WIDTH = 9.0
 PANEL = 2.1
 ROOM = 2.2
 """Inches for the names of the steps."""
+DISTANCES = {
+    "covariance_error": "relative error of covariance",
+    "wasserstein": "W2 to Monte Carlo",
+    "kl": "KL(Monte Carlo || method), nats",
+}
+"""Figures of a comparison that have one panel each."""
 LABELS = 40
 """Steps that can be named below an axis."""
 
@@ -92,34 +98,33 @@ def comparison_figure(reference: dict[str, Any], rows: Sequence[dict[str, Any]])
     """Methods from top to bottom: errors of mean and variance, distances, time and memory."""
     shown = [row for row in rows if "verdict" in row]
     names = [row["name"] for row in shown]
-    figure = new_figure(1.3 * WIDTH, 2 * (1.0 + 0.36 * (len(shown) + 1)) + 0.5)
-    axes = figure.subplots(2, 3, sharey=True)
+    figure = new_figure(1.6 * WIDTH, 2 * (1.0 + 0.36 * (len(shown) + 1)))
+    axes = figure.subplots(2, 4, sharey=True)
     places = list(range(len(shown)))
-    (first, second, third), (fourth, fifth, sixth) = axes
+    first, second, *others, legend = axes.flat
     _outputs(first, shown, "mean_error", 0.0, reference)
     first.set_xlabel("mean error / standard deviation")
     _outputs(second, shown, "variance_ratio", 1.0, reference)
     second.set_xlabel("variance ratio to Monte Carlo")
-    for axis, figure_name, label in (
-        (third, "covariance_error", "relative error of covariance"),
-        (fourth, "kl", "KL(Monte Carlo || method), nats"),
-    ):
-        values = [_number(row[figure_name]["average"]) for row in shown]
-        _amounts(axis, places, values, _number(reference[figure_name]["average"]), label)
-    _amounts(fifth, places, [row["seconds"] for row in shown], reference["seconds"], "seconds")
-    megabytes = [row["peak_bytes"] / 1e6 for row in shown]
-    _amounts(sixth, places, megabytes, reference["peak_bytes"] / 1e6, "peak memory of tensors, MB")
-    for axis in axes.flat:
+    amounts = {
+        label: [_number(found[name]["average"]) for found in (*shown, reference)]
+        for name, label in DISTANCES.items()
+    }
+    amounts["seconds"] = [found["seconds"] for found in (*shown, reference)]
+    amounts["peak memory of tensors, MB"] = [r["peak_bytes"] / 1e6 for r in (*shown, reference)]
+    for axis, (label, values) in zip(others, amounts.items(), strict=True):
+        _amounts(axis, places, values[:-1], values[-1], label)
+    for axis in (first, second, *others):
         axis.set_yticks(places, names)
         axis.set_ylim(max(1, len(shown)) - 0.5, -0.5)
         axis.grid(axis="both", color="0.9")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = third.get_legend_handles_labels()
+    handles, labels = others[0].get_legend_handles_labels()
     more, other = first.get_legend_handles_labels()
-    title = f"against {reference['name']}"
-    figure.legend(handles + more, labels + other, loc="outside lower center", ncols=4,
-                  frameon=False, title=title)  # fmt: skip
+    legend.set_axis_off()
+    legend.legend(handles + more, labels + other, loc="center", frameon=False,
+                  title=f"against {reference['name']}")  # fmt: skip
     return figure
 
 
