@@ -17,6 +17,7 @@ from covprop.errors import (
     QuadratureError,
     ToleranceNotReached,
     TooLarge,
+    TrainingDiverged,
     UnsupportedOperation,
 )
 from covprop.gaussian import Gaussian
@@ -63,6 +64,7 @@ __all__ = [
     "ToleranceNotReached",
     "TooLarge",
     "Trace",
+    "TrainingDiverged",
     "Unscented",
     "UnsupportedOperation",
     "Wu2019",

@@ -3,6 +3,7 @@
 from covprop.bayes import metrics
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
+from covprop.bayes.evaluation import log_predictive, predict_target
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
 from covprop.bayes.likelihoods import (
     Bernoulli,
@@ -28,6 +29,7 @@ from covprop.bayes.priors import (
     XavierPrior,
 )
 from covprop.bayes.sampling import LocalReparametrisation, draws
+from covprop.bayes.training import History, fit
 
 __all__ = [
     "ELBO",
@@ -43,6 +45,7 @@ __all__ = [
     "FixedPrior",
     "HePrior",
     "HeteroskedasticGaussian",
+    "History",
     "HomoskedasticGaussian",
     "Likelihood",
     "LinearAnnealing",
@@ -57,10 +60,13 @@ __all__ = [
     "XavierPrior",
     "decompose",
     "draws",
+    "fit",
     "kl",
+    "log_predictive",
     "metrics",
     "moments_of",
     "predict",
+    "predict_target",
     "to_bayesian",
     "with_posterior",
 ]
