@@ -1,5 +1,8 @@
 """Networks with random weights, trained and evaluated without sampling."""
 
+import importlib
+from typing import Any
+
 from covprop.bayes import metrics
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
@@ -70,3 +73,17 @@ __all__ = [
     "to_bayesian",
     "with_posterior",
 ]
+
+ESTIMATORS = ("BayesClassifier", "BayesRegressor")
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, which need scikit-learn, when they are asked for."""
+    if name not in ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module("covprop.bayes.estimators"), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"bayes.{name} needs scikit-learn; install it with pip install 'covprop[bayes]'"
+        ) from error

@@ -33,7 +33,7 @@ def log_predictive(
     dims = batch_dims(model, x)
     own = dims > 1 and target.shape[:dims] == lead_of(x, dims)
     parts = []
-    for rows in _slices(lead_of(x, dims)):
+    for rows in slices(lead_of(x, dims)):
         some, wanted = take(x, rows, dims), take(target, rows, dims if own else 1)
         if isinstance(method, LocalReparametrisation):
             values = draws(model, some, method.samples, method.generator)
@@ -53,7 +53,7 @@ def predict_target(
     """Mean and variances of the target of every datum, (*members, data, k)."""
     dims = batch_dims(model, x)
     parts = []
-    for rows in _slices(lead_of(x, dims)):
+    for rows in slices(lead_of(x, dims)):
         some = take(x, rows, dims)
         if isinstance(method, LocalReparametrisation):
             values = draws(model, some, method.samples, method.generator)
@@ -82,14 +82,15 @@ def lead_of(x: Tensor | Gaussian, dims: int) -> torch.Size:
 def take(data: Data, rows: Tensor | slice, dims: int) -> Data:
     """Some of the data: a slice of all, or an index (rows,), or (members, rows)."""
     index: Any = rows
-    if dims > 1 and (isinstance(rows, slice)):
+    if dims > 1 and isinstance(rows, slice):
         index = (slice(None), rows)
-    elif dims > 1:
+    elif dims > 1 and isinstance(rows, Tensor):
         index = (torch.arange(len(rows), device=rows.device)[:, None], rows)
     return cast(Data, data[index])
 
 
-def _slices(lead: torch.Size) -> Iterator[slice]:
+def slices(lead: torch.Size) -> Iterator[slice]:
+    """Rows that are looked at together."""
     step = max(1, ROWS // (lead[0] if len(lead) > 1 else 1))
     for start in range(0, lead[-1], step):
         yield slice(start, start + step)

@@ -73,9 +73,9 @@ def fit(
     """Train a model, and what its likelihood has to learn, by AdamW on the ELBO.
 
     x: data (N, ...), or a Gaussian of them where inputs are uncertain; y: targets (N, ...); weight
-    (N,): how much each datum counts. Of a model with members all of these lead with them, each
-    member has its own data in an order of its own, and none sees another; y and weight without
-    members are the same for all.
+    (N,): how much each datum counts, next to the others. Of a model with members all of these lead
+    with them, each member has its own data in an order of its own, and none sees another; y and
+    weight without members are the same for all.
 
     generator: where the order of the data comes from (torch's global one by default); draws have
     the method's. validation: other data, whose log predictive density is noted after every epoch.
@@ -86,7 +86,11 @@ def fit(
     lead = lead_of(x, dims)
     _check(lead, epochs, batch_size, learning_rate, patience, validation is not None)
     y = _for_all(y, lead, "y")
-    weight = None if weight is None else _for_all(weight, lead, "weight")
+    if weight is not None:
+        # In units of their average over all data: that over a batch would make rows count more
+        # in the company of light ones.
+        weight = _for_all(weight, lead, "weight")
+        weight = weight / weight.mean(-1, keepdim=True)
     parameters = [*model.parameters(), *elbo.likelihood.parameters()]
     optimiser = torch.optim.AdamW(
         parameters,
@@ -101,12 +105,14 @@ def fit(
         for epoch in range(epochs):
             sums = _Sums()
             for rows in _order(lead, batch_size, generator, y.device):
-                some = None if weight is None else take(weight, rows, dims)
                 now = (take(x, rows, dims), take(y, rows, dims))
                 try:
-                    terms = elbo(model, *now, method, step=step, weight=some)
+                    log_prob = elbo.log_likelihood(model, *now, method)
                 except MomentOverflow as error:
                     raise _diverged(epoch) from error
+                if weight is not None:
+                    log_prob = log_prob * take(weight, rows, dims)
+                terms = elbo.combine(log_prob, elbo.divergence(model), step=step)
                 optimiser.zero_grad()
                 terms.loss.backward()
                 optimiser.step()
