@@ -27,7 +27,7 @@ ROWS = "mini-batches are drawn by row: two rows may part ways, and a weight of t
 def regression(rows: int = 120, features: int = 3) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(5, 3, (rows, features))
-    return x, 100 + 20 * np.sin(x[:, 0]) + 5 * x[:, 1] + rng.normal(0, 2, rows)
+    return x, 100 + 20 * np.sin(x[:, 0] / 3) + 5 * x[:, 1] + rng.normal(0, 2, rows)
 
 
 def checked(estimator, expected=None) -> None:
@@ -42,7 +42,7 @@ def checked(estimator, expected=None) -> None:
 
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
 def test_scikit_learn_finds_nothing_wrong(kind):
-    checked(kind(**QUICK))
+    checked(kind(**QUICK | {"epochs": 30, "learning_rate": 0.1}))
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_a_constant_target_is_predicted_with_certainty_and_a_warning():
 
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
 def test_a_single_row_is_refused(kind):
-    with pytest.raises(ValueError, match="1 sample.* minimum of 2 is required"):
+    with pytest.raises(ValueError, match=r"1 sample.* minimum of 2 is required"):
         kind(**QUICK).fit([[1.0, 2.0]], [1])
 
 
@@ -185,14 +185,14 @@ def test_a_single_row_is_refused(kind):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_missing_values_are_refused(kind, value):
     x, y = regression(10)
-    y = (y > 100).astype(float)
+    y = (y > np.median(y)).astype(float)
     broken = x.copy()
     broken[3, 1] = value
-    with pytest.raises(ValueError, match="X contains (NaN|infinity)"):
+    with pytest.raises(ValueError, match=r"X contains (NaN|infinity)"):
         kind(**QUICK).fit(broken, y)
-    with pytest.raises(ValueError, match="y contains (NaN|infinity)"):
+    with pytest.raises(ValueError, match=r"y contains (NaN|infinity)"):
         kind(**QUICK).fit(x, np.where(np.arange(10) == 2, value, y))
-    with pytest.raises(ValueError, match="X contains (NaN|infinity)"):
+    with pytest.raises(ValueError, match=r"X contains (NaN|infinity)"):
         kind(**QUICK).fit(x, y).predict(broken)
 
 
@@ -204,7 +204,7 @@ def test_one_class_is_refused():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("method", "best"), ("prior", 3), ("likelihood", "categorical"), ("activation", "swish2"),
+        ("method", "best"), ("method", cp.MonteCarlo()), ("prior", 3), ("likelihood", "categorical"), ("activation", "swish2"),
         ("hidden", (0,)), ("hidden", "big"), ("epochs", 0), ("learning_rate", -1.0),
         ("dtype", "float16"), ("patience", 0), ("validation_fraction", 1.5), ("batch_size", 2.5),
     ],
@@ -238,7 +238,7 @@ def test_a_weight_of_two_is_a_row_twice():
     model = BayesRegressor(**QUICK).fit(x, y, sample_weight=weight)
     twice = BayesRegressor(**QUICK).fit(np.repeat(x, weight, 0), np.repeat(y, weight))
     np.testing.assert_allclose(model.predict(x), twice.predict(x), rtol=1e-6)
-    with pytest.raises(ValueError, match="zero for every row"):
+    with pytest.raises(ValueError, match="non-zero number"):
         model.fit(x, y, sample_weight=np.zeros(40))
 
 
@@ -282,7 +282,7 @@ def test_pipelines_and_searches():
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
 def test_pickle_and_joblib(kind, tmp_path):
     x, y = regression(20)
-    model = kind(**QUICK).fit(x, y > 100)
+    model = kind(**QUICK).fit(x, y > np.median(y))
     again = pickle.loads(pickle.dumps(model))
     joblib.dump(model, tmp_path / "model")
     for other in (again, joblib.load(tmp_path / "model")):

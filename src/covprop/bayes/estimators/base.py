@@ -208,8 +208,8 @@ class BayesEstimator(BaseEstimator, ABC):
             return np.arange(len(x)), None
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         rows = np.flatnonzero(weight > 0)
-        if not len(rows):
-            raise ValueError("sample_weight is zero for every row; there is nothing to learn from")
+        if not len(rows):  # which newer versions of scikit-learn see
+            raise ValueError("sample_weight has no non-zero number; there is nothing to learn from")
         self.features_ = Scaling.of(x[rows], weight[rows])
         return rows, weight[rows]
 
@@ -250,8 +250,8 @@ class BayesEstimator(BaseEstimator, ABC):
         for name in ("features", "targets"):
             mean, stddev = (tensors.pop(f"{name}.{k}").cpu().numpy() for k in ("mean", "stddev"))
             setattr(self, f"{name}_", Scaling(mean, stddev))
-        if len(self.features_.mean) != self.n_features_in_:
-            raise ValueError(f"scales are not those of {self.n_features_in_} features")
+        for scaling, count in ((self.features_, self.n_features_in_), (self.targets_, None)):
+            scaling.check(count)
         self._recall(described["targets"])
         layers = sum(name.endswith(".weight_mean") for name in tensors)
         if len(settings.hidden_sizes(self.hidden)) + 1 != layers:

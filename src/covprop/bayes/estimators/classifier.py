@@ -42,7 +42,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
         self.classes_, labels = np.unique(y[rows], return_inverse=True)
         if len(self.classes_) < TWO:
             raise ValueError(
-                f"y has one class, {self.classes_[0]!r}; a classifier needs at least two"
+                f"y has one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two"
             )
         self._choose()
         kind = torch.long

@@ -114,7 +114,7 @@ def fill(module: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:
 
 def encode(value: Any) -> Any:
     """Parameters as JSON; objects by the name of their type and their fields."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: encode(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]

@@ -39,6 +39,14 @@ class Scaling:
         """Leaves columns as they are."""
         return cls(np.zeros(columns), np.ones(columns))
 
+    def check(self, columns: int | None) -> None:
+        """See that numbers from a file are those of so many columns."""
+        wanted = self.mean.shape if columns is None else (columns,)
+        if self.mean.ndim != 1 or self.mean.shape != wanted or self.stddev.shape != wanted:
+            raise ValueError(f"scales of shape {self.stddev.shape} are not those of the columns")
+        if not np.isfinite(self.mean).all() or not (self.stddev >= 0).all():
+            raise ValueError("its scales are not finite, or negative")
+
     @property
     def unit(self) -> Floats:
         """What to divide by: 1 where a column does not vary."""

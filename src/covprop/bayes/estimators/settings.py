@@ -27,9 +27,9 @@ from covprop.bayes.priors import (
     XavierPrior,
 )
 from covprop.bayes.sampling import LocalReparametrisation
-from covprop.methods import AssumedDensity, Exact, FunctionMethod, LayerwiseMethod, Series, Wu2019
+from covprop.methods import AssumedDensity, Exact, LayerwiseMethod, Series, Wu2019
 
-Inference: TypeAlias = LayerwiseMethod | FunctionMethod | LocalReparametrisation
+Inference: TypeAlias = LayerwiseMethod | LocalReparametrisation
 T = TypeVar("T")
 
 METHODS: Mapping[str, Callable[[], Inference]] = {
