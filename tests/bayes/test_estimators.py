@@ -204,7 +204,8 @@ def test_one_class_is_refused():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("method", "best"), ("method", cp.MonteCarlo()), ("prior", 3), ("likelihood", "categorical"), ("activation", "swish2"),
+        ("method", "best"), ("method", cp.MonteCarlo()),
+        ("prior", 3), ("likelihood", "categorical"), ("activation", "swish2"),
         ("hidden", (0,)), ("hidden", "big"), ("epochs", 0), ("learning_rate", -1.0),
         ("dtype", "float16"), ("patience", 0), ("validation_fraction", 1.5), ("batch_size", 2.5),
     ],
