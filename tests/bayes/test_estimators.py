@@ -173,6 +173,8 @@ def test_a_constant_target_is_predicted_with_certainty_and_a_warning():
     lower, upper = model.predict_interval(x)
     assert (lower == 0.3).all()
     assert (upper == 0.3).all()
+    assert list(model.cumulative(x[:2], [0.2, 0.3])) == [0, 1]
+    assert list(model.log_predictive(x[:2], [0.2, 0.3])) == [-np.inf, np.inf]
 
 
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
@@ -288,6 +290,13 @@ def test_pickle_and_joblib(kind, tmp_path):
     joblib.dump(model, tmp_path / "model")
     for other in (again, joblib.load(tmp_path / "model")):
         assert np.array_equal(other.predict(x), model.predict(x))
+
+
+def test_draws_with_a_generator_of_their_own_can_be_copied():
+    x, y = regression(20)
+    method = bayes.LocalReparametrisation(3, torch.Generator().manual_seed(0))
+    model = clone(BayesRegressor(**QUICK | {"epochs": 2}, method=method))
+    assert np.isfinite(model.fit(x, y).predict(x)).all()
 
 
 def test_methods_ask_for_fit_first():

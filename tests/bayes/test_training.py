@@ -185,6 +185,13 @@ def test_a_loss_that_is_no_number_ends_the_training():
         trained(network(), x, torch.full_like(y, math.nan))
 
 
+def test_a_validation_that_is_no_number_ends_the_training():
+    x, y = data(20)
+    held = (x, torch.full_like(y, math.nan))
+    with pytest.raises(cp.TrainingDiverged, match="nan"):
+        trained(network(), x, y, validation=held, patience=2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -121,6 +121,8 @@ def fit(
             sums.finish(history)
             if validation is not None:
                 found = log_predictive(model, elbo.likelihood, *validation, method).mean(-1)
+                if bool(torch.isnan(found).any()):
+                    raise _diverged(epoch)
                 history.validation.append(found)
             bar.update()
             bar.set_postfix(elbo=f"{float(history.elbo[-1].mean()):.3g}", refresh=False)

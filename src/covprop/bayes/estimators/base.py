@@ -124,20 +124,19 @@ class BayesEstimator(BaseEstimator, ABC):
         self.network_.to(self.device)
         if isinstance(self.likelihood_, nn.Module):
             self.likelihood_.to(self.device, settings.torch_dtype(self.dtype))
-        inputs, y = self._inputs(x), y.to(self.device)
+        y = y.to(self.device)
         rows, held = np.arange(len(x)), None
         if self.early_stopping:
             rows, out = self._split(len(x), groups, generator)
-            held = (inputs[torch.as_tensor(out)], y[torch.as_tensor(out)])
-        index = torch.as_tensor(rows)
+            held = (self._inputs(x[out]), y[torch.as_tensor(out)])
         weights = None if weight is None else torch.as_tensor(weight[rows]).to(y.device)
         # A datum of weight 2 is two data.
         size = len(rows) if weights is None else max(1, round(float(weights.sum())))
         self.history_ = fit(
             self.network_,
             ELBO(self.likelihood_, size),
-            inputs[index],
-            y[index],
+            self._inputs(x[rows]),
+            y[torch.as_tensor(rows)],
             method=self._inference(),
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -244,9 +243,14 @@ class BayesEstimator(BaseEstimator, ABC):
 
     def _restore(self, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.n_features_in_ = int(described["features"])
-        if described["feature_names"] is not None:
-            self.feature_names_in_ = np.array(described["feature_names"], dtype=object)
+        names = described["feature_names"]
+        if names is not None:
+            if len(names) != self.n_features_in_ or not all(isinstance(n, str) for n in names):
+                raise ValueError("its names of features are not those of its features")
+            self.feature_names_in_ = np.array(names, dtype=object)
         self.seed_, self.n_iter_ = int(described["seed"]), int(described["epochs"])
+        if not 0 <= self.seed_ <= LARGEST_SEED:
+            raise ValueError(f"{self.seed_} is no seed")
         for name in ("features", "targets"):
             mean, stddev = (tensors.pop(f"{name}.{k}").cpu().numpy() for k in ("mean", "stddev"))
             setattr(self, f"{name}_", Scaling(mean, stddev))
@@ -262,6 +266,9 @@ class BayesEstimator(BaseEstimator, ABC):
             files.fill(self.likelihood_, "likelihood.", tensors)
         if tensors:
             raise ValueError(f"there is no place for {', '.join(sorted(tensors))}")
+        self._inference()
+        if self.input_noise is not None:
+            InputNoise.of(self.input_noise, self.features_)
         self.network_ = model.to(self.device)
 
     def _own_likelihood(self, known: Any, default: str) -> Likelihood:

@@ -108,14 +108,21 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
                 likelihood.cumulative(output, target[rows].to(output.mean))
                 for rows, output in self._outputs_of(X)
             ]
-        return self._shaped(_array(torch.cat(parts)))
+        certain, given = self.targets_.stddev == 0, self._columns(y)
+        below = np.where(certain, given >= self.targets_.mean, _array(torch.cat(parts)))
+        return self._shaped(below)
 
     def log_predictive(self, X: Any, y: Any) -> Floats:
         """The logarithm of the density that was predicted where each target is (rows,)."""
         inputs = self._inputs(self._features(X))
         target = torch.as_tensor(self.targets_.apply(self._columns(y))).to(self.device)
         inside = log_predictive(self.network_, self.likelihood_, inputs, target, self._inference())
-        return _array(inside) - np.log(self.targets_.unit).sum()
+        density = _array(inside) - np.log(self.targets_.unit).sum()
+        certain = self.targets_.stddev == 0
+        if not certain.any():
+            return density
+        right = (self._columns(y) == self.targets_.mean)[:, certain].all(1)
+        return np.where(right, np.inf, -np.inf)
 
     def decompose(self, X: Any) -> Decomposition:
         """Variances (rows, targets) of the predictions by origin: noise, weights, input."""
