@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import accuracy, environment, layers, mnist, networks, scaling
+from benchmarks import accuracy, bayes, environment, layers, mnist, networks, scaling
 from experiments.record import write
 
 OUT = Path(__file__).parent / "out"
@@ -29,6 +29,8 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "cost": scaling.cost,
     "memory": scaling.matrices,
     "accuracy": accuracy.run,
+    "bayes-step": bayes.step,
+    "bayes-members": bayes.members,
 }
 
 

@@ -1,5 +1,6 @@
 """Times that may be compared: all candidates take turns within one run."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -26,3 +27,8 @@ def interleave(
 def shortest(times: Times) -> dict[str, float]:
     """The minimum of each candidate: other programs only ever add time, and so does warming up."""
     return {name: min(runs) for name, runs in times.items()}
+
+
+def medians(times: Times) -> dict[str, float]:
+    """The median of each candidate: a step of training never runs alone on a machine."""
+    return {name: statistics.median(runs) for name, runs in times.items()}

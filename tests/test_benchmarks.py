@@ -8,7 +8,7 @@ import torch
 
 import covprop as cp
 from benchmarks import __main__ as bench
-from benchmarks import inputs, models, naive, reference, render, scaling
+from benchmarks import bayes, inputs, models, naive, reference, render, scaling
 from tests.oracles import assert_close
 
 
@@ -43,6 +43,15 @@ def test_a_benchmark_that_fails_is_recorded_and_the_next_one_runs(monkeypatch, t
     assert record["results"]["layers"]["failure"] == "MemoryError: smoke True"
     assert record["results"]["batch"]["figures"]
     assert "| layers | | failed: MemoryError: smoke True | **no** |" in render.table(record)
+
+
+def test_training_of_bayesian_networks_is_measured():
+    result = bench.measured("bayes-step", smoke=True)
+    assert {figure["figure"] for figure in result["figures"]} > {"exact / MCVI with 10 samples"}
+    assert set(result["step"]) == set(bayes.METHODS)
+    result = bench.measured("bayes-members", smoke=True)
+    assert set(result["median"]) == {"together", "one after another"}
+    assert result["figures"][0]["target"] == "at least 5"
 
 
 @torch.no_grad()

@@ -42,6 +42,14 @@ class ToleranceNotReached(CovpropError, ArithmeticError):
     """A series whose error bound stays above the tolerance at the largest order."""
 
 
+class TrainingDiverged(CovpropError, ArithmeticError):
+    """A training whose loss is no longer a number."""
+
+
+class InvalidFile(CovpropError, ValueError):
+    """A file that is damaged, or of something else."""
+
+
 class ApproximationWarning(UserWarning):
     """An approximation that is likely to be rough for this input."""
 

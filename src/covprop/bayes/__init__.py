@@ -1,8 +1,12 @@
 """Networks with random weights, trained and evaluated without sampling."""
 
+import importlib
+from typing import Any
+
 from covprop.bayes import metrics
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
+from covprop.bayes.evaluation import log_predictive, predict_target
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
 from covprop.bayes.likelihoods import (
     Bernoulli,
@@ -28,6 +32,7 @@ from covprop.bayes.priors import (
     XavierPrior,
 )
 from covprop.bayes.sampling import LocalReparametrisation, draws
+from covprop.bayes.training import History, fit
 
 __all__ = [
     "ELBO",
@@ -43,6 +48,7 @@ __all__ = [
     "FixedPrior",
     "HePrior",
     "HeteroskedasticGaussian",
+    "History",
     "HomoskedasticGaussian",
     "Likelihood",
     "LinearAnnealing",
@@ -57,10 +63,27 @@ __all__ = [
     "XavierPrior",
     "decompose",
     "draws",
+    "fit",
     "kl",
+    "log_predictive",
     "metrics",
     "moments_of",
     "predict",
+    "predict_target",
     "to_bayesian",
     "with_posterior",
 ]
+
+ESTIMATORS = ("BayesClassifier", "BayesRegressor")
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, which need scikit-learn, when they are asked for."""
+    if name not in ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module("covprop.bayes.estimators"), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"bayes.{name} needs scikit-learn; install it with pip install 'covprop[bayes]'"
+        ) from error

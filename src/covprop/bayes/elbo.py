@@ -111,9 +111,12 @@ class ELBO:
         how much each datum counts, as where batches of different sizes are padded.
         """
         log_prob = self.log_likelihood(model, x, target, method)  # (*members, batch)
+        return self.combine(log_prob, self.divergence(model), step=step, weight=weight)
+
+    def divergence(self, model: nn.Module) -> Tensor:
+        """KL of the weights of a model, zero for one without Bayesian layers."""
         random = any(isinstance(layer, Weights) for layer in model.modules())
-        divergence = kl(model) if random else log_prob.new_zeros(())
-        return self.combine(log_prob, divergence, step=step, weight=weight)
+        return kl(model) if random else torch.zeros(())
 
     def log_likelihood(
         self,

@@ -55,11 +55,11 @@ class Weights(nn.Module):
         self.reset_parameters()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Means as torch's layers begin, deviations a tenth of their size."""
         bound = 1 / math.sqrt(max(1, self.fan_in))
         for mean, log_stddev in self._pairs():
-            mean.uniform_(-bound, bound)
+            mean.uniform_(-bound, bound, generator=generator)
             log_stddev.fill_(math.log(INITIAL_RATIO * bound))
 
     @property

@@ -1,0 +1,278 @@
+"""What the regressor and the classifier share: parameters, training, files."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
+from torch import Tensor, nn
+
+from covprop.bayes.elbo import ELBO
+from covprop.bayes.estimators import files, settings
+from covprop.bayes.estimators.scaling import Floats, InputNoise, Scaling
+from covprop.bayes.evaluation import lead_of, slices
+from covprop.bayes.likelihoods import Likelihood
+from covprop.bayes.prediction import predict
+from covprop.bayes.priors import HePrior
+from covprop.bayes.sampling import LocalReparametrisation
+from covprop.bayes.training import History, fit
+from covprop.gaussian import Gaussian
+
+LARGEST_SEED = 2**31 - 1
+
+
+class BayesEstimator(BaseEstimator, ABC):
+    """A Bayesian network of linear layers, on standardised features, as scikit-learn has it."""
+
+    network_: nn.Sequential
+    likelihood_: Likelihood
+    features_: Scaling
+    targets_: Scaling
+    history_: History
+    n_iter_: int
+    seed_: int
+    n_features_in_: int
+
+    def __init__(
+        self,
+        hidden: int | tuple[int, ...] = (50,),
+        activation: str = "relu",
+        *,
+        likelihood: str | Likelihood | None = None,
+        prior: Any = "he",
+        method: str | settings.Inference = "exact",
+        input_noise: Any = None,
+        learning_rate: float = 0.01,
+        epochs: int = 200,
+        batch_size: int = 32,
+        weight_decay: float = 0.0,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 20,
+        random_state: Any = None,
+        device: str = "cpu",
+        dtype: Any = "float64",
+        verbose: bool = False,
+    ) -> None:
+        """Keep the parameters; `fit` looks at them."""
+        self.hidden = hidden
+        self.activation = activation
+        self.likelihood = likelihood
+        self.prior = prior
+        self.method = method
+        self.input_noise = input_noise
+        self.learning_rate = learning_rate
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.weight_decay = weight_decay
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.verbose = verbose
+
+    @abstractmethod
+    def _outputs(self) -> int:
+        """How many outputs the network has, for the data that were seen."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, Any]:
+        """What a file is to know of the targets."""
+
+    @abstractmethod
+    def _recall(self, facts: dict[str, Any]) -> None:
+        """Take the facts of a file."""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write weights, scales and parameters to a safetensors file."""
+        check_is_fitted(self)
+        files.write(Path(path), type(self).__name__, self._description(), self._tensors())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
+        """What `save` wrote; no code of the file is run. The history is not in it."""
+        with files.reading(Path(path), cls.__name__, device) as (described, tensors):
+            estimator = cls(**files.decode(described["parameters"]), device=device)
+            estimator._restore(described, tensors)
+        return estimator
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "network_")
+
+    def _train(self, x: Floats, y: Tensor, weight: Floats | None, groups: Any = None) -> None:
+        """Train a new network on features and ready targets; groups: classes to split evenly."""
+        settings.check_numbers(
+            self.epochs, self.batch_size, self.learning_rate, self.patience,
+            self.validation_fraction,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(self.seed_)
+        self.network_ = self._network()
+        settings.begin(self.network_, generator)
+        self.network_.to(self.device)
+        if isinstance(self.likelihood_, nn.Module):
+            self.likelihood_.to(self.device, settings.torch_dtype(self.dtype))
+        y = y.to(self.device)
+        rows, held = np.arange(len(x)), None
+        if self.early_stopping:
+            rows, out = self._split(len(x), groups, generator)
+            held = (self._inputs(x[out]), y[torch.as_tensor(out)])
+        weights = None if weight is None else torch.as_tensor(weight[rows]).to(y.device)
+        # A datum of weight 2 is two data.
+        size = len(rows) if weights is None else max(1, round(float(weights.sum())))
+        self.history_ = fit(
+            self.network_,
+            ELBO(self.likelihood_, size),
+            self._inputs(x[rows]),
+            y[torch.as_tensor(rows)],
+            method=self._inference(),
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            weight=weights,
+            generator=generator,
+            validation=held,
+            patience=self.patience if self.early_stopping else None,
+            progress=bool(self.verbose),
+        )
+        self.n_iter_ = self.history_.epochs
+
+    def _split(self, count: int, groups: Any, generator: torch.Generator) -> tuple[Any, Any]:
+        """Rows to train on and rows to validate with, so many of each group."""
+        order = torch.randperm(count, generator=generator).numpy()
+        labels = np.zeros(count) if groups is None else groups
+        out = np.zeros(count, dtype=bool)
+        for label in np.unique(labels):
+            own = order[labels[order] == label]
+            out[own[: min(len(own) - 1, round(self.validation_fraction * len(own)))]] = True
+        if not out.any():
+            raise ValueError(
+                f"validation_fraction={self.validation_fraction} of {count} rows is no row; make "
+                "it larger, or set early_stopping=False"
+            )
+        return np.flatnonzero(~out), np.flatnonzero(out)
+
+    def _network(self) -> nn.Sequential:
+        sizes = (self.n_features_in_, *settings.hidden_sizes(self.hidden), self._outputs())
+        prior = HePrior() if self.prior is None else self.prior
+        dtype = settings.torch_dtype(self.dtype)
+        return settings.network(sizes, self.activation, prior, dtype)
+
+    def _inference(self) -> settings.Inference:
+        """The method; draws begin at the same place every time."""
+        method = settings.chosen("method", self.method, settings.METHODS, settings.Inference)
+        if isinstance(method, LocalReparametrisation) and method.generator is None:
+            generator = torch.Generator(self.device).manual_seed(self.seed_)
+            return LocalReparametrisation(method.samples, generator)
+        return method
+
+    def _inputs(self, x: Floats) -> Tensor | Gaussian:
+        """Standardised features, with the noise of the sensor around them."""
+        dtype = settings.torch_dtype(self.dtype)
+        known = torch.as_tensor(self.features_.apply(x)).to(self.device, dtype)
+        if self.input_noise is None:
+            return known
+        return InputNoise.of(self.input_noise, self.features_).around(known)
+
+    def _features(self, data: Any) -> Floats:
+        """Checked features of a fitted estimator."""
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, data, dtype=np.float64, reset=False))
+
+    @torch.no_grad()
+    def _outputs_of(self, data: Any) -> Iterator[tuple[slice, Gaussian]]:
+        """The Gaussians of the network's outputs, some rows at a time."""
+        inputs, method = self._inputs(self._features(data)), self._inference()
+        for rows in slices(lead_of(inputs, 1)):
+            yield rows, predict(self.network_, inputs[rows], method)
+
+    def _begin(self, x: Floats, sample_weight: Any) -> tuple[Any, Floats | None]:
+        """Rows that count, their weights, and a seed; scales of the features."""
+        self.seed_ = int(check_random_state(self.random_state).randint(LARGEST_SEED))
+        if sample_weight is None:
+            self.features_ = Scaling.of(x)
+            return np.arange(len(x)), None
+        weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        rows = np.flatnonzero(weight > 0)
+        if not len(rows):  # which newer versions of scikit-learn see
+            raise ValueError("sample_weight has no non-zero number; there is nothing to learn from")
+        self.features_ = Scaling.of(x[rows], weight[rows])
+        return rows, weight[rows]
+
+    def _description(self) -> dict[str, Any]:
+        """All but tensors, as JSON has it."""
+        names = getattr(self, "feature_names_in_", None)
+        parameters = self.get_params(deep=False)
+        del parameters["device"]
+        if not isinstance(self.random_state, int | np.integer | None):
+            parameters["random_state"] = None  # a generator's state; the seed is kept
+        noise = parameters["input_noise"]
+        parameters["input_noise"] = None if noise is None else np.asarray(noise).tolist()
+        return {
+            "parameters": files.encode(parameters),
+            "features": int(self.n_features_in_),
+            "feature_names": None if names is None else [str(name) for name in names],
+            "seed": self.seed_,
+            "epochs": self.n_iter_,
+            "targets": self._facts(),
+        }
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"network.{k}": v for k, v in self.network_.state_dict().items()}
+        if isinstance(self.likelihood_, nn.Module):
+            state = self.likelihood_.state_dict()
+            tensors |= {f"likelihood.{k}": v for k, v in state.items()}
+        for name in ("features", "targets"):
+            scaling: Scaling = getattr(self, f"{name}_")
+            tensors[f"{name}.mean"] = torch.as_tensor(scaling.mean)
+            tensors[f"{name}.stddev"] = torch.as_tensor(scaling.stddev)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def _restore(self, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.n_features_in_ = int(described["features"])
+        names = described["feature_names"]
+        if names is not None:
+            if len(names) != self.n_features_in_ or not all(isinstance(n, str) for n in names):
+                raise ValueError("its names of features are not those of its features")
+            self.feature_names_in_ = np.array(names, dtype=object)
+        self.seed_, self.n_iter_ = int(described["seed"]), int(described["epochs"])
+        if not 0 <= self.seed_ <= LARGEST_SEED:
+            raise ValueError(f"{self.seed_} is no seed")
+        for name in ("features", "targets"):
+            mean, stddev = (tensors.pop(f"{name}.{k}").cpu().numpy() for k in ("mean", "stddev"))
+            setattr(self, f"{name}_", Scaling(mean, stddev))
+        for scaling, count in ((self.features_, self.n_features_in_), (self.targets_, None)):
+            scaling.check(count)
+        self._recall(described["targets"])
+        layers = sum(name.endswith(".weight_mean") for name in tensors)
+        if len(settings.hidden_sizes(self.hidden)) + 1 != layers:
+            raise ValueError(f"{layers} layers of weights do not go with hidden={self.hidden}")
+        model = self._network()
+        files.fill(model, "network.", tensors)
+        if isinstance(self.likelihood_, nn.Module):
+            files.fill(self.likelihood_, "likelihood.", tensors)
+        if tensors:
+            raise ValueError(f"there is no place for {', '.join(sorted(tensors))}")
+        self._inference()
+        if self.input_noise is not None:
+            InputNoise.of(self.input_noise, self.features_)
+        self.network_ = model.to(self.device)
+
+    def _own_likelihood(self, known: Any, default: str) -> Likelihood:
+        """A likelihood that training may change: the parameter stays as it is."""
+        given = default if self.likelihood is None else self.likelihood
+        allowed = tuple(kind for kind in known.values() if isinstance(kind, type))
+        return copy.deepcopy(settings.chosen("likelihood", given, known, allowed))

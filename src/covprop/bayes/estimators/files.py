@@ -1,0 +1,154 @@
+"""Estimators in safetensors files: tensors, and a description as JSON; nothing that is run."""
+
+import dataclasses
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covprop.bayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Cubature,
+    Delta,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+    Poisson,
+)
+from covprop.bayes.priors import (
+    EmpiricalBayes,
+    FixedPrior,
+    HePrior,
+    ScaleMixturePrior,
+    WideHePrior,
+    XavierPrior,
+)
+from covprop.bayes.sampling import LocalReparametrisation
+from covprop.errors import InvalidFile
+from covprop.methods import AssumedDensity, Exact, Series, Wu2019
+
+KEY = "covprop"
+FORMAT = 1
+KIND = "type"
+KNOWN = {
+    kind.__name__: kind
+    for kind in (
+        Bernoulli, Categorical, Cubature, Delta, HeteroskedasticGaussian, HomoskedasticGaussian,
+        Poisson, EmpiricalBayes, FixedPrior, HePrior, ScaleMixturePrior, WideHePrior, XavierPrior,
+        LocalReparametrisation, AssumedDensity, Exact, Series, Wu2019,
+    )
+}  # fmt: skip
+"""Objects that a file may name."""
+
+
+def safetensors() -> Any:
+    """The library, asked for when a file is read or written."""
+    try:
+        return importlib.import_module("safetensors"), importlib.import_module("safetensors.torch")
+    except ImportError as error:
+        raise ImportError(
+            "saving and loading need safetensors; install it with pip install 'covprop[bayes]'"
+        ) from error
+
+
+def write(path: Path, kind: str, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """One file, there as a whole or not at all."""
+    _, library = safetensors()
+    header = {KEY: json.dumps({"format": FORMAT, "estimator": kind, **described})}
+    content = library.save(tensors, metadata=header)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def reading(path: Path, kind: str, device: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The description and the tensors of a file; what is wrong with it becomes one sentence."""
+    base, _ = safetensors()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; write one with {kind}.save(path)")
+    try:
+        with base.safe_open(path, framework="pt", device=device) as file:
+            described = json.loads((file.metadata() or {})[KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if described["format"] != FORMAT:
+            raise ValueError(f"it has format {described['format']!r}, and this is for {FORMAT}")
+        if described["estimator"] != kind:
+            raise ValueError(f"it is of a {described['estimator']}")
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() or bool(torch.isnan(tensor).any()):
+                raise ValueError(f"{name} is not of numbers")
+        yield described, tensors
+    except KeyError as error:
+        raise InvalidFile(f"{path} is not a file of {kind}.save: it lacks {error}") from error
+    except (
+        base.SafetensorError, ValueError, TypeError, AttributeError, RecursionError, RuntimeError,
+        OverflowError, OSError,
+    ) as error:  # fmt: skip
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidFile(f"{path} is not a file of {kind}.save: {reason}") from error
+
+
+def fill(module: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:
+    """Take a module's tensors out of those of a file, all of them and in their shapes."""
+    for name, own in module.state_dict().items():
+        found = tensors.get(prefix + name)
+        if found is None or found.shape != own.shape or found.dtype != own.dtype:
+            what = "nothing" if found is None else f"{tuple(found.shape)} of {found.dtype}"
+            raise ValueError(f"{prefix}{name} is {what}, not {tuple(own.shape)} of {own.dtype}")
+    state = {name: tensors.pop(prefix + name) for name in module.state_dict()}
+    module.load_state_dict(state, assign=True)
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+
+
+def encode(value: Any) -> Any:
+    """Parameters as JSON; objects by the name of their type and their fields."""
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: encode(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if type(value) in KNOWN.values():
+        return {KIND: type(value).__name__, **encode(_fields(value))}
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    plain = value.item() if isinstance(value, np.generic) else value
+    if plain is None or isinstance(plain, bool | int | float | str):
+        return plain
+    raise ValueError(f"a file cannot hold the parameter {value!r}; use a name, or pickle")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """What to make an object of again."""
+    if isinstance(value, HomoskedasticGaussian):
+        stddev = (value.log_variance.detach() / 2).exp().tolist()
+        return {"stddev": stddev, "learned": isinstance(value.log_variance, nn.Parameter)}
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {name: item for name, item in fields.items() if item is not None and item != {}}
+
+
+def decode(value: Any) -> Any:
+    """Parameters from JSON; only known types are made."""
+    if isinstance(value, list):
+        items = [decode(item) for item in value]
+        return tuple(items) if all(isinstance(item, int) for item in items) else items
+    if not isinstance(value, dict):
+        return value
+    fields = {name: decode(item) for name, item in value.items() if name != KIND}
+    if KIND not in value:
+        return fields
+    if value[KIND] not in KNOWN:
+        raise ValueError(f"it names an unknown type {value[KIND]!r}")
+    if isinstance(fields.get("stddev"), list):
+        fields["stddev"] = torch.tensor(fields["stddev"])
+    return KNOWN[value[KIND]](**fields)

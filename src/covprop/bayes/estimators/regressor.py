@@ -1,0 +1,206 @@
+"""Numbers with their uncertainty."""
+
+import math
+import warnings
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from covprop.bayes.estimators import settings
+from covprop.bayes.estimators.base import BayesEstimator
+from covprop.bayes.estimators.scaling import Floats, Scaling
+from covprop.bayes.evaluation import log_predictive, predict_target
+from covprop.bayes.likelihoods import (
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+    Likelihood,
+    Poisson,
+)
+from covprop.bayes.prediction import Decomposition, decompose
+from covprop.bayes.training import History
+from covprop.gaussian import Gaussian
+
+HALVINGS = 60
+"""Steps of a bisection, enough for float64."""
+Noise: TypeAlias = HeteroskedasticGaussian | HomoskedasticGaussian
+
+
+@final
+class BayesRegressor(RegressorMixin, BayesEstimator):
+    """Regression with a Bayesian network, trained without sampling.
+
+    hidden: widths of hidden layers; activation: a name (`relu`, `gelu`, `tanh` ...);
+    likelihood: `heteroskedastic` (default: the noise depends on the features), `homoskedastic`,
+    `poisson` for counts, or an object, whose noise is in units of y;
+    prior: `he`, `wide-he`, `xavier`, `fixed`, `mixture`, `empirical-bayes`, or an object;
+    method: `exact`, `series`, `dvi`, `ddvi`, `mcvi`, or an object such as `cp.Series(order=2)`;
+    input_noise: standard deviation of a sensor's noise on the features, in their units: a number,
+    one for each, or a covariance matrix, in training and prediction;
+    early_stopping: hold out `validation_fraction` of the rows, end when their density has not
+    improved for `patience` epochs, and restore the best epoch;
+    verbose: show a bar.
+
+    Features and targets are standardised inside. y may have several columns.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BayesRegressor":
+        """Train on features (rows, features) and targets (rows,) or (rows, targets)."""
+        x, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        y = np.asarray(y, dtype=np.float64)
+        self.flat_ = y.ndim == 1
+        y = y.reshape(len(x), -1)
+        rows, weight = self._begin(x, sample_weight)
+        x, y = x[rows], y[rows]
+        likelihood = self._own_likelihood(settings.NOISES, "heteroskedastic")
+        counts = isinstance(likelihood, Poisson)
+        if counts and ((y < 0) | (y != np.round(y))).any():
+            raise ValueError("counts are whole numbers from 0, and y has others")
+        self.targets_ = Scaling.none(y.shape[1]) if counts else Scaling.of(y, weight)
+        self.likelihood_ = self._in_units(likelihood)
+        constant = not self.targets_.stddev.any()
+        if constant:
+            warnings.warn(
+                "y is the same for all rows: it is predicted with a standard deviation of 0, "
+                "since nothing can be learned of its noise",
+                stacklevel=2,
+            )
+        targets = torch.as_tensor(self.targets_.apply(y)).to(settings.torch_dtype(self.dtype))
+        self._train(x, targets, weight)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Means of the targets, and their standard deviations with noise and all."""
+        inputs = self._inputs(self._features(X))
+        found = predict_target(self.network_, self.likelihood_, inputs, self._inference())
+        mean = self._shaped(self.targets_.mean + self.targets_.stddev * _array(found.mean))
+        if not return_std:
+            return mean
+        return mean, self._shaped(self.targets_.stddev * _array(found.stddev))
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
+        """Bounds of the central interval that holds each target with this probability.
+
+        From the predictive distribution itself, which has heavier tails than the Gaussian of its
+        variance where the size of the noise is not known.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"the level of an interval is between 0 and 1, not {level}")
+        likelihood = self._gaussian("an interval")
+        bounds = [
+            [_quantile(likelihood, output, share) for share in ((1 - level) / 2, (1 + level) / 2)]
+            for _, output in self._outputs_of(X)
+        ]
+        lower, upper = (torch.cat(parts) for parts in zip(*bounds, strict=True))
+        return self._original(lower), self._original(upper)
+
+    def cumulative(self, X: Any, y: Any) -> Floats:
+        """P(T <= y) of each target: uniform over [0, 1] if predictions are calibrated."""
+        likelihood = self._gaussian("a cumulative probability")
+        target = torch.as_tensor(self.targets_.apply(self._columns(y)))
+        with torch.no_grad():
+            parts = [
+                likelihood.cumulative(output, target[rows].to(output.mean))
+                for rows, output in self._outputs_of(X)
+            ]
+        certain, given = self.targets_.stddev == 0, self._columns(y)
+        below = np.where(certain, given >= self.targets_.mean, _array(torch.cat(parts)))
+        return self._shaped(below)
+
+    def log_predictive(self, X: Any, y: Any) -> Floats:
+        """The logarithm of the density that was predicted where each target is (rows,)."""
+        inputs = self._inputs(self._features(X))
+        target = torch.as_tensor(self.targets_.apply(self._columns(y))).to(self.device)
+        inside = log_predictive(self.network_, self.likelihood_, inputs, target, self._inference())
+        density = _array(inside) - np.log(self.targets_.unit).sum()
+        certain = self.targets_.stddev == 0
+        if not certain.any():
+            return density
+        right = (self._columns(y) == self.targets_.mean)[:, certain].all(1)
+        return np.where(right, np.inf, -np.inf)
+
+    def decompose(self, X: Any) -> Decomposition:
+        """Variances (rows, targets) of the predictions by origin: noise, weights, input."""
+        likelihood = self._gaussian("a decomposition")
+        inputs = self._inputs(self._features(X))
+        with torch.no_grad():
+            parts = decompose(self.network_, inputs, likelihood, self._inference())
+        scale = torch.as_tensor(self.targets_.stddev**2).to(parts.aleatoric)
+        return Decomposition(scale * parts.aleatoric, scale * parts.epistemic, scale * parts.input)
+
+    def _gaussian(self, what: str) -> Noise:
+        check_is_fitted(self)
+        if isinstance(self.likelihood_, HeteroskedasticGaussian | HomoskedasticGaussian):
+            return self.likelihood_
+        raise ValueError(
+            f"{what} is found for Gaussian noise, not {type(self.likelihood_).__name__}"
+        )
+
+    def _in_units(self, likelihood: Likelihood) -> Likelihood:
+        """Noise that the user gave in units of y, in those of standardised targets."""
+        if not isinstance(likelihood, HomoskedasticGaussian) or isinstance(self.likelihood, str):
+            return likelihood
+        scale = torch.as_tensor(self.targets_.unit)
+        stddev = (likelihood.log_variance.detach() / 2).exp() / scale
+        learned = isinstance(likelihood.log_variance, torch.nn.Parameter)
+        return HomoskedasticGaussian(stddev, learned=learned)
+
+    def _columns(self, y: Any) -> Floats:
+        values = np.asarray(y, dtype=np.float64)
+        wanted = 1 if self.flat_ else 2
+        if values.ndim != wanted:
+            raise ValueError(f"y had {wanted} dimensions in fit, and has {values.ndim} here")
+        return values.reshape(len(values), -1)
+
+    def _original(self, inside: Tensor) -> Floats:
+        return self._shaped(self.targets_.mean + self.targets_.stddev * _array(inside))
+
+    def _shaped(self, values: Floats) -> Floats:
+        return values[:, 0] if self.flat_ else values
+
+    def _outputs(self) -> int:
+        return self.likelihood_.outputs(len(self.targets_.mean))
+
+    def _facts(self) -> dict[str, Any]:
+        return {"flat": self.flat_}
+
+    def _recall(self, facts: dict[str, Any]) -> None:
+        self.flat_ = bool(facts["flat"])
+        self.history_ = History()
+        likelihood = self._own_likelihood(settings.NOISES, "heteroskedastic")
+        self.likelihood_ = self._in_units(likelihood)
+        if isinstance(likelihood, HomoskedasticGaussian):
+            self.likelihood_.to(settings.torch_dtype(self.dtype))  # type: ignore[attr-defined]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _array(values: Tensor) -> Floats:
+    return values.detach().cpu().double().numpy()
+
+
+@torch.no_grad()
+def _quantile(likelihood: Noise, output: Gaussian, share: float) -> Tensor:
+    """Where the cumulative probability of each target reaches a share, by bisection."""
+    # Cantelli's inequality: beyond k deviations there is at most 1 / (1 + k^2).
+    deviations = 1 / math.sqrt(min(share, 1 - share))
+    moments = likelihood.predict(output)
+    low = moments.mean - deviations * moments.stddev
+    high = moments.mean + deviations * moments.stddev
+
+    def below(target: Tensor) -> Tensor:
+        return likelihood.cumulative(output, target) < share
+
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        under = below(middle)
+        low, high = torch.where(under, middle, low), torch.where(under, high, middle)
+    return (low + high) / 2

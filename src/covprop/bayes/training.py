@@ -1,0 +1,240 @@
+"""One training loop, for every model, likelihood, method and number of members."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from covprop.bayes.elbo import ELBO, Terms
+from covprop.bayes.evaluation import lead_of, log_predictive, take
+from covprop.bayes.likelihoods import Likelihood
+from covprop.bayes.prediction import EXACT
+from covprop.bayes.sampling import LocalReparametrisation, batch_dims
+from covprop.errors import MomentOverflow, TrainingDiverged
+from covprop.gaussian import Gaussian
+from covprop.methods import Method
+
+FUSED = ("cpu", "cuda")
+"""Devices on which torch updates all parameters in one call."""
+
+
+@final
+@dataclass
+class History:
+    """What happened in every epoch: one entry each, a tensor () or (members,)."""
+
+    elbo: list[Tensor] = field(default_factory=list)
+    """The bound for one datum in nats, an average over the steps of the epoch."""
+    expected_log_prob: list[Tensor] = field(default_factory=list)
+    kl: list[Tensor] = field(default_factory=list)
+    """Of all weights, not of one datum."""
+    validation: list[Tensor] = field(default_factory=list)
+    """The log predictive density of the validation data, for one datum; empty without them."""
+    best_epoch: Tensor | None = None
+    """() or (members,): the epoch, from 0, whose parameters the model has; None: the last one."""
+
+    @property
+    def epochs(self) -> int:
+        """How many there were."""
+        return len(self.elbo)
+
+    def record(self) -> dict[str, list[float]]:
+        """Plain numbers for a log, averaged over members."""
+        names = ("elbo", "expected_log_prob", "kl", "validation")
+        return {name: [float(one.mean()) for one in getattr(self, name)] for name in names}
+
+
+Callback: TypeAlias = Callable[[int, History], object]
+"""Is given the epoch, from 0, and the history up to it; ends the training if it returns True."""
+
+
+def fit(
+    model: nn.Module,
+    elbo: ELBO,
+    x: Tensor | Gaussian,
+    y: Tensor,
+    *,
+    method: Method | LocalReparametrisation = EXACT,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    weight: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    validation: tuple[Tensor | Gaussian, Tensor] | None = None,
+    patience: int | None = None,
+    progress: bool = False,
+    callback: Callback | None = None,
+) -> History:
+    """Train a model, and what its likelihood has to learn, by AdamW on the ELBO.
+
+    x: data (N, ...), or a Gaussian of them where inputs are uncertain; y: targets (N, ...); weight
+    (N,): how much each datum counts, next to the others. Of a model with members all of these lead
+    with them, each member has its own data in an order of its own, and none sees another; y and
+    weight without members are the same for all.
+
+    generator: where the order of the data comes from (torch's global one by default); draws have
+    the method's. validation: other data, whose log predictive density is noted after every epoch.
+    patience: end when that has not improved for so many epochs, and restore the best one, each
+    member its own; without it, the last epoch is kept.
+    """
+    dims = batch_dims(model, x)
+    lead = lead_of(x, dims)
+    _check(lead, epochs, batch_size, learning_rate, patience, validation is not None)
+    y = _for_all(y, lead, "y")
+    if weight is not None:
+        # In units of their average over all data: that over a batch would make rows count more
+        # in the company of light ones.
+        weight = _for_all(weight, lead, "weight")
+        weight = weight / weight.mean(-1, keepdim=True)
+    parameters = [*model.parameters(), *elbo.likelihood.parameters()]
+    optimiser = torch.optim.AdamW(
+        parameters,
+        lr=learning_rate,
+        weight_decay=weight_decay,
+        fused=all(parameter.device.type in FUSED for parameter in parameters),
+    )
+    history = History()
+    best = None if patience is None else _Best(model, elbo.likelihood, lead[:-1], patience)
+    step = 0
+    with tqdm(total=epochs, unit="epoch", disable=not progress) as bar:
+        for epoch in range(epochs):
+            sums = _Sums()
+            for rows in _order(lead, batch_size, generator, y.device):
+                now = (take(x, rows, dims), take(y, rows, dims))
+                try:
+                    log_prob = elbo.log_likelihood(model, *now, method)
+                except MomentOverflow as error:
+                    raise _diverged(epoch) from error
+                if weight is not None:
+                    log_prob = log_prob * take(weight, rows, dims)
+                terms = elbo.combine(log_prob, elbo.divergence(model), step=step)
+                optimiser.zero_grad()
+                terms.loss.backward()
+                optimiser.step()
+                sums.add(terms, rows.shape[-1])
+                step += 1
+            sums.finish(history)
+            if validation is not None:
+                found = log_predictive(model, elbo.likelihood, *validation, method).mean(-1)
+                if bool(torch.isnan(found).any()):
+                    raise _diverged(epoch)
+                history.validation.append(found)
+            bar.update()
+            bar.set_postfix(elbo=f"{float(history.elbo[-1].mean()):.3g}", refresh=False)
+            patient = best is None or best.see(epoch, history.validation[-1])
+            if (callback is not None and callback(epoch, history) is True) or not patient:
+                break
+    if best is not None:
+        history.best_epoch = best.restore()
+    return history
+
+
+def _diverged(epoch: int) -> TrainingDiverged:
+    return TrainingDiverged(
+        f"the ELBO is no longer a number in epoch {epoch + 1}; take a lower learning rate, or see "
+        "that the data are standardised and have no nan"
+    )
+
+
+class _Sums:
+    """Averages of the terms over an epoch, found without waiting for any of them."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.sums: list[Tensor] = []
+
+    def add(self, terms: Terms, rows: int) -> None:
+        """The terms of a batch of so many rows."""
+        now = [rows * part.detach() for part in (terms.elbo, terms.expected_log_prob, terms.kl)]
+        self.sums = [a + b for a, b in zip(self.sums, now, strict=True)] if self.sums else now
+        self.rows += rows
+
+    def finish(self, history: History) -> None:
+        """Note them; a loss that is no number ends the training."""
+        elbo, expected, divergence = (part / self.rows for part in self.sums)
+        if not bool(torch.isfinite(elbo).all()):
+            raise _diverged(history.epochs)
+        history.elbo.append(elbo)
+        history.expected_log_prob.append(expected)
+        history.kl.append(divergence)
+
+
+class _Best:
+    """The best parameters so far, of each member on its own."""
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, members: torch.Size, patience: int
+    ) -> None:
+        self.tensors = [*model.parameters(), *model.buffers(), *likelihood.parameters()]
+        self.kept = [tensor.detach().clone() for tensor in self.tensors]
+        self.score = torch.full(members, -math.inf, dtype=torch.float64)
+        self.epoch = torch.zeros(members, dtype=torch.long)
+        self.patience, self.members = patience, members
+
+    @torch.no_grad()
+    def see(self, epoch: int, score: Tensor) -> bool:
+        """Keep what is better than before; False when every member has waited in vain."""
+        score = score.to(self.score)
+        # A member that would have ended, trained alone, has ended: the others change nothing.
+        better = (score > self.score) & (epoch - self.epoch <= self.patience)
+        self.score = torch.where(better, score, self.score)
+        self.epoch = torch.where(better, epoch, self.epoch)
+        for kept, tensor in zip(self.kept, self.tensors, strict=True):
+            kept.copy_(torch.where(self._mask(better, tensor), tensor, kept))
+        return bool((epoch - self.epoch < self.patience).any())
+
+    @torch.no_grad()
+    def restore(self) -> Tensor:
+        """Put the best parameters back; the epochs they are from."""
+        for kept, tensor in zip(self.kept, self.tensors, strict=True):
+            tensor.copy_(kept)
+        return self.epoch
+
+    def _mask(self, better: Tensor, tensor: Tensor) -> Tensor:
+        if not self.members:
+            return better.to(tensor.device)
+        if tensor.shape[:1] != self.members:  # shared by members: it goes with any of them
+            return better.any().to(tensor.device)
+        return better.to(tensor.device).reshape(-1, *[1] * (tensor.dim() - 1))
+
+
+def _order(
+    lead: torch.Size, batch_size: int, generator: torch.Generator | None, device: torch.device
+) -> Iterator[Tensor]:
+    """Rows of every batch of an epoch, (rows,) or (members, rows), in a random order."""
+    where = device if generator is None else generator.device
+    keys = torch.rand(lead, generator=generator, device=where, dtype=torch.float64)
+    yield from keys.argsort(-1).to(device).split(batch_size, -1)
+
+
+def _for_all(data: Tensor, lead: torch.Size, name: str) -> Tensor:
+    """Data that lead with (members, N), as those of x do."""
+    if data.shape[: len(lead)] == lead:
+        return data
+    if len(lead) > 1 and data.shape[:1] == lead[1:]:
+        return data.expand(lead[0], *data.shape)
+    wanted = f"{tuple(lead)}, as x does" + (f", or {tuple(lead[1:])}" if len(lead) > 1 else "")
+    raise ValueError(f"{name} has the shape {tuple(data.shape)} and is to lead with {wanted}")
+
+
+def _check(
+    lead: torch.Size,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    patience: int | None,
+    validated: bool,
+) -> None:
+    if lead[-1] < 1:
+        raise ValueError("there are no data to train on")
+    if epochs < 1 or batch_size < 1:
+        raise ValueError(f"epochs and batch_size are at least 1, not {epochs} and {batch_size}")
+    if not learning_rate > 0:
+        raise ValueError(f"learning_rate is positive, not {learning_rate}")
+    if patience is not None and (patience < 1 or not validated):
+        raise ValueError("patience is a number of epochs from 1, and needs validation data")
