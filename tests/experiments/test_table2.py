@@ -42,6 +42,19 @@ def test_pl_dnn_is_ten_times_as_far_off_and_spreads_more(instances):
     assert bool((new.spread > exact.spread).all())
 
 
+def test_pl_dnn_s_ratios_are_of_the_size_of_the_paper_s(instances):
+    found = ratio(instances, CENTRED, "variance")
+    spread = np.array([float(cell.split()[2]) for cell in table2.PRINTED[CENTRED]])
+    assert found.average.mean() == pytest.approx(printed(CENTRED).mean(), abs=0.1)
+    assert np.abs(found.average - printed(CENTRED)).max() < 0.25  # another network
+    assert found.spread.mean() == pytest.approx(spread.mean(), rel=0.4)
+
+
+def test_the_exact_method_spreads_no_more_than_the_paper(instances):
+    spread = np.array([float(cell.split()[2]) for cell in table2.PRINTED[PUBLISHED]])
+    assert ratio(instances, EXACT, "variance").spread.mean() <= spread.mean()
+
+
 def test_the_weights_are_those_of_the_committed_training(instances):
     trained = record.read(RESULTS / "train-mnist.json")
     settings = record.read(RESULTS / f"{table2.NAME}.json")["settings"]
