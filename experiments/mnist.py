@@ -1,37 +1,50 @@
-"""The MNIST images: from a folder that has them, or from their public home, with checksums."""
+"""The MNIST and Fashion-MNIST images: from a folder, or from their public home, with checksums."""
 
 import gzip
-import hashlib
-import os
 import urllib.request
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.options import ROOT
+from experiments import files
 
-HOME = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-VARIABLE = "COVPROP_DATA"
-FOLDERS = (ROOT.parent / "shared" / "data", ROOT / "data")
+DIGITS, FASHION = "mnist", "fashion-mnist"
+HOMES = {
+    DIGITS: "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    FASHION: "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+}
 CHECKSUMS = {
-    "train-images-idx3-ubyte.gz":
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte.gz":
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte.gz":
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte.gz":
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    DIGITS: {
+        "train-images-idx3-ubyte.gz":
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz":
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz":
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz":
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    FASHION: {
+        "train-images-idx3-ubyte.gz":
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz":
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz":
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz":
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
 }  # fmt: skip
 MEAN, STDDEV = 0.1307, 0.3081
-"""Of the training images' grey values in [0, 1]."""
+"""Of the training digits' grey values in [0, 1]."""
 DIMENSIONS_BYTE = 3
 """Where an idx file says how many dimensions it has; four bytes for each follow."""
 
 
+@final
 class Digits(NamedTuple):
     """Images and their labels."""
 
@@ -39,43 +52,36 @@ class Digits(NamedTuple):
     labels: Tensor  # (count,)
 
 
-def found(folder: Path | None = None) -> Path | None:
+def found(folder: Path | None = None, collection: str = DIGITS) -> Path | None:
     """The folder with all four files: as given, as the environment says, or one of the usual."""
-    named = [Path(os.environ[VARIABLE])] if VARIABLE in os.environ else []
-    for place in [folder] if folder else [*named, *FOLDERS]:
-        for candidate in (place / "mnist", place):
-            if all((candidate / name).exists() for name in CHECKSUMS):
-                return candidate
-    return None
+    return files.folder_with(CHECKSUMS[collection], collection, folder)
 
 
-def load(split: str, folder: Path | None = None) -> Digits:
-    """The `train` or `t10k` digits; downloaded into /data where no folder has them.
+def load(split: str, folder: Path | None = None, collection: str = DIGITS) -> Digits:
+    """The `train` or `t10k` images; downloaded into /data where no folder has them.
 
-    Grey values are standardised as usual, which sets the scale of an input noise.
+    Grey values are standardised as is usual for digits, which sets the scale of an input noise;
+    those of fashion alike, as a network that knows digits would be given them.
     """
-    place = found(folder) or downloaded(folder or FOLDERS[-1])
-    images = _idx(place / f"{split}-images-idx3-ubyte.gz")
-    labels = _idx(place / f"{split}-labels-idx1-ubyte.gz")
+    place = found(folder, collection) or downloaded(folder or files.FOLDERS[-1], collection)
+    images = _idx(place / f"{split}-images-idx3-ubyte.gz", collection)
+    labels = _idx(place / f"{split}-labels-idx1-ubyte.gz", collection)
     pixels = torch.from_numpy(images.astype(np.float32) / np.iinfo(np.uint8).max)
     return Digits((pixels[:, None] - MEAN) / STDDEV, torch.from_numpy(labels.astype(np.int64)))
 
 
-def downloaded(folder: Path) -> Path:
-    """The four files, fetched into folder/mnist."""
-    target = folder / "mnist"
+def downloaded(folder: Path, collection: str = DIGITS) -> Path:
+    """The four files, fetched into a subfolder."""
+    target = folder / collection
     target.mkdir(parents=True, exist_ok=True)
-    for name in CHECKSUMS:
-        with urllib.request.urlopen(HOME + name) as answer:
+    for name in CHECKSUMS[collection]:
+        with urllib.request.urlopen(HOMES[collection] + name) as answer:
             (target / name).write_bytes(answer.read())
     return target
 
 
-def _idx(path: Path) -> np.ndarray:
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != CHECKSUMS[path.name]:
-        raise ValueError(f"{path} is not the published file (its sha256 differs); delete it")
-    raw = gzip.decompress(content)
+def _idx(path: Path, collection: str) -> np.ndarray:
+    raw = gzip.decompress(files.checked(path, CHECKSUMS[collection][path.name]))
     start = DIMENSIONS_BYTE + 1
     stop = start + 4 * raw[DIMENSIONS_BYTE]
     return np.frombuffer(raw, np.uint8, offset=stop).reshape(np.frombuffer(raw[start:stop], ">i4"))

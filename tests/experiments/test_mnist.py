@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments import mnist, training
+from experiments import files, mnist, training
 from experiments.options import Options
 
 needs_data = pytest.mark.skipif(mnist.found() is None, reason="no MNIST files: set COVPROP_DATA")
@@ -20,7 +20,7 @@ def test_the_images_are_the_published_ones():
 
 
 def test_a_changed_file_is_refused(tmp_path):
-    for name in mnist.CHECKSUMS:
+    for name in mnist.CHECKSUMS[mnist.DIGITS]:
         (tmp_path / name).write_bytes(b"not the file")
     with pytest.raises(ValueError, match="is not the published file"):
         mnist.load("t10k", tmp_path)
@@ -28,8 +28,8 @@ def test_a_changed_file_is_refused(tmp_path):
 
 def test_a_folder_without_the_files_is_not_found(tmp_path, monkeypatch):
     assert mnist.found(tmp_path) is None
-    monkeypatch.setenv(mnist.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(mnist, "FOLDERS", ())
+    monkeypatch.setenv(files.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(files, "FOLDERS", ())
     assert mnist.found() is None
 
 
