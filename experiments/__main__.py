@@ -18,13 +18,18 @@ from experiments import (
     runner,
     table1,
     table2,
+    table3,
     training,
+    uci,
 )
 from experiments.options import RESULTS, Options
 
 EXPERIMENTS: dict[str, ModuleType] = {
-    module.NAME: module for module in (figure2, figure3, figure4, figure5, table1, table2, accuracy)
+    module.NAME: module
+    for module in (figure2, figure3, figure4, figure5, table1, table2, table3, accuracy)
 }
+OF_UCI = (table3.NAME,)
+"""Experiments with a choice of data sets."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +46,10 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--smoke", action="store_true", help="seconds, to see that it works")
         command.add_argument("--weights", type=Path, help="file of the trained MNIST network")
         command.add_argument("--only", nargs="+", default=[], help="beginnings of result keys")
+        if name in OF_UCI:
+            command.add_argument("--datasets", nargs="+", default=[], choices=uci.CHECKSUMS)
+        if name == table3.NAME:
+            command.add_argument("--protocol", choices=table3.PROTOCOLS, help="both unless given")
     render = commands.add_parser("render", help="tables and figures of what was measured")
     render.add_argument(
         "names", nargs="*", metavar="NAME",
@@ -89,7 +98,8 @@ def command(arguments: argparse.Namespace) -> None:
                 print(path)
         return
     values = {key: value for key, value in vars(arguments).items() if key != "name"}
-    options = Options(**{**values, "only": tuple(arguments.only)})
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    options = Options(**{**values, **lists})
     if arguments.name == training.NAME:
         training.show(training.run(options))
         return

@@ -13,7 +13,10 @@ WEIGHTS = ROOT / "data" / "weights"
 @final
 @dataclass(frozen=True)
 class Options:
-    """The options that every experiment takes; `only` keeps units whose key begins with one."""
+    """The options of experiments; `only` keeps units whose key begins with one.
+
+    datasets: which UCI sets, all of the experiment's if empty; protocol: of table 3, both if None.
+    """
 
     smoke: bool = False
     seed: int = 0
@@ -22,6 +25,8 @@ class Options:
     out: Path | None = None
     weights: Path | None = None
     only: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    protocol: str | None = None
 
     def path(self, name: str) -> Path:
         """Of an experiment's JSON; a smoke run does not touch the real one."""

@@ -211,3 +211,20 @@ def test_targets_go_with_the_data():
     x, y = data(20)
     with pytest.raises(ValueError, match="y has the shape"):
         trained(network(), x, y[:7])
+
+
+def test_members_may_have_learning_rates_of_their_own():
+    x, y = data(2, 40)
+    rates, both = torch.tensor([0.02, 0.005], dtype=torch.float64), network(members=2)
+    trained(both, x, y, learning_rate=rates, weight_decay=0.1)
+    for member, rate in enumerate(rates.tolist()):
+        alike = network(members=2)
+        trained(alike, x, y, learning_rate=rate, weight_decay=0.1)
+        for one, other in zip(both.parameters(), alike.parameters(), strict=True):
+            assert_close(one[member], other[member])
+
+
+def test_learning_rates_are_one_for_each_member():
+    x, y = data(2, 40)
+    with pytest.raises(ValueError, match="lead with as many members"):
+        trained(network(members=2), x, y, learning_rate=torch.tensor([0.1, 0.2, 0.3]))

@@ -61,7 +61,7 @@ def fit(
     method: Method | LocalReparametrisation = EXACT,
     epochs: int,
     batch_size: int,
-    learning_rate: float,
+    learning_rate: float | Tensor,
     weight_decay: float = 0.0,
     weight: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -77,6 +77,7 @@ def fit(
     with them, each member has its own data in an order of its own, and none sees another; y and
     weight without members are the same for all.
 
+    learning_rate: one, or one for each member (members,), to compare them in one computation.
     generator: where the order of the data comes from (torch's global one by default); draws have
     the method's. validation: other data, whose log predictive density is noted after every epoch.
     patience: end when that has not improved for so many epochs, and restore the best one, each
@@ -92,12 +93,15 @@ def fit(
         weight = _for_all(weight, lead, "weight")
         weight = weight / weight.mean(-1, keepdim=True)
     parameters = [*model.parameters(), *elbo.likelihood.parameters()]
+    rates = torch.as_tensor(learning_rate)
     optimiser = torch.optim.AdamW(
         parameters,
-        lr=learning_rate,
+        lr=float(rates.max()),
         weight_decay=weight_decay,
         fused=all(parameter.device.type in FUSED for parameter in parameters),
     )
+    if rates.dim():
+        _slow_down(optimiser, rates, lead)
     history = History()
     best = None if patience is None else _Best(model, elbo.likelihood, lead[:-1], patience)
     step = 0
@@ -132,6 +136,34 @@ def fit(
     if best is not None:
         history.best_epoch = best.restore()
     return history
+
+
+def _slow_down(optimiser: torch.optim.Optimizer, rates: Tensor, lead: torch.Size) -> None:
+    """Let members take the share of every step that is their rate's of the largest.
+
+    A step of AdamW is proportional to the rate, and what it remembers does not depend on it.
+    """
+    parameters = [one for group in optimiser.param_groups for one in group["params"]]
+    if rates.shape != lead[:-1] or any(one.shape[:1] != rates.shape for one in parameters):
+        raise ValueError(
+            f"learning rates of shape {tuple(rates.shape)} are for a model whose parameters all "
+            "lead with as many members; give one rate, or a likelihood without parameters"
+        )
+    shares = [
+        (rates / rates.max()).to(one).reshape(-1, *[1] * (one.dim() - 1)) for one in parameters
+    ]
+    before: list[Tensor] = []
+
+    def keep(*_: object) -> None:
+        before[:] = [one.detach().clone() for one in parameters]
+
+    @torch.no_grad()
+    def shorten(*_: object) -> None:
+        for one, start, share in zip(parameters, before, shares, strict=True):
+            one.copy_(torch.lerp(start, one, share))
+
+    optimiser.register_step_pre_hook(keep)
+    optimiser.register_step_post_hook(shorten)
 
 
 def _diverged(epoch: int) -> TrainingDiverged:
@@ -226,7 +258,7 @@ def _check(
     lead: torch.Size,
     epochs: int,
     batch_size: int,
-    learning_rate: float,
+    learning_rate: float | Tensor,
     patience: int | None,
     validated: bool,
 ) -> None:
@@ -234,7 +266,7 @@ def _check(
         raise ValueError("there are no data to train on")
     if epochs < 1 or batch_size < 1:
         raise ValueError(f"epochs and batch_size are at least 1, not {epochs} and {batch_size}")
-    if not learning_rate > 0:
+    if not bool((torch.as_tensor(learning_rate) > 0).all()):
         raise ValueError(f"learning_rate is positive, not {learning_rate}")
     if patience is not None and (patience < 1 or not validated):
         raise ValueError("patience is a number of epochs from 1, and needs validation data")

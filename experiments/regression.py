@@ -1,0 +1,202 @@
+"""Bayesian networks for regression: the ways of inference, their training and their scores.
+
+Scores are in nats for each datum, in the units of the target. Of each epoch two are kept:
+
+    at the mean     log p(t | E[f]), how the published code evaluates; for MCVI E[log p(t | f)] of
+                    draws, as there
+    expected        E[log p(t | f)], the term of the ELBO
+
+and of the last epoch the density log E[p(t | f)], which counts the variance of the outputs.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from covprop import bayes
+from covprop.bayes import LocalReparametrisation
+from covprop.methods import Method
+from experiments.randomness import seed_of, seeded
+from experiments.uci import Members, Rows
+
+EXACT, SERIES, WU, DIAGONAL = "exact", "series 4", "Wu", "diagonal"
+MCVI, MCVI_100, MCVI_1000 = "MCVI 10", "MCVI 100", "MCVI 1000"
+MODES: dict[str, Callable[[torch.Generator], Method | LocalReparametrisation]] = {
+    EXACT: lambda _: cp.Exact(),
+    SERIES: lambda _: cp.Series(order=4, exact_variance=False),  # as published
+    WU: lambda _: cp.Wu2019(),
+    DIAGONAL: lambda _: cp.AssumedDensity(),
+    MCVI: lambda generator: LocalReparametrisation(10, generator),
+    MCVI_100: lambda generator: LocalReparametrisation(100, generator),
+    MCVI_1000: lambda generator: LocalReparametrisation(1000, generator),
+}
+DRAWS = 1000
+"""For the density of a network that was trained with draws."""
+LIKELIHOOD = bayes.HeteroskedasticGaussian()
+LEVEL = 0.95
+DIGITS = 4
+ROWS = 1000
+"""Of all members together, times DRAWS, that are evaluated at a time."""
+
+Lift: TypeAlias = Callable[[Tensor], Tensor | cp.Gaussian]
+"""What the network is told of an input."""
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is made and trained."""
+
+    hidden: tuple[int, ...]
+    epochs: int
+    batch: int = 10
+    decay: float = 1e-3
+    kl_temperature: float = 1.0
+
+    def network(self, features: int, members: int) -> nn.Sequential:
+        """Bayesian layers with Xavier's prior, as published, and ReLU between."""
+        widths = (features, *self.hidden, LIKELIHOOD.outputs(1))
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip(widths, widths[1:], strict=False):
+            prior = bayes.XavierPrior()
+            layers += [bayes.BayesLinear(inputs, outputs, members=members, prior=prior), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+
+def known(x: Tensor) -> Tensor:
+    """An input without noise."""
+    return x
+
+
+def train(
+    data: Members,
+    recipe: Recipe,
+    mode: str,
+    rate: float | Tensor,
+    seed: tuple[object, ...],
+    lift: Lift = known,
+) -> dict[str, Any]:
+    """All members together; scores of the test rows by member, epoch by epoch and at the end."""
+    order, drawing = (torch.Generator().manual_seed(seed_of(part, *seed)) for part in ("o", "d"))
+    method = MODES[mode](drawing)
+    members, rows, features = data.train.x.shape
+    with seeded("weights", *seed):
+        model = recipe.network(features, members)
+    elbo = bayes.ELBO(LIKELIHOOD, data_size=rows, kl_temperature=recipe.kl_temperature)
+    epochs: list[tuple[Tensor, Tensor]] = []
+    started = time.perf_counter()
+    evaluating = 0.0
+
+    def note(*_: object) -> None:
+        nonlocal evaluating
+        now = time.perf_counter()
+        epochs.append(epoch_scores(model, data.test, method, data.scale, lift))
+        evaluating += time.perf_counter() - now
+
+    with torch.enable_grad():  # an experiment is run without
+        bayes.fit(
+            model, elbo, lift(data.train.x), data.train.y, method=method, epochs=recipe.epochs,
+            batch_size=recipe.batch, learning_rate=rate, weight_decay=recipe.decay,
+            generator=order, callback=note,
+        )  # fmt: skip
+    seconds = time.perf_counter() - started - evaluating
+    at_mean, expected = (torch.stack(part) for part in zip(*epochs, strict=True))
+    steps = recipe.epochs * -(-rows // recipe.batch)
+    return {
+        "at the mean": at_mean, "expected": expected,  # (epochs, members)
+        **final_scores(model, data.test, method, data.scale, lift),
+        "seconds": seconds, "milliseconds of a step": 1e3 * seconds / steps,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def epoch_scores(
+    model: nn.Module,
+    rows: Rows,
+    method: Method | LocalReparametrisation,
+    scale: Tensor,
+    lift: Lift = known,
+) -> tuple[Tensor, Tensor]:
+    """log p(t | E[f]), for MCVI E[log p(t | f)], and E[log p(t | f)], (members,) each."""
+    if isinstance(method, LocalReparametrisation):
+        ten = LocalReparametrisation(10, method.generator)
+        values = bayes.draws(model, lift(rows.x), ten.samples, ten.generator)
+        expected = LIKELIHOOD.log_prob(values, rows.y).mean((0, -1)) - scale.log()
+        return expected, expected
+    output = bayes.predict(model, lift(rows.x), method)
+    at_mean = LIKELIHOOD.log_prob(output.mean, rows.y).mean(-1)
+    expected = LIKELIHOOD.expected_log_prob(output, rows.y).mean(-1)
+    return at_mean - scale.log(), expected - scale.log()
+
+
+@torch.no_grad()
+def final_scores(
+    model: nn.Module,
+    rows: Rows,
+    method: Method | LocalReparametrisation,
+    scale: Tensor,
+    lift: Lift = known,
+) -> dict[str, Tensor]:
+    """Of the trained networks: density, error, and targets within 95 % intervals, (members,)."""
+    sampled = isinstance(method, LocalReparametrisation)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    step = max(1, ROWS // len(rows.x))
+    for start in range(0, rows.y.shape[-1], step):
+        x, y = (part[:, start : start + step] for part in rows)
+        if sampled:
+            values = bayes.draws(model, lift(x), DRAWS, method.generator)  # type: ignore[union-attr]
+            density = LIKELIHOOD.log_predictive_draws(values, y)
+            mean, log_variance = values.unbind(-1)
+            below = torch.special.ndtr((y - mean) * torch.exp(-log_variance / 2)).mean(0)
+            parts.append((density, below, (mean.mean(0) - y).square()))
+        else:
+            output = bayes.predict(model, lift(x), method)
+            density, below = (
+                LIKELIHOOD.log_predictive(output, y), LIKELIHOOD.cumulative(output, y)[..., 0]
+            )  # fmt: skip
+            parts.append((density, below, (output.mean[..., 0] - y).square()))
+    density, below, squares = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+    return {
+        "density": density.mean(-1) - scale.log(),
+        "rmse": squares.mean(-1).sqrt() * scale,
+        "coverage": bayes.metrics.coverage(below, LEVEL),
+    }
+
+
+def search(
+    data: Members,
+    recipe: Recipe,
+    mode: str,
+    rates: Iterable[float],
+    seed: tuple[object, ...],
+    score: Callable[[dict[str, Any]], Tensor],
+    lift: Lift = known,
+) -> dict[str, float]:
+    """The average score of validation rows at every rate, in one computation."""
+    tried = list(rates)
+    members = data.repeated(len(tried))
+    each = torch.tensor(tried).repeat(len(data.scale))
+    found = score(train(members, recipe, mode, each, (*seed, "search"), lift))
+    averages = found.reshape(-1, len(tried)).mean(0)
+    return {f"{rate:g}": round(float(one), DIGITS) for rate, one in zip(tried, averages, strict=True)}
+
+
+def best(scores: Tensor) -> Tensor:
+    """The largest of all epochs (epochs, members), of each member: selection by what is scored."""
+    return scores.max(0).values
+
+
+def rounded(values: Tensor) -> list[float]:
+    """Numbers for the record."""
+    return [round(float(value), DIGITS) for value in values.flatten()]
+
+
+def noisy(stddev: float) -> Lift:
+    """Inputs of which a noise of this deviation is known; none if it is zero."""
+    return partial(cp.Gaussian.isotropic, stddev=stddev, batch_dims=2) if stddev else known
