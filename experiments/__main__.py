@@ -10,15 +10,19 @@ from types import ModuleType
 
 from experiments import (
     accuracy,
+    deep,
     figure2,
     figure3,
     figure4,
     figure5,
+    noisy,
+    ood,
     record,
     runner,
     table1,
     table2,
     table3,
+    toy,
     training,
     uci,
 )
@@ -26,9 +30,11 @@ from experiments.options import RESULTS, Options
 
 EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
-    for module in (figure2, figure3, figure4, figure5, table1, table2, table3, accuracy)
-}
-OF_UCI = (table3.NAME,)
+    for module in (
+        figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, accuracy,
+    )
+}  # fmt: skip
+OF_UCI = (table3.NAME, deep.NAME, noisy.NAME)
 """Experiments with a choice of data sets."""
 
 

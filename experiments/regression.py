@@ -10,11 +10,12 @@ and of the last epoch the density log E[p(t | f)], which counts the variance of 
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +43,9 @@ LIKELIHOOD = bayes.HeteroskedasticGaussian()
 LEVEL = 0.95
 DIGITS = 4
 ROWS = 1000
-"""Of all members together, times DRAWS, that are evaluated at a time."""
+"""Of all members together, that are evaluated at a time."""
+JUDGED, REPEATS = 100, 20
+"""Rows, and times DRAWS, for the error of a variance."""
 
 Lift: TypeAlias = Callable[[Tensor], Tensor | cp.Gaussian]
 """What the network is told of an input."""
@@ -69,6 +72,18 @@ class Recipe:
         return nn.Sequential(*layers[:-1])
 
 
+@final
+class Trained(NamedTuple):
+    """Networks, how good they are, and how long it took."""
+
+    model: nn.Module
+    scores: dict[str, Tensor]
+    """(epochs, members) of those of epochs, (members,) of those at the end."""
+    seconds: float
+    step: float
+    """Milliseconds."""
+
+
 def known(x: Tensor) -> Tensor:
     """An input without noise."""
     return x
@@ -81,7 +96,7 @@ def train(
     rate: float | Tensor,
     seed: tuple[object, ...],
     lift: Lift = known,
-) -> dict[str, Any]:
+) -> Trained:
     """All members together; scores of the test rows by member, epoch by epoch and at the end."""
     order, drawing = (torch.Generator().manual_seed(seed_of(part, *seed)) for part in ("o", "d"))
     method = MODES[mode](drawing)
@@ -108,11 +123,11 @@ def train(
     seconds = time.perf_counter() - started - evaluating
     at_mean, expected = (torch.stack(part) for part in zip(*epochs, strict=True))
     steps = recipe.epochs * -(-rows // recipe.batch)
-    return {
+    scores = {
         "at the mean": at_mean, "expected": expected,  # (epochs, members)
         **final_scores(model, data.test, method, data.scale, lift),
-        "seconds": seconds, "milliseconds of a step": 1e3 * seconds / steps,
     }  # fmt: skip
+    return Trained(model, scores, round(seconds, 1), round(1e3 * seconds / steps, 3))
 
 
 @torch.no_grad()
@@ -144,13 +159,12 @@ def final_scores(
     lift: Lift = known,
 ) -> dict[str, Tensor]:
     """Of the trained networks: density, error, and targets within 95 % intervals, (members,)."""
-    sampled = isinstance(method, LocalReparametrisation)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     step = max(1, ROWS // len(rows.x))
     for start in range(0, rows.y.shape[-1], step):
         x, y = (part[:, start : start + step] for part in rows)
-        if sampled:
-            values = bayes.draws(model, lift(x), DRAWS, method.generator)  # type: ignore[union-attr]
+        if isinstance(method, LocalReparametrisation):
+            values = bayes.draws(model, lift(x), DRAWS, method.generator)
             density = LIKELIHOOD.log_predictive_draws(values, y)
             mean, log_variance = values.unbind(-1)
             below = torch.special.ndtr((y - mean) * torch.exp(-log_variance / 2)).mean(0)
@@ -175,21 +189,55 @@ def search(
     mode: str,
     rates: Iterable[float],
     seed: tuple[object, ...],
-    score: Callable[[dict[str, Any]], Tensor],
+    score: Callable[[dict[str, Tensor]], Tensor],
     lift: Lift = known,
 ) -> dict[str, float]:
     """The average score of validation rows at every rate, in one computation."""
     tried = list(rates)
     members = data.repeated(len(tried))
     each = torch.tensor(tried).repeat(len(data.scale))
-    found = score(train(members, recipe, mode, each, (*seed, "search"), lift))
+    found = score(train(members, recipe, mode, each, (*seed, "search"), lift).scores)
     averages = found.reshape(-1, len(tried)).mean(0)
-    return {f"{rate:g}": round(float(one), DIGITS) for rate, one in zip(tried, averages, strict=True)}
+    return {
+        f"{rate:g}": round(float(one), DIGITS) for rate, one in zip(tried, averages, strict=True)
+    }
+
+
+@torch.no_grad()
+def variance_errors(
+    model: nn.Module,
+    rows: Rows,
+    modes: Iterable[str],
+    generator: torch.Generator,
+    lift: Lift = known,
+) -> dict[str, float]:
+    """How far the variance of the mean output is off, relative to that of draws: root mean square.
+
+    Of the same trained networks and rows, so that nothing but the propagation differs. `draws` is
+    the error of the draws themselves.
+    """
+    some = max(1, JUDGED // len(rows.x))
+    x = lift(rows.x[:, :some])
+    values = torch.cat([bayes.draws(model, x, DRAWS, generator)[..., 0] for _ in range(REPEATS)])
+    truth = values.var(0)
+    fourth = (values - values.mean(0)).pow(4).mean(0)
+    own = ((fourth - truth.square()) / len(values)).sqrt() / truth
+    errors = {"draws": own.square().mean().sqrt()}
+    for mode in modes:
+        found = bayes.predict(model, x, MODES[mode](generator)).variance[..., 0]
+        errors[mode] = (found / truth - 1).square().mean().sqrt()
+    return {name: round(float(error), DIGITS + 1) for name, error in errors.items()}
 
 
 def best(scores: Tensor) -> Tensor:
     """The largest of all epochs (epochs, members), of each member: selection by what is scored."""
     return scores.max(0).values
+
+
+def spread(values: Sequence[float], error: bool = True) -> str:
+    """Mean ± standard error, or standard deviation, over splits."""
+    width = np.std(values) / (np.sqrt(len(values)) if error else 1)
+    return f"{np.mean(values):.2f} ± {width:.2f}"
 
 
 def rounded(values: Tensor) -> list[float]:

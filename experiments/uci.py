@@ -54,6 +54,11 @@ class Members(NamedTuple):
     test: Rows
     scale: Tensor  # (members,), the targets' unit
 
+    def first(self, count: int) -> "Members":
+        """So many of them, or all there are."""
+        train, test = (Rows(rows.x[:count], rows.y[:count]) for rows in (self.train, self.test))
+        return Members(train, test, self.scale[:count])
+
     def repeated(self, times: int) -> "Members":
         """Every member so many times, one after another."""
         train, test = (
@@ -128,8 +133,9 @@ def _place(name: str, folder: Path | None) -> Path:
         raise ValueError(f"{name!r} is none of {', '.join(CHECKSUMS)}")
     place = files.folder_with([f"{name}.csv.gz", f"splits/{name}.npz"], FOLDER, folder)
     if place is None:
+        looked = ", ".join(map(str, files.places(folder)))
         raise FileNotFoundError(
-            f"no {FOLDER}/{name}.csv.gz with its splits in {', '.join(map(str, files.places(folder)))}"
-            f"; set {files.VARIABLE} or give --data"
+            f"no {FOLDER}/{name}.csv.gz with splits/{name}.npz in {looked}; set {files.VARIABLE} "
+            "or give --data"
         )
     return place

@@ -7,7 +7,7 @@ import pytest
 
 from covprop import demo
 from experiments import __main__ as experiments
-from experiments import mnist, table2, training
+from experiments import deep, mnist, noisy, ood, table2, table3, training, uci
 from experiments.__main__ import EXPERIMENTS
 from experiments.options import Options
 
@@ -26,8 +26,12 @@ def test_the_demo_agrees_with_sampling(monkeypatch, capsys):
 
 
 def needs_data(name: str) -> None:
-    if name in (table2.NAME, training.NAME) and mnist.found() is None:
+    if name in (table2.NAME, training.NAME, ood.NAME) and mnist.found() is None:
         pytest.skip("no MNIST files: set COVPROP_DATA")
+    if name == ood.NAME and mnist.found(collection=mnist.FASHION) is None:
+        pytest.skip("no Fashion-MNIST files: set COVPROP_DATA")
+    if name in (table3.NAME, deep.NAME, noisy.NAME) and uci.found() is None:
+        pytest.skip("no UCI files: set COVPROP_DATA")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
