@@ -1,9 +1,9 @@
 """`ood`: digits that a network knows, against clothes and rotated digits that it does not.
 
 784-100-100-10 ReLU networks, trained on MNIST for 5 epochs of batches of 100, deterministic and
-Bayesian (He's prior, the ELBO). A score that is higher for the unknown: the entropy of the predicted
-class, and the mutual information of class and weights. AUROC against Fashion-MNIST; rotated digits
-from 0 to 180 degrees.
+Bayesian (He's prior, the ELBO). Scores that are higher for the unknown: the entropy of the
+predicted class, and the mutual information of class and weights. AUROC against Fashion-MNIST;
+rotated digits from 0 to 180 degrees.
 """
 
 import math
