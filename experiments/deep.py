@@ -30,7 +30,7 @@ WIDTH, EPOCHS, RATE = 50, 50, 5e-3
 def settings(options: Options) -> dict[str, Any]:
     """Seed and recipe."""
     return {"seed": options.seed, "smoke": options.smoke, "width": WIDTH, "epochs": EPOCHS,
-            "rate": RATE, "splits": SPLITS, "batch": 10, "prior": "Xavier"}  # fmt: skip
+            "rate": RATE, "splits": SPLITS, "batch": 10, "prior": "empirical Bayes"}  # fmt: skip
 
 
 def units(options: Options) -> list[str]:

@@ -32,7 +32,7 @@ COLOURS = (drawing.BLACK, drawing.GREEN, drawing.ORANGE, drawing.VERMILION, draw
 def settings(options: Options) -> dict[str, Any]:
     """Seed and recipe."""
     return {"seed": options.seed, "smoke": options.smoke, "width": WIDTH, "epochs": EPOCHS,
-            "rate": RATE, "splits": SPLITS, "batch": 10, "prior": "Xavier"}  # fmt: skip
+            "rate": RATE, "splits": SPLITS, "batch": 10, "prior": "empirical Bayes"}  # fmt: skip
 
 
 def units(options: Options) -> list[str]:

@@ -67,16 +67,17 @@ class Recipe:
     batch: int = 10
     decay: float = 1e-3
     kl_temperature: float = 1.0
+    prior: bayes.Prior = bayes.EmpiricalBayes()  # noqa: RUF009 - it is frozen
     at_prior: bool = False
-    """Whether to begin with draws of the prior and its deviations, biases at a tenth of it."""
+    """Whether to begin with draws of Xavier's prior and its deviations, biases at a tenth."""
 
     def network(self, features: int, members: int) -> nn.Sequential:
-        """Bayesian layers with Xavier's prior, as published, and ReLU between."""
+        """Bayesian layers with ReLU between."""
         widths = (features, *self.hidden, LIKELIHOOD.outputs(1))
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):
-            prior = bayes.XavierPrior()
-            layers += [bayes.BayesLinear(inputs, outputs, members=members, prior=prior), nn.ReLU()]
+            layer = bayes.BayesLinear(inputs, outputs, members=members, prior=self.prior)
+            layers += [layer, nn.ReLU()]
         if self.at_prior:
             _start_at_prior(layers)
         return nn.Sequential(*layers[:-1])
