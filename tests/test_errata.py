@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import covprop as cp
-from experiments import mnist, table1
+from covprop import bayes
+from experiments import mnist, regression, table1, table3, uci
 from experiments.options import Options
 from experiments.rivals import CENTRED, METHODS, PIECEWISE
 from tests.oracles import normal_cdf, normal_pdf, rectified_mean
@@ -183,3 +184,85 @@ def test_no_variance_is_no_special_case():
         y = cp.propagate(model, still, method)
         assert float(y.mean) == pytest.approx(float(model(x.mean)), rel=1e-5)
         assert float(y.variance) == 0
+
+
+def bayesian(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    make = {"dtype": torch.float64, "members": 1}
+    model = nn.Sequential(
+        bayes.BayesLinear(3, 20, **make), nn.ReLU(), bayes.BayesLinear(20, 2, **make)
+    )
+    for layer in (model[0], model[2]):
+        layer.weight_log_stddev.data.fill_(-1.0)
+    return model.requires_grad_(False)
+
+
+def test_one_hidden_layer_uses_no_covariance():
+    x = torch.randn(1, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    exact, wu, diagonal = (
+        bayes.predict(bayesian(), x, method)
+        for method in (cp.Exact(), cp.Wu2019(), cp.AssumedDensity())
+    )
+    hidden = bayes.predict(bayesian()[0], x)
+    assert float((hidden.covariance_matrix - torch.diag_embed(hidden.variance)).abs().max()) == 0
+    for other in (wu.covariance_matrix, exact.covariance_matrix):
+        assert torch.allclose(other, exact.covariance_matrix, rtol=1e-12)
+    assert torch.allclose(diagonal.variance, exact.variance, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "rows", "expected"), [("boston", 455, 0.0455),
+                                                        ("protein", 41157, 4.1157)])  # fmt: skip
+def test_the_published_loss_has_a_temperature_of_its_own(name, rows, expected):
+    kl, log_prob = torch.tensor(123.0), torch.full((10,), -1.5)
+    temperature = table3.recipe(name, table3.PAPER, "Xavier", rows, smoke=False).kl_temperature
+    elbo = bayes.ELBO(regression.LIKELIHOOD, data_size=rows, kl_temperature=temperature)
+    assert float(elbo.combine(log_prob, kl).loss) == pytest.approx(1e-3 * 123 / 10 + 1.5)
+    assert temperature == pytest.approx(expected)
+
+
+def test_a_score_at_the_mean_leaves_variances_out():
+    mean = torch.tensor([[0.0, math.log(0.01)]], dtype=torch.float64)
+    target = torch.tensor([1.0], dtype=torch.float64)  # ten deviations of the noise, one of m
+    sure, unsure = (
+        cp.Gaussian(mean, torch.diag(torch.tensor([width, 0.0], dtype=torch.float64))[None])
+        for width in (0.0, 1.0)
+    )
+    at_mean = float(regression.LIKELIHOOD.log_prob(mean, target))
+    assert at_mean == pytest.approx(float(regression.LIKELIHOOD.log_predictive(sure, target)))
+    found = float(regression.LIKELIHOOD.log_predictive(unsure, target))
+    assert found == pytest.approx(-0.5 * (math.log(2 * math.pi * 1.01) + 1 / 1.01))
+    assert found - at_mean > 40
+
+
+def test_mcvi_is_scored_by_another_quantity():
+    model = bayesian()
+    x = torch.randn(1, 50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows, one = uci.Rows(x, bayes.predict(model, x).mean[..., 0]), torch.ones(1)
+    generator = torch.Generator().manual_seed(0)
+    dvi = regression.epoch_scores(model, rows, cp.Exact(), one)
+    mcvi = regression.epoch_scores(model, rows, bayes.LocalReparametrisation(10, generator), one)
+    assert float(dvi["at the mean"] - mcvi["at the mean"]) > 0.1
+    assert float(dvi["expected"]) < float(dvi["at the mean"])
+
+
+def test_a_lone_last_row_counts_like_ten():
+    model = bayesian()
+    x = torch.randn(1, 51, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    target = bayes.predict(model, x).mean[..., 0].clone()
+    before = regression.epoch_scores(model, uci.Rows(x, target), cp.Exact(), torch.ones(1))
+    target[0, -1] += 1
+    after = regression.epoch_scores(model, uci.Rows(x, target), cp.Exact(), torch.ones(1))
+    lost = {name: float(before[name] - after[name]) for name in before}
+    assert lost["by batches"] / lost["at the mean"] == pytest.approx(51 / 6)
+
+
+def test_the_best_epoch_by_the_test_rows_is_above_chance():
+    # 50 epochs that are equally good, on 51 rows of deviation 1: scores are their errors.
+    scores = torch.randn(50, 2000, generator=torch.Generator().manual_seed(0)) / math.sqrt(51)
+    assert float(regression.best(scores).mean()) == pytest.approx(2.25 / math.sqrt(51), rel=0.02)
+    assert float(scores[-1].mean()) == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.skipif(uci.found() is None, reason="no UCI files: set COVPROP_DATA")
+def test_red_wine_has_1599_rows():
+    assert len(uci.table("wine")) == 1599
