@@ -35,7 +35,7 @@ REGRESSORS = [
 ]
 
 
-@pytest.mark.parametrize("options", REGRESSORS, ids=str)
+@pytest.mark.parametrize("options", REGRESSORS)
 def test_a_regressor_comes_back(options, tmp_path):
     x, y = data()
     model = BayesRegressor(**QUICK | options).fit(x, y)
