@@ -218,16 +218,8 @@ def _choices(groups: dict[str, dict[str, dict[str, Any]]]) -> Table:
 
 def _quality(groups: dict[str, dict[str, dict[str, Any]]]) -> Table:
     """Errors, intervals, rates and time of every result."""
-    header = [
-        "",
-        "mode",
-        "protocol",
-        "RMSE",
-        "within 95 % intervals",
-        "rate",
-        "seconds",
-        "ms of a step",
-    ]
+    header = ["", "mode", "protocol", "RMSE", "within 95 % intervals", "prior", "rate", "seconds",
+              "ms of a step"]  # fmt: skip
     rows = [
         [name, mode, way, f"{np.mean(result['rmse']):.3g}", f"{np.mean(result['coverage']):.3f}",
          result["prior"], f"{result['rate']:g}", f"{result['seconds']:.0f}",

@@ -185,8 +185,9 @@ def test_independent_inputs_stay_independent(name: str, recipe: Input, method: A
     full = cp.Gaussian(x.mean, torch.diag_embed(variances))
     dense = cp.propagate(CASES[name].function, full, method)
     assert isinstance(diagonal.covariance, Diagonal)
-    assert_close(diagonal.mean, dense.mean, rtol=0.0)
-    assert_close(diagonal.variance, dense.variance, rtol=0.0)
+    # torch rounds a vector's last entries, and those of a strided one, in their own way
+    assert_close(diagonal.mean, dense.mean, rtol=1e-13, atol=1e-16)
+    assert_close(diagonal.variance, dense.variance, rtol=1e-13)
     assert_near(dense.covariance_matrix, diagonal.covariance_matrix, scale_of(dense), 1e-14)
 
 

@@ -31,7 +31,7 @@ def test_the_exact_method_is_closer_to_one_than_the_paper_and_spreads_no_more(ne
     found = ratio(instances(network), EXACT, "variance")
     average, spread = printed(network, PUBLISHED)
     assert abs(found.average[0] - 1) < abs(average - 1)
-    assert found.spread[0] <= spread
+    assert round(found.spread[0], 3) <= spread  # three decimals are printed
 
 
 @every_network
