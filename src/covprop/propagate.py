@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.covariance import Dense, Diagonal, Zero
+from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
 from covprop.dispatch import RULES, leaves
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian, SamplingError
@@ -273,7 +273,7 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
         covariance = result.covariance
-        if not isinstance(covariance, Dense | Diagonal | Zero):
+        if not isinstance(covariance, Dense | Diagonal | LowRank | Zero):
             covariance = Dense(covariance.matrix())
         return _finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
@@ -292,12 +292,13 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
 
 def _finite(
     mean: Tensor,
-    covariance: Dense | Diagonal | Zero,
+    covariance: Covariance,
     method: Method,
     error: SamplingError | None = None,
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    if not (is_finite(mean) and is_finite(covariance.values)):
+    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
+    if not (is_finite(mean) and is_finite(numbers)):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights, or convert model and Gaussian to float64"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated
-from covprop.covariance import Covariance, LinearMap, Zero
+from covprop.covariance import Covariance, LinearMap
 from covprop.dispatch import (
     BATCH,
     IN_PLACE,
@@ -139,7 +139,7 @@ class GaussianTensor:
 
     def expect(self, loc: Tensor) -> None:
         """Raise if the covariance of a result with this mean, and what follows, will not fit."""
-        if isinstance(self.covariance, Zero):
+        if self.covariance.narrow:
             return
         batch = max(1, self.batch_shape.numel())
         features = max(self.covariance.size, loc.numel() // batch)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, Zero
+from covprop.covariance import Covariance, Dense, LowRank, Zero
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import is_finite
 
@@ -70,6 +70,23 @@ def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
         )
 
 
+def check_low_rank(mean: object, factor: object, variance: object) -> None:
+    """A factor has the shape of the mean and one dimension more, variances that of the mean."""
+    check_tensors(mean, factor)
+    check_tensors(mean, mean if variance is None else variance)
+    assert isinstance(mean, Tensor)
+    assert isinstance(factor, Tensor)
+    if factor.shape[:-1] != mean.shape:
+        raise InvalidGaussian(
+            f"a factor has the shape of the mean {tuple(mean.shape)} and a last dimension for its "
+            f"columns, not {tuple(factor.shape)}; expand it over the batch with .expand"
+        )
+    if isinstance(variance, Tensor) and variance.shape != mean.shape:
+        raise InvalidGaussian(
+            f"variances have the shape of the mean {tuple(mean.shape)}, not {tuple(variance.shape)}"
+        )
+
+
 @torch.no_grad()
 def check_values(mean: Tensor, covariance: Covariance) -> None:
     """Finite, symmetric and positive semi-definite, up to rounding."""
@@ -85,6 +102,11 @@ def check_values(mean: Tensor, covariance: Covariance) -> None:
     rounding = ROUNDING * torch.finfo(mean.dtype).eps
     if bool((variance < -rounding * variance.abs().amax(-1, keepdim=True)).any()):
         raise InvalidGaussian(f"the covariance has a negative variance ({variance.min():.3g})")
+    independent = covariance.values if isinstance(covariance, LowRank) else None
+    if independent is not None and bool((independent < 0).any()):
+        raise InvalidGaussian(
+            f"independent noise has a negative variance ({independent.min():.3g})"
+        )
     if isinstance(covariance, Dense):
         _check_matrix(covariance.values, variance.clamp(min=0), rounding)
 

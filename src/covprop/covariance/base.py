@@ -179,6 +179,30 @@ class Covariance(ABC):
         """Apply a function to the tensors inside: a change of dtype, an index of the batch."""
 
     @property
+    def narrow(self) -> bool:
+        """Whether what a linear map makes of it is held without a matrix of all pairs."""
+        return False
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """A S A^T of a matrix A, given by its rows (*batch, m, n)."""
+        return symmetric(rows @ self.matrix() @ rows.mT)
+
+    def conditioned(
+        self, seen: Tensor, hidden: Tensor, noise: Tensor | None
+    ) -> "tuple[Tensor, Covariance | Tensor]":
+        """What is left of the hidden elements once others are seen, with noise (m, m).
+
+        The gain (*batch, hidden, m) by which what was seen moves the mean, and the covariance.
+        """
+        matrix = self.matrix()
+        observed = matrix[..., seen[:, None], seen]
+        observed = observed if noise is None else observed + noise
+        across = matrix[..., hidden[:, None], seen]
+        gain = across @ torch.linalg.pinv(observed, hermitian=True)
+        left = matrix[..., hidden[:, None], hidden] - gain @ across.mT
+        return gain, symmetric(left)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the numbers inside."""
         return self.diagonal().dtype

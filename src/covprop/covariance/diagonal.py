@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
 from covprop.covariance.dense import Dense
 
 
@@ -76,6 +76,10 @@ class Diagonal(Covariance):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Diagonal":
         """Apply a function to the variances."""
         return replace(self, values=function(self.values))
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """Sums of A_pi v_i A_qi."""
+        return symmetric((rows * self.values[..., None, :]) @ rows.mT)
 
     def to_dense(self) -> Dense:
         """Write the zeros out."""

@@ -34,6 +34,11 @@ class Zero(Covariance):
         """The leading dimensions."""
         return self.values.shape[:-1]
 
+    @property
+    def narrow(self) -> bool:
+        """Zeros stay zeros."""
+        return True
+
     def diagonal(self) -> Tensor:
         """Zeros."""
         return self.values
@@ -69,6 +74,10 @@ class Zero(Covariance):
         """Zeros; nothing is drawn."""
         del generator
         return self.values.expand(count, *self.values.shape)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """Zeros (*batch, m, m)."""
+        return rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Zero":
         """Apply a function to the zeros."""
