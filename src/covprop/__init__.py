@@ -30,6 +30,7 @@ from covprop.methods import (
     MonteCarlo,
     PiecewiseLinear,
     Series,
+    Sketched,
     Unscented,
     Wu2019,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Plan",
     "QuadratureError",
     "Series",
+    "Sketched",
     "ToleranceNotReached",
     "TooLarge",
     "Trace",

@@ -107,7 +107,8 @@ class Counted(Covariance):
     """A covariance of which only the size is known.
 
     half: what a streamed one came from; alone: variances are all that there ever is; apart: they
-    are all that there is so far; constant: there are none yet.
+    are all that there is so far; constant: there are none yet; columns: of a sketch, which is
+    remembered where something `enters`.
     """
 
     batch: torch.Size
@@ -117,13 +118,15 @@ class Counted(Covariance):
     alone: bool = False
     apart: bool = False
     constant: bool = False
+    columns: int = 0
+    enters: bool = False
 
     @property
     def nbytes(self) -> int:
         """What it takes in memory."""
         if self.constant:
             return 0
-        width = 1 if self.alone or self.apart else self.half or self.count
+        width = 1 if self.alone or self.apart else self.columns or self.half or self.count
         return self.batch.numel() * self.itemsize * self.count * width
 
     @property
@@ -135,6 +138,10 @@ class Counted(Covariance):
     def size(self) -> int:
         """The number of features."""
         return self.count
+
+    def at_rest(self) -> "Counted":
+        """Of a sketch, what nonlinearities remember."""
+        return self if self.enters else replace(self, constant=True)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise _NeedsNumbers
@@ -158,6 +165,10 @@ class Counted(Covariance):
     def scale(self, factor: Tensor) -> Covariance:
         """It has no numbers."""
         self._refuse(factor)
+
+    def plus(self, variance: Tensor) -> Covariance:
+        """It has no numbers."""
+        self._refuse(variance)
 
     def pairwise(self, pair: Any, elements: Any, variance: Tensor) -> Covariance:
         """It has no numbers."""
@@ -191,17 +202,17 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     kind, unit = KIND[function], batch * out.itemsize
     if kind == "shape" and features == before:
         return _Cost(parent)
-    early = _early_cost(kind, parent, given, features, out)
+    weights = _weights(given)
+    taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
+    early = _early_cost(kind, parent, weights, features, out)
     if early is not None:
         return early
     if kind == "element-wise":
         counted = Counted(parent.batch, features, out.itemsize, parent.half)
         return _Cost(counted, 0, PER_PAIR * batch * features**2 / 2, shares=parent.half > 0)
-    weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
     if features == before and not weights:  # a factor for each element, or a sum
         counted = Counted(parent.batch, features, out.itemsize, parent.half)
         return _Cost(counted, 0, 2.0 * batch * features**2)
-    taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
     work = 2.0 * batch * taps * features * (before + features)
     if kind == "linear" and not parent.half and streams(before, features, parent.batch):
         counted = Counted(parent.batch, features, out.itemsize, before)
@@ -210,16 +221,25 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     return _Cost(counted, unit * (before * features + features**2), work)
 
 
-def _early_cost(kind: str, parent: Counted, given: Any, features: int, out: Tensor) -> _Cost | None:
+def _weights(given: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves(given) if isinstance(leaf, Tensor) and leaf.dim() > 1]
+
+
+def _early_cost(
+    kind: str, parent: Counted, weights: list[Tensor], features: int, out: Tensor
+) -> _Cost | None:
     """What comes of a constant, and of what has no covariances yet, if it has none either."""
     work = 2.0 * out.numel()
     plain = Counted(parent.batch, features, out.itemsize)
-    if parent.alone:
-        return _Cost(replace(plain, alone=True), work=work)
-    if parent.constant and kind not in ("noise", RANDOM_WEIGHTS):
-        return _Cost(replace(plain, constant=True), work=work)
+    if parent.columns:
+        taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
+        enters = kind in ("element-wise", "products", "maximum")
+        sketch = replace(plain, columns=parent.columns, enters=enters)
+        return _Cost(sketch, work=taps * parent.columns * work)
+    constant = parent.constant and kind not in ("noise", RANDOM_WEIGHTS)
+    if parent.alone or constant:
+        return _Cost(replace(plain, alone=parent.alone, constant=constant), work=work)
     if parent.constant:
-        weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
         if kind == "noise" or features == weights[0].shape[0]:
             return _Cost(replace(plain, apart=True), work=work)
         return _Cost(plain, plain.nbytes, work=features * work)
@@ -265,7 +285,11 @@ class Planner:
         alone = lineage.method.variances_only
         size = x.event_shape.numel()
         constant = isinstance(x.covariance, Zero) and not alone
-        counted = Counted(x.batch_shape, size, x.mean.itemsize, alone=alone, constant=constant)
+        columns = lineage.method.columns(x.covariance)
+        constant = constant and not columns
+        counted = Counted(
+            x.batch_shape, size, x.mean.itemsize, alone=alone, constant=constant, columns=columns
+        )
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
@@ -308,7 +332,8 @@ class Planner:
         assert isinstance(parent, Counted)
         cost = _cost(function, parent, given, out)
         same = cost.counted is parent
-        node = tensors[0].node if same else Node(cost.counted, _edges(tensors))
+        edges = [(tensor.node, lambda cross: cross) for tensor in tensors]
+        node = tensors[0].node if same else Node(cost.counted, edges)
         living = sum(n.covariance.nbytes for n in self._nodes if isinstance(n.covariance, Counted))
         new = 0 if same or cost.shares else cost.counted.nbytes
         self.steps.append(
@@ -323,7 +348,3 @@ class Planner:
     def _add(self, node: Node) -> Node:
         self._nodes.add(node)
         return node
-
-
-def _edges(tensors: list[GaussianTensor]) -> list[tuple[Node, Callable[[Tensor], Tensor]]]:
-    return [(tensor.node, lambda cross: cross) for tensor in tensors]

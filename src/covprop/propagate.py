@@ -14,12 +14,15 @@ from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOp
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
 from covprop.lineage import LARGE, Lineage, Node
-from covprop.methods import Exact, FunctionMethod, LayerwiseMethod, Method, Network
+from covprop.methods import Exact, FunctionMethod, LayerwiseMethod, Method, Network, Sketched
 from covprop.plan import Plan, Planner, free_bytes
 from covprop.progress import PointBar, ProgressBar
+from covprop.retrace import averaged, fitted, retraced
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
+WORTH_A_PLAN = 2**20
+"""Numbers in the tangents of the inputs from which memory is planned."""
 
 
 def propagate(
@@ -42,12 +45,21 @@ def propagate(
     inputs, method = _settled(module, inputs, method, named_inputs)
     if isinstance(method, FunctionMethod):
         return _evaluate(module, inputs, named_inputs, method, progress)
-    lineage = Lineage(method)
+    runs = 1
+    settled: LayerwiseMethod = method
+    if isinstance(method, Sketched):
+        runs, settled = method.replicates, _fitting(module, inputs, named_inputs, method)
+    results = []
     with ExitStack() as stack:
+        watcher = None
         if progress:
-            steps = plan(module, *inputs, method=method, **named_inputs).steps
-            lineage.watcher = stack.enter_context(ProgressBar(steps))
-        return _along(lineage, module, inputs, named_inputs)
+            steps = plan(module, *inputs, method=settled, **named_inputs).steps
+            watcher = stack.enter_context(ProgressBar(steps * runs))
+        for _ in range(runs):
+            lineage = Lineage(settled)
+            lineage.watcher = watcher
+            results.append(_along(lineage, module, inputs, named_inputs))
+    return averaged(results, method) if isinstance(method, Sketched) else results[0]
 
 
 def propagate_along(
@@ -63,8 +75,30 @@ def _along(
 ) -> Any:
     method = lineage.method
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
-    result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
-    return _unwrap(result, method)
+    with ExitStack() as stack:
+        if method.returns:  # autograd is for the way back, operation by operation
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
+        return _unwrap(result, method)
+
+
+def _fitting(
+    module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any], method: Sketched
+) -> Sketched:
+    """One of the runs of a sketch, with as many tangents remembered as there is room for."""
+    one = method.replicate()
+    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
+    numbers = sum(x.mean.numel() for x in given) * one.tangents
+    if method.memory is None and numbers < WORTH_A_PLAN:
+        return one
+    planned = plan(module, *inputs, method=one, **named_inputs)
+    return fitted(method, planned.peak_bytes, _budget(method, given[0].device) // 2)
+
+
+def _budget(method: Sketched, device: torch.device) -> int:
+    """Bytes that a sketch may use."""
+    return free_bytes(device) // 2 if method.memory is None else method.memory
 
 
 def plan(
@@ -273,6 +307,10 @@ def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
         covariance = result.covariance
+        if isinstance(method, Sketched):
+            room = _budget(method, result.device) // 2
+            mean, matrix = retraced(result, method.outputs, room)
+            return _finite(mean, Dense(matrix), method)
         if not isinstance(covariance, Dense | Diagonal | LowRank | Zero):
             covariance = Dense(covariance.matrix())
         return _finite(result.loc, covariance, method)

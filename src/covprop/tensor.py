@@ -23,6 +23,7 @@ from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.layout import relaid
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
+from covprop.transfers import Along
 from covprop.validation import SUPPORTED
 
 
@@ -116,10 +117,8 @@ class GaussianTensor:
     def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
         """The result of an affine operation: its value at the mean, and its linear part."""
         self.expect(loc)
-        kept = linear.at_rest()
-        return self.replace(
-            loc, self.covariance.push(linear), transfer=lambda cross: kept.at_rest()(cross.mT).mT
-        )
+        kept = Along(linear.at_rest())
+        return self.replace(loc, self.covariance.push(linear), transfer=kept)
 
     @property
     def shown(self) -> Tensor:

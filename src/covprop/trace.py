@@ -1,5 +1,6 @@
 """The Gaussian after every operation of a network: where uncertainty grows and where it bends."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.covariance import Dense, Diagonal, LowRank, Zero
+from covprop.covariance import Dense, Diagonal, LowRank, Sketch, Zero
 from covprop.departure import Departing, Departure
 from covprop.dispatch import leaves, map_leaves
 from covprop.gaussian import Gaussian
@@ -112,7 +113,9 @@ class Tracer:
     ) -> None:
         variance = covariance.diagonal()
         inverse = inverse_deviation(variance)
-        largest = min(1.0, covariance.largest(_correlation, (inverse,)))
+        largest = math.nan  # of a sketch, which has no pairs
+        if not isinstance(covariance, Sketch):
+            largest = min(1.0, covariance.largest(_correlation, (inverse,)))
         whole = None
         if self._keep:
             kept = covariance

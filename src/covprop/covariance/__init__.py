@@ -4,7 +4,18 @@ from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
 from covprop.covariance.low_rank import LowRank
+from covprop.covariance.sketch import Sketch
 from covprop.covariance.streamed import Streamed
 from covprop.covariance.zero import Zero
 
-__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "LowRank", "Streamed", "Zero"]
+__all__ = [
+    "Covariance",
+    "Dense",
+    "Diagonal",
+    "Layer",
+    "LinearMap",
+    "LowRank",
+    "Sketch",
+    "Streamed",
+    "Zero",
+]

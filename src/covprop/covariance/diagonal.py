@@ -54,6 +54,10 @@ class Diagonal(Covariance):
         """f_i^2 S_ii."""
         return replace(self, values=self.values * factor.square())
 
+    def plus(self, variance: Tensor) -> "Diagonal":
+        """Variances of independent noises add."""
+        return replace(self, values=self.values + variance)
+
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> "Diagonal":

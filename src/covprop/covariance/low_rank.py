@@ -69,6 +69,10 @@ class LowRank(Covariance):
         values = None if self.values is None else self.values * factor.square()
         return LowRank(self.factor * factor[..., None], values)
 
+    def plus(self, variance: Tensor) -> "LowRank":
+        """Independent noise beside the factor."""
+        return LowRank(self.factor, variance if self.values is None else self.values + variance)
+
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> Dense:
         """A function of every pair has no low rank."""
         return self.to_dense().pairwise(pair, elements, variance)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction
+from covprop.covariance.diagonal import Diagonal
 
 
 @final
@@ -59,6 +60,10 @@ class Zero(Covariance):
         """The same."""
         del factor
         return self
+
+    def plus(self, variance: Tensor) -> Covariance:
+        """Independent noise alone."""
+        return Diagonal(variance)
 
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Zero":
         """Functions of constants are constant."""

@@ -8,6 +8,7 @@ from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.network import Network
 from covprop.methods.piecewise import PiecewiseLinear
 from covprop.methods.series import Series
+from covprop.methods.sketched import Sketched
 from covprop.methods.unscented import Unscented
 from covprop.methods.wu2019 import Wu2019
 
@@ -22,6 +23,7 @@ __all__ = [
     "Network",
     "PiecewiseLinear",
     "Series",
+    "Sketched",
     "Unscented",
     "Wu2019",
 ]

@@ -1,0 +1,96 @@
+"""What an operation adds to a covariance beyond its expected linearisation.
+
+For an activation, Sigma_z = D Sigma_y D + R with D = E[g'] and R = sum_{k>=2} (a_k a_k^T) o rho^k.
+Its diagonal is known. Of the rest the second order is kept, as the products of two independent
+sketches A, B of rho:  R_ij ~ w_i w_j (A_i . A_j) (B_i . B_j),  w = a_2.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import symmetric
+
+HELD = 2**24
+"""Numbers of weighted rows that are held at a time."""
+
+
+def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Independent +-1, which have the fourth moment that makes estimates least noisy."""
+    coins = torch.randint(2, shape, dtype=torch.int8, device=like.device, generator=generator)
+    return coins.to(like.dtype).mul_(2).sub_(1)
+
+
+class Pairs(NamedTuple):
+    """w_i A_i B_i^T, one term of a bilinear form of two independent noises.
+
+    weight (*batch, n), first and second: rows (*batch, r, n).
+    """
+
+    weight: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Innovation:
+    """Variances (*batch, n), what of them is shared between features, and columns that are known.
+
+    pairs: terms of e^T (sum_t w_t A_t B_t^T) e' with standard normal e, e'; columns (*batch, r, n):
+    rows T of which T^T T is added, beside the variances; left: the variances without what, in
+    expectation, the pairs have of them.
+    """
+
+    variance: Tensor
+    pairs: tuple[Pairs, ...] = ()
+    columns: Tensor | None = None
+    left: Tensor | None = None
+
+    @property
+    def unshared(self) -> Tensor:
+        """The variances without what is shared."""
+        return self.variance if self.left is None else self.left
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """J R J^T of J (*batch, p, n).
+
+        <M_p, M_q> + sum_i J_pi J_qi (R_ii - S_ii),  M_p = sum_t A_t diag(w_t o J_p) B_t^T,
+        S_ii what the first term has on the diagonal.
+        """
+        total = (rows * (self.variance - self._estimated)[..., None, :]) @ rows.mT
+        if self.pairs:
+            seen = self._seen(rows)
+            total = total + seen @ seen.mT
+        if self.columns is not None:
+            known = rows @ self.columns.mT
+            total = total + known @ known.mT
+        return symmetric(total)
+
+    @cached_property
+    def _estimated(self) -> Tensor:
+        """The diagonal of what the pairs say."""
+        total = torch.zeros_like(self.variance)
+        for i, (weight, first, second) in enumerate(self.pairs):
+            total = total + weight.square() * first.square().sum(-2) * second.square().sum(-2)
+            for other in self.pairs[:i]:
+                inner = (first * other.first).sum(-2) * (second * other.second).sum(-2)
+                total = total + 2 * weight * other.weight * inner
+        return total
+
+    def _seen(self, rows: Tensor) -> Tensor:
+        """M_p of all rows, flat: (*batch, p, r s)."""
+        width = max(pairs.first.numel() for pairs in self.pairs)
+        parts = []
+        for some in rows.split(max(1, HELD // max(1, width)), dim=-2):
+            total: Tensor | None = None
+            for weight, first, second in self.pairs:
+                weighted = (some * weight[..., None, :])[..., None, :] * first[..., None, :, :]
+                term = weighted @ second.mT[..., None, :, :]  # (*batch, p, r, s)
+                total = term if total is None else total + term
+            assert total is not None
+            parts.append(total.flatten(-2))
+        return torch.cat(parts, dim=-2)
