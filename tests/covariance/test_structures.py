@@ -109,6 +109,14 @@ def test_take_leaves_rows_and_columns(
 
 @every_structure
 @every_batch
+def test_plus_adds_to_the_diagonal(name: str, batch: tuple[int, ...]) -> None:
+    covariance, variance = STRUCTURES[name](batch), numbers(*batch, N, seed=8).square()
+    expected = covariance.matrix() + torch.diag_embed(variance)
+    assert_close(covariance.plus(variance).matrix(), expected, rtol=1e-14)
+
+
+@every_structure
+@every_batch
 def test_quadratic_is_a_product_from_both_sides(name: str, batch: tuple[int, ...]) -> None:
     covariance, rows = STRUCTURES[name](batch), numbers(*batch, 4, N, seed=3)
     result = covariance.quadratic(rows)
