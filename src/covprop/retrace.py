@@ -107,7 +107,7 @@ def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
 def fitted(method: Sketched, peak: int, room: int) -> Sketched:
     """One of the runs, with as many tangents remembered as there is room for; peak: for all."""
     one = method.replicate()
-    if peak <= room:
+    if peak <= room or method.order == 1:  # which remembers none
         return one
     kept = one.tangents * room // peak // 2 * 2
     if kept == 0:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from covprop.covariance.base import symmetric
 
-HELD = 2**24
-"""Numbers of weighted rows that are held at a time."""
+HELD = 2**18
+"""Products of two rows that are held at a time: they stay in cache."""
 
 
 def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -82,15 +82,19 @@ class Innovation:
         return total
 
     def _seen(self, rows: Tensor) -> Tensor:
-        """M_p of all rows, flat: (*batch, p, r s)."""
-        width = max(pairs.first.numel() for pairs in self.pairs)
-        parts = []
-        for some in rows.split(max(1, HELD // max(1, width)), dim=-2):
-            total: Tensor | None = None
-            for weight, first, second in self.pairs:
-                weighted = (some * weight[..., None, :])[..., None, :] * first[..., None, :, :]
-                term = weighted @ second.mT[..., None, :, :]  # (*batch, p, r, s)
-                total = term if total is None else total + term
-            assert total is not None
-            parts.append(total.flatten(-2))
-        return torch.cat(parts, dim=-2)
+        """M_p of all rows, flat: (*batch, p, r s), some features at a time."""
+        pairs = self.pairs
+        entries = pairs[0].first.shape[-2] * pairs[0].second[..., 0].numel()
+        total: Tensor | None = None
+        for start in range(0, rows.shape[-1], step := max(1, HELD // max(1, entries))):
+            part = slice(start, start + step)
+            products: Tensor | None = None
+            for weight, first, second in pairs:
+                left = (first[..., part] * weight[..., None, part])[..., :, None, :]
+                term = left * second[..., None, :, part]  # (*batch, r, s, step)
+                products = term if products is None else products.add_(term)
+            assert products is not None
+            seen = rows[..., part] @ products.flatten(-3, -2).mT
+            total = seen if total is None else total + seen
+        assert total is not None
+        return total
