@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "bayes-members": bayes.members,
     "sketched-mnist": sketched.mnist,
     "sketched-resnet18": sketched.resnet18,
+    "sketched-max-pooling": sketched.max_pooling,
     "sketched-resnet50": sketched.resnet50,
     "sketched-units": sketched.growth,
 }

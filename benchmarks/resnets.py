@@ -1,6 +1,6 @@
 """Residual networks of the usual sizes, in plain torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -39,11 +39,15 @@ def _normalised(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.
 
 
 def resnet(
-    blocks: Sequence[int], widening: int, channels: int = 3, stem: int = STEM
+    blocks: Sequence[int],
+    widening: int,
+    channels: int = 3,
+    stem: int = STEM,
+    pool: Callable[..., nn.Module] = nn.MaxPool2d,
 ) -> nn.Sequential:
     """Four stages of so many blocks; widening: outputs of a block over its width."""
     layers: list[nn.Module] = [
-        *_normalised(channels, stem, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
+        *_normalised(channels, stem, 7, 2), nn.ReLU(inplace=True), pool(3, 2, 1),
     ]  # fmt: skip
     inputs = stem
     for stage, count in enumerate(blocks):
