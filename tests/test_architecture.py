@@ -49,11 +49,13 @@ LAYERS: dict[str, set[str]] = {
                 "methods", "propagate", "verdict"},
     "bayes": {"errors", "kernels", "covariance", "activations", "dispatch", "gaussian", "methods",
               "propagate", "report", "rules", "tensor"},
+    "robustness": {"compare", "errors", "kernels", "covariance", "gaussian", "methods",
+                   "propagate", "report"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "demo": {"", "kernels"},
     "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
          "dispatch", "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",
-         "propagate", "steps", "tensor", "trace"},
+         "propagate", "robustness", "steps", "tensor", "trace"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""
 

@@ -1,0 +1,42 @@
+"""What noise on the inputs does to decisions."""
+
+from covprop.robustness.adversary import Adversarial, adversarial_accuracy
+from covprop.robustness.analysis import analyse
+from covprop.robustness.balls import Ball
+from covprop.robustness.budget import NoiseBudget, noise_budget
+from covprop.robustness.logits import margins
+from covprop.robustness.probabilities import (
+    Probabilities,
+    class_probabilities,
+    misclassification_probability,
+)
+from covprop.robustness.result import Robustness
+from covprop.robustness.sampled import sampled_probabilities
+from covprop.robustness.sensitivity import (
+    ExpectedMargin,
+    Misclassification,
+    OutputVariance,
+    sensitivity,
+)
+from covprop.robustness.softmax import entropy, expected_softmax
+
+__all__ = [
+    "Adversarial",
+    "Ball",
+    "ExpectedMargin",
+    "Misclassification",
+    "NoiseBudget",
+    "OutputVariance",
+    "Probabilities",
+    "Robustness",
+    "adversarial_accuracy",
+    "analyse",
+    "class_probabilities",
+    "entropy",
+    "expected_softmax",
+    "margins",
+    "misclassification_probability",
+    "noise_budget",
+    "sampled_probabilities",
+    "sensitivity",
+]
