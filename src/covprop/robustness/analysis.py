@@ -10,6 +10,7 @@ from covprop.propagate import EXACT, propagate
 from covprop.robustness.adversary import STEPS, attack
 from covprop.robustness.balls import Ball
 from covprop.robustness.budget import noise_budget, scaled
+from covprop.robustness.fooling import noise_length
 from covprop.robustness.logits import class_numbers, margins, rivals_of
 from covprop.robustness.probabilities import (
     Probabilities,
@@ -18,7 +19,7 @@ from covprop.robustness.probabilities import (
 )
 from covprop.robustness.randomisation import POINTS
 from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import Classifier, Model, wins
+from covprop.robustness.sampled import Classifier, Model, label_share, wins
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.robustness.softmax import entropy, expected_softmax
 
@@ -69,7 +70,7 @@ def analyse(
         )
         sampled = wins(classifier, x, samples, generator)
         kept = wins(classifier, scaled(x, budget.level), samples, generator)
-    reach = _length(x, norm) if radius is None else torch.as_tensor(radius).to(x.mean)
+    reach = noise_length(x, norm) if radius is None else torch.as_tensor(radius).to(x.mean)
     reach = reach.expand(x.batch_shape)
     adversary = attack(classifier, x.mean, chosen, Ball(reach, norm, bounds), steps, 1, generator)
     return Robustness(
@@ -81,7 +82,7 @@ def analyse(
         sampled=sampled,
         samples=samples,
         misclassification=wrong,
-        sampled_misclassification=_complement(_of(sampled, chosen)),
+        sampled_misclassification=_complement(label_share(sampled, chosen)),
         rivals=rivals_of(logits, chosen),
         margin_mean=margin.mean,
         margin_stddev=margin.stddev,
@@ -90,21 +91,8 @@ def analyse(
         decision_entropy=entropy(found),
         sensitivity=heat,
         budget=budget,
-        budget_sampled=_of(kept, chosen),
+        budget_sampled=label_share(kept, chosen),
         adversary=adversary,
-    )
-
-
-def _length(x: Gaussian, norm: float) -> Tensor:
-    """The root of the mean square of the noise: of the vector, or of an element of it."""
-    variance = x.covariance.diagonal()
-    return (variance.sum(-1) if norm == 2.0 else variance.mean(-1)).sqrt()  # noqa: PLR2004
-
-
-def _of(found: Probabilities, label: Tensor) -> Probabilities:
-    index = label[..., None]
-    return Probabilities(
-        found.probability.gather(-1, index)[..., 0], found.stderr.gather(-1, index)[..., 0]
     )
 
 
