@@ -1,7 +1,7 @@
 """What an analysis found: numbers for people, for scripts and for reports."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -67,7 +67,24 @@ class Robustness:
     @property
     def table(self) -> Table:
         """A row for each class of one input, or for each input of a batch."""
-        return _of_one(self) if self.label.dim() == 0 else _of_many(self)
+        if self.label.numel() == 1:
+            return _of_one(self[(0,) * self.label.dim()])
+        return _of_many(self)
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> "Robustness":
+        """One input of a batch."""
+        place = index if isinstance(index, tuple) else (index,)
+        if len(place) != self.label.dim():
+            raise IndexError(
+                f"{len(place)} numbers do not pick one of a batch {tuple(self.label.shape)}"
+            )
+        changed: dict[str, Any] = {
+            name: _picked(value, place)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | Probabilities)
+        }
+        budget, adversary = self.budget.pick(place), self.adversary.pick(place)
+        return replace(self, **changed, budget=budget, adversary=adversary)
 
     def __str__(self) -> str:
         """The table."""
@@ -95,6 +112,12 @@ class Robustness:
             "margin": self.adversary.margin,
         }  # fmt: skip
         return {key: plain(_listed(value)) for key, value in told.items()}
+
+
+def _picked(value: Tensor | Probabilities, place: tuple[int, ...]) -> Tensor | Probabilities:
+    if isinstance(value, Tensor):
+        return value[place]
+    return Probabilities(value.probability[place], value.stderr[place])
 
 
 def _pair(found: Probabilities) -> dict[str, Tensor]:
@@ -181,6 +204,7 @@ def _of_many(found: Robustness) -> Table:
     wrong = found.misclassification.probability.double().mean()
     notes = [f"and {left} more inputs"] if left else []
     notes += [
+        "result[i] has the classes of one input",
         f"average probability of misclassification {in_digits(float(wrong))}; "
         f"accuracy without noise {in_percent(found.adversary.clean_accuracy)}, under PGD "
         f"{in_percent(found.adversary.accuracy)}",
