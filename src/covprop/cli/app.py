@@ -1,0 +1,143 @@
+"""The commands of `covprop`: what they are called with, and who answers."""
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Annotated, ParamSpec, TypeVar
+
+import typer
+
+from covprop.cli import (
+    comparing,
+    demonstration,
+    doctor,
+    options,
+    output,
+    planning,
+    propagation,
+)
+from covprop.cli.answers import Answer
+from covprop.cli.gaussians import Input
+from covprop.cli.methods import method
+from covprop.cli.question import asked
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+app = typer.Typer(
+    name="covprop",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 fine, 1 a fault of covprop, 2 bad input or usage, 3 the answer is no, "
+    "130 interrupted.",
+)
+
+
+def undisturbed(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """What a model prints goes to standard error: standard output is for the answer."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with redirect_stdout(sys.stderr):
+            return command(*args, **kwargs)
+
+    return wrapped
+
+
+@app.callback()
+def covprop(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """The mean and covariance of a neural network's output for Gaussian input."""
+    del debug  # the entry has seen it
+
+
+@app.command()
+@undisturbed
+def propagate(
+    model: options.ModelName,
+    mean: options.Mean,
+    covariance: options.Covariance = None,
+    stddev: options.Stddev = None,
+    method_name: options.MethodName = "exact",
+    out: options.Out = None,
+    batch_dims: options.BatchDims = 0,
+    shape: options.Shape = None,
+    weights: options.Weights = None,
+    which: options.Output = None,
+    allow_pickle: options.AllowPickle = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> Answer:
+    """Mean and covariance of the output for a Gaussian input."""
+    chosen = method(method_name, seed)
+    file = output.check_writable(out, tuple(output.WRITERS), "--out")
+    given = Input(mean, covariance, stddev, batch_dims, shape)
+    question = asked(model, given, weights, allow_pickle, which)
+    y = propagation.run(question, chosen, seed)
+    answer = propagation.answer(question, y, as_json)
+    if file is not None:
+        output.write_moments(file, y, propagation.told(question, y))
+    return answer
+
+
+@app.command()
+@undisturbed
+def compare(
+    model: options.ModelName,
+    mean: options.Mean,
+    covariance: options.Covariance = None,
+    stddev: options.Stddev = None,
+    method_names: options.MethodNames = None,
+    samples: options.Samples = comparing.SAMPLES,
+    tolerance: options.Tolerance = None,
+    batch_dims: options.BatchDims = 0,
+    shape: options.Shape = None,
+    weights: options.Weights = None,
+    which: options.Output = None,
+    allow_pickle: options.AllowPickle = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> Answer:
+    """Methods against Monte Carlo on this network and input."""
+    methods = [method(name, seed) for name in method_names or ()]
+    given = Input(mean, covariance, stddev, batch_dims, shape)
+    question = asked(model, given, weights, allow_pickle, which)
+    comparison = comparing.run(question, methods, samples, seed)
+    return comparing.answer(question, comparison, tolerance, as_json)
+
+
+@app.command()
+@undisturbed
+def plan(
+    model: options.ModelName,
+    mean: options.Mean,
+    covariance: options.Covariance = None,
+    stddev: options.Stddev = None,
+    method_name: options.MethodName = "exact",
+    batch_dims: options.BatchDims = 0,
+    shape: options.Shape = None,
+    weights: options.Weights = None,
+    which: options.Output = None,
+    allow_pickle: options.AllowPickle = False,
+    as_json: options.Json = False,
+) -> Answer:
+    """Shape, memory and work of every operation, before it is run."""
+    given = Input(mean, covariance, stddev, batch_dims, shape)
+    question = asked(model, given, weights, allow_pickle, which)
+    return planning.answer(question, method(method_name, seed=0), as_json)
+
+
+@app.command()
+def demo(as_json: options.Json = False) -> Answer:
+    """Train a small classifier of digits, carry sensor noise through it, compare with sampling."""
+    return demonstration.answer(as_json)
+
+
+@app.command("doctor")
+@undisturbed
+def examine(as_json: options.Json = False) -> Answer:
+    """Versions, device, and a self-test against values of high precision."""
+    return doctor.answer(as_json)
