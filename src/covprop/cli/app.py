@@ -30,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # panels leave no room for text, and ":factory:" becomes a picture
     epilog="Exit codes: 0 fine, 1 a fault of covprop, 2 bad input or usage, 3 the answer is no, "
     "130 interrupted.",
 )
@@ -132,12 +133,12 @@ def plan(
 
 @app.command()
 def demo(as_json: options.Json = False) -> Answer:
-    """Train a small classifier of digits, carry sensor noise through it, compare with sampling."""
+    """A classifier of digits behind a noisy sensor, trained and propagated."""
     return demonstration.answer(as_json)
 
 
 @app.command("doctor")
 @undisturbed
 def examine(as_json: options.Json = False) -> Answer:
-    """Versions, device, and a self-test against values of high precision."""
+    """Versions, device, and a self-test against known values."""
     return doctor.answer(as_json)

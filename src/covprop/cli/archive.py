@@ -32,7 +32,7 @@ def load(path: Path) -> tuple[Program, Expected]:
         order = f"{root}byteorder"
         if order in archive.sizes and archive.read(order).decode() != sys.byteorder:
             raise Refusal(f"{path} was written on a machine with another order of bytes")
-        description = describe(_json(archive, f"{root}models/{name}.json"))
+        description = _described(archive, f"{root}models/{name}.json")
         tensors: dict[str, Tensor] = {}
         for folder in FOLDERS:
             tensors |= _tensors(archive, f"{root}data/{folder}/", f"{name}_{folder}_config.json")
@@ -45,6 +45,14 @@ def load(path: Path) -> tuple[Program, Expected]:
     if missing:
         raise Refusal(f"{path} is damaged: it lacks the tensor {missing[0]!r}")
     return Program(description, tensors), _expected(description)
+
+
+def _described(archive: Archive, name: str) -> Description:
+    content = _json(archive, name)
+    try:
+        return describe(content)
+    except Refusal as refusal:
+        raise Refusal(f"{archive.path} cannot be run: {refusal}") from refusal
 
 
 def _program_of(archive: Archive) -> tuple[str, str]:

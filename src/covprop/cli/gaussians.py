@@ -1,6 +1,7 @@
 """The Gaussian that options describe, in the shape and dtype that the model wants."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def _mean(given: Input, expected: Expected) -> Tensor:
 def _shape(text: str) -> tuple[int, ...]:
     """`1,8,8`."""
     words = text.replace("x", ",").split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+    if not all(re.fullmatch(r"\s*[0-9]{1,18}\s*", word) for word in words):
         raise Refusal(f"--shape takes whole numbers such as 1,8,8 and not {quoted(text)}")
     return tuple(int(word) for word in words)
 

@@ -70,7 +70,7 @@ MethodNames: TypeAlias = Annotated[
     ),
 ]
 Seed: TypeAlias = Annotated[
-    int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Of everything that is drawn.")
+    int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Of everything that is drawn.")
 ]
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, and nothing else.")
