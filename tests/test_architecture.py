@@ -49,6 +49,8 @@ LAYERS: dict[str, set[str]] = {
                 "methods", "progress", "propagate", "verdict"},
     "bayes": {"errors", "kernels", "covariance", "activations", "dispatch", "gaussian", "methods",
               "propagate", "report", "rules", "tensor"},
+    "robustness": {"compare", "errors", "kernels", "covariance", "gaussian", "methods",
+                   "propagate", "report"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "demo": {"", "kernels"},
     "cli": {"compare", "comparison", "errors", "gaussian", "methods", "plan", "propagate", "report",
@@ -56,7 +58,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
          "dispatch", "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",
-         "propagate", "steps", "tensor", "trace"},
+         "propagate", "robustness", "steps", "tensor", "trace"},
 }  # fmt: skip
 """What each part may import besides itself; "" is the package itself."""
 

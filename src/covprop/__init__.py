@@ -1,6 +1,6 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
-from covprop import activations, bayes, covariance, rules
+from covprop import activations, bayes, covariance, robustness, rules
 from covprop.activations.daunizeau import DaunizeauSigmoid
 from covprop.bound import series_error_bound
 from covprop.compare import compare
@@ -81,6 +81,7 @@ __all__ = [
     "plan",
     "propagate",
     "register_activation",
+    "robustness",
     "rule",
     "rules",
     "series_error_bound",

@@ -110,7 +110,7 @@ def _settled(
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     _check_inputs(given, (*inputs, *named_inputs.values()))
     if isinstance(module, nn.Module):
-        _check_module(module, given[0])
+        check_module(module, given[0])
     return tuple(inputs), method
 
 
@@ -228,7 +228,8 @@ def _wrap(nest: Any, wrapped: Callable[[Gaussian], Any]) -> Any:
     return nest
 
 
-def _check_module(module: nn.Module, x: Gaussian) -> None:
+def check_module(module: nn.Module, x: Gaussian) -> None:
+    """Raise if it would learn from its input, or has other dtypes or devices than it."""
     kinds: set[tuple[torch.dtype, torch.device]] = set()
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
