@@ -55,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
     "report.page": {"", "comparison", "departure", "gaussian", "report", "steps", "verdict"},
     "demo": {"", "kernels"},
     "cli": {"compare", "comparison", "errors", "gaussian", "methods", "plan", "propagate", "report",
-            "validation"},
+            "report.page", "robustness", "steps", "trace", "validation"},
     "__main__": {"cli"},
     "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
          "dispatch", "divergences", "errors", "gaussian", "joint", "methods", "operations", "plan",

@@ -5,6 +5,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,7 +141,9 @@ def test_the_doctors_values_are_those_of_the_table_of_oracles() -> None:
         assert (row.name, *values, row.covariance) in known
 
 
-@pytest.mark.parametrize("command", ["propagate", "compare", "plan", "demo", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["propagate", "compare", "plan", "robustness", "demo", "doctor"]
+)
 def test_every_command_explains_itself_and_has_json(command: str) -> None:
     ended = covprop(command, "--help")
     assert (ended.code, ended.err) == (0, "")
@@ -151,3 +154,57 @@ def test_json_is_one_line_without_nan() -> None:
     out = covprop("compare", *GIVEN, "--samples", 50, "--json").out
     assert out.count("\n") == 1
     json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_robustness_tells_probabilities_budget_and_sensitivity() -> None:
+    words = ("robustness", *GIVEN, "--samples", 500, "--label", 1, "--json")
+    ended = covprop(*words)
+    assert (ended.code, ended.err) == (0, "")
+    told = ended.told
+    assert told["label"] == 1
+    assert told["lowest_probability"] == pytest.approx(told["probabilities"]["probability"][1])
+    assert sum(told["probabilities"]["probability"]) == pytest.approx(1, abs=1e-4)
+    assert np.shape(told["sensitivity"]) == (1, 4)
+    assert told["required_probability"] is None
+    assert covprop(*words).told == told  # by the seed
+
+
+def test_robustness_says_no_below_the_required_probability() -> None:
+    words = ("robustness", *GIVEN, "--samples", 100, "--json")
+    kept = covprop(*words).told["lowest_probability"]
+    assert 0 < kept < 1
+    good = covprop(*words, "--require-probability", kept - 1e-3)
+    bad = covprop(*words, "--require-probability", kept + 1e-3)
+    assert (good.code, good.told["enough"]) == (0, True)
+    assert (bad.code, bad.told["enough"]) == (3, False)
+    table = covprop(*words[:-1], "--require-probability", 1)
+    assert table.code == 3
+    assert table.out.splitlines()[-1].endswith("less than the required 1")
+
+
+@pytest.mark.parametrize("label", ["2,0", "labels.npy", "labels.csv"])
+def test_labels_are_numbers_or_a_file(label: str) -> None:
+    np.save("means.npy", np.eye(2, 4, dtype=np.float32))
+    np.save("labels.npy", np.array([2, 0]))
+    np.savetxt("labels.csv", np.array([2, 0]), delimiter=",")
+    ended = covprop(
+        "robustness", "model.pt2", "--mean", "means.npy", "--stddev", 0.1, "--batch-dims", 1,
+        "--label", label, "--samples", 50, "--json",
+    )  # fmt: skip
+    assert ended.told["label"] == [2, 0], ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--label", "7"], "a label is none of the 3 classes, 0 to 2"),
+        (["--label", "1,2"], "the labels have shape (2,) and the batch ()"),
+        (["--label", "-1"], "-1 is not an array that can be read"),
+        (["--label", "mean.npy"], "mean.npy holds numbers that are no class numbers"),
+        (["--norm", "3"], "--norm is 2 or inf, and not '3'"),
+        (["--probability", "2"], "probability is between 0 and 1, not 2.0"),
+        (["--require-probability", "2"], "less than or equal to 1"),
+    ],
+)
+def test_what_robustness_refuses(words: list[str], told: str) -> None:
+    assert told in refused("robustness", *GIVEN, "--samples", 50, *words)

@@ -180,7 +180,9 @@ def odd_arrays(draw: DrawFn) -> bytes:
         if kind in ("O", "U3", "S2", "M8[s]", "V4"):
             values = np.zeros(shape, dtype=kind)
         else:
-            finite = np.nan_to_num(numbers) if kind[-2:] not in ("f2", "f4", "f8", "c8") else numbers
+            finite = (
+                np.nan_to_num(numbers) if kind[-2:] not in ("f2", "f4", "f8", "c8") else numbers
+            )
             values = np.array(finite).reshape(shape).astype(kind)
     path = Path("odd.npy")
     np.save(path, values, allow_pickle=True)

@@ -16,7 +16,9 @@ from covprop.cli import (
     output,
     planning,
     propagation,
+    reporting,
 )
+from covprop.cli import robustness as deciding
 from covprop.cli.answers import Answer
 from covprop.cli.gaussians import Input
 from covprop.cli.methods import method
@@ -64,6 +66,7 @@ def propagate(
     stddev: options.Stddev = None,
     method_name: options.MethodName = "exact",
     out: options.Out = None,
+    report: options.Report = None,
     batch_dims: options.BatchDims = 0,
     shape: options.Shape = None,
     weights: options.Weights = None,
@@ -75,10 +78,13 @@ def propagate(
     """Mean and covariance of the output for a Gaussian input."""
     chosen = method(method_name, seed)
     file = output.check_writable(out, tuple(output.WRITERS), "--out")
+    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     y = propagation.run(question, chosen, seed)
     answer = propagation.answer(question, y, as_json)
+    if page is not None:
+        reporting.write(page, question, y, seed)
     if file is not None:
         output.write_moments(file, y, propagation.told(question, y))
     return answer
@@ -94,6 +100,7 @@ def compare(
     method_names: options.MethodNames = None,
     samples: options.Samples = comparing.SAMPLES,
     tolerance: options.Tolerance = None,
+    report: options.Report = None,
     batch_dims: options.BatchDims = 0,
     shape: options.Shape = None,
     weights: options.Weights = None,
@@ -104,9 +111,13 @@ def compare(
 ) -> Answer:
     """Methods against Monte Carlo on this network and input."""
     methods = [method(name, seed) for name in method_names or ()]
+    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     comparison = comparing.run(question, methods, samples, seed)
+    if page is not None:
+        y = comparison.rows[0].gaussian
+        reporting.write(page, question, y, seed, comparison=comparison)
     return comparing.answer(question, comparison, tolerance, as_json)
 
 
@@ -129,6 +140,42 @@ def plan(
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     return planning.answer(question, method(method_name, seed=0), as_json)
+
+
+@app.command()
+@undisturbed
+def robustness(
+    model: options.ModelName,
+    mean: options.Mean,
+    covariance: options.Covariance = None,
+    stddev: options.Stddev = None,
+    label: options.Label = None,
+    probability: options.Probability = 0.99,
+    require_probability: options.RequireProbability = None,
+    method_name: options.MethodName = "exact",
+    samples: options.Samples = deciding.SAMPLES,
+    radius: options.Radius = None,
+    norm: options.Norm = "2",
+    report: options.Report = None,
+    batch_dims: options.BatchDims = 0,
+    shape: options.Shape = None,
+    weights: options.Weights = None,
+    which: options.Output = None,
+    allow_pickle: options.AllowPickle = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> Answer:
+    """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
+    chosen = method(method_name, seed)
+    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
+    given = Input(mean, covariance, stddev, batch_dims, shape)
+    question = asked(model, given, weights, allow_pickle, which)
+    settings = deciding.Settings(label, probability, samples, radius, norm, seed)
+    found = deciding.run(question, chosen, settings)
+    if page is not None:
+        y = propagation.run(question, chosen, seed)
+        reporting.write(page, question, y, seed, robustness=found)
+    return deciding.answer(question, found, require_probability, as_json)
 
 
 @app.command()

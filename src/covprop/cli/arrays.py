@@ -18,6 +18,8 @@ from torch import Tensor
 from covprop.cli.files import Archive, check_affordable, existing
 from covprop.cli.refusals import Refusal, reading
 
+MATRIX = 2
+"""Dimensions of a matrix, and of every .csv file."""
 DOUBLE = 8
 """Bytes of a float64, in which everything is kept until the model's dtype is known."""
 NUMBERS = "biuf"

@@ -12,9 +12,6 @@ from covprop.cli import arrays
 from covprop.cli.refusals import Refusal, quoted
 from covprop.gaussian import Gaussian
 
-MATRIX = 2
-"""Dimensions of a matrix, and of every .csv file."""
-
 
 @dataclass(frozen=True)
 class Input:
@@ -78,7 +75,7 @@ def gaussian(given: Input, expected: Expected) -> Gaussian:
 
 def _mean(given: Input, expected: Expected) -> Tensor:
     values = arrays.load(given.mean)
-    wants_table = expected.shape is not None and len(expected.shape) == MATRIX
+    wants_table = expected.shape is not None and len(expected.shape) == arrays.MATRIX
     if not given.batch_dims and not wants_table:
         values = _vector(given.mean, values)
     if given.shape is None:
@@ -147,7 +144,7 @@ def _correlated(name: str, mean: Tensor, batch_dims: int) -> Gaussian:
     """One covariance for every Gaussian of the batch, or one for each."""
     matrix = arrays.load(name)
     shape = tuple(matrix.shape)
-    if matrix.dim() < MATRIX or shape[-1] != shape[-2]:
+    if matrix.dim() < arrays.MATRIX or shape[-1] != shape[-2]:
         raise Refusal(
             f"{name} has shape {shape}, and a covariance (n, n); give standard deviations with "
             "--stddev"
@@ -160,7 +157,7 @@ def _correlated(name: str, mean: Tensor, batch_dims: int) -> Gaussian:
             f"{batch_dims} batch dimensions, so the covariance has {wanted}"
         )
     matrix = _converted(matrix, mean.dtype, name)
-    if matrix.dim() == MATRIX and batch_dims:
+    if matrix.dim() == arrays.MATRIX and batch_dims:
         Gaussian(mean[(0,) * batch_dims], matrix)  # checked once, not for each
         return Gaussian(mean, matrix.expand(*batch, size, size), validate_args=False)
     return Gaussian(mean, matrix)

@@ -90,6 +90,31 @@ Tolerance: TypeAlias = Annotated[
         "deviations, or its covariance by more than this share.",
     ),
 ]
+Label: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|FILE",
+        help="The class to keep, N or N,N,... or a file of them; by default the network's own "
+        "decision.",
+    ),
+]
+Probability: TypeAlias = Annotated[
+    float,
+    typer.Option(metavar="P", help="With which the noise budget keeps the label."),
+]
+RequireProbability: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, metavar="P", help="Exit with 3 if a label is kept with less than this."
+    ),
+]
+Radius: TypeAlias = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="X", help="Of the attack by PGD; by default the noise's length."),
+]
+Norm: TypeAlias = Annotated[
+    str, typer.Option(metavar="2|inf", help="In which the attack is bounded.")
+]
 Report: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE.html", help="Write a page with figures.")
 ]

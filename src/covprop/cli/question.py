@@ -53,7 +53,17 @@ def running() -> Iterator[None]:
     except Exception as error:  # a model from a file may fail in any way
         if NO_MEMORY in str(error):
             raise Refusal("there is not enough memory for this") from error
+        if isinstance(error, ValueError | TypeError) and _is_ours(error):
+            raise Refusal(sentence(error)) from error
         raise Refusal(f"the model does not take this input: {named(error)}") from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether covprop itself refused an argument, and not a function that it called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("covprop.")
 
 
 @final
