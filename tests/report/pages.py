@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.report import page
+from covprop.robustness import analyse
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
@@ -36,6 +36,7 @@ def everything(model: nn.Module, x: cp.Gaussian, samples: int = 500) -> dict[str
         "y": cp.propagate(model, x),
         "trace": cp.trace(model, x, samples=samples, generator=generator),
         "comparison": cp.compare(model, x, samples=samples, generator=generator, show=False),
+        "robustness": analyse(model, x, samples=samples, generator=generator),
     }
 
 
@@ -97,6 +98,3 @@ def whole(triangle: list[Any], rows: int) -> Tensor:
             matrix[i, j] = matrix[j, i] = float(next(values))
     assert next(values, None) is None
     return matrix
-
-
-render = page.render

@@ -1,6 +1,7 @@
 """The HTML report without a browser: what is in it, that it is safe, small and tells the truth."""
 
 import base64
+import dataclasses
 import hashlib
 import re
 import statistics
@@ -15,6 +16,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.report import page
+from covprop.robustness import Probabilities, analyse
 from tests.report.pages import (
     NASTY,
     Reader,
@@ -40,12 +42,14 @@ def content() -> dict[str, Any]:
 
 SECTIONS = {
     "y": ["outputs", "maps"], "trace": ["outputs", "maps", "layers"],
-    "comparison": ["outputs", "maps", "sampling"],
+    "comparison": ["outputs", "maps", "sampling"], "robustness": ["decision"],
 }  # fmt: skip
 """What comes of each argument by itself, besides the input."""
 
 
-@pytest.mark.parametrize("given", [(), ("y",), ("trace",), ("comparison",), ("y", "trace")])
+@pytest.mark.parametrize(
+    "given", [(), ("y",), ("trace",), ("comparison",), ("robustness",), ("y", "trace")]
+)
 def test_any_subset_of_the_sections_is_a_page(content: dict[str, Any], given: tuple[str]) -> None:
     text = page.render(model_name="m", x=content["x"], **{name: content[name] for name in given})
     expected = {"inputs", *(section for name in given for section in SECTIONS[name])}
@@ -76,8 +80,10 @@ def test_the_browser_is_told_to_run_this_script_alone(content: dict[str, Any]) -
 
 
 def test_every_chart_can_be_drawn(content: dict[str, Any]) -> None:
-    images = cp.Gaussian.isotropic(torch.rand(1, 6, 6), 0.1)
-    pictures = page.render(model_name="m", x=images, y=images)
+    images = cp.Gaussian.isotropic(torch.rand(2, 1, 6, 6), 0.1, batch_dims=1)
+    classifier = nn.Sequential(nn.Flatten(), network(36)).requires_grad_(False)
+    robustness = analyse(classifier, images, samples=100)
+    pictures = page.render(model_name="m", x=images, y=images, robustness=robustness)
     named = set(re.findall(r'data-chart="([\w-]+)"', page.render(**content) + pictures))
     source = "".join(path.read_text() for path in ASSETS.iterdir() if path.name.endswith(".js"))
     drawn = re.findall(r"^charts\.([\w-]+) =|^  '?([\w-]+)'?\(place, \{.*\{", source, re.MULTILINE)
@@ -156,7 +162,7 @@ def test_the_verdict_of_the_comparison_is_at_the_head(content: dict[str, Any]) -
     head = Reader(page.render(**content).split("<nav")[0]).shown
     assert "Agrees with sampling" in head
     assert "Exact() against 500 samples of the network: within sampling error." in head
-    assert "3 numbers to 2 numbers in 3 operations" in head
+    assert "3 numbers to 2 classes in 3 operations" in head
     assert (
         f"standard deviation of {float(content['x'].stddev[0]):.3g}, correlated up to 0.23" in head
     )
@@ -179,6 +185,62 @@ def test_without_samples_the_page_says_that_nothing_was_checked(content: dict[st
     text = Reader(page.render(model_name="m", x=content["x"], trace=trace)).shown
     assert "Not checked against sampling" in text
     assert "cp.trace(..., samples=10_000)" in text
+
+
+def test_the_decision_has_the_numbers_of_the_analysis() -> None:
+    model, x = network(outputs=4), gaussian(5)
+    found = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
+    text = page.render(model_name="m", x=x, robustness=found)
+    data = data_of(text)["decision"]
+    assert data["names"] == ["class 0", "class 1", "class 2", "class 3"]
+    for i, told in enumerate(data["elements"]):
+        assert told["label"] == int(found.label[i])
+        assert told["classes"] == [0, 1, 2, 3]
+        for name in ("probabilities", "sampled"):
+            expected = getattr(found, name)
+            pair = [expected.probability[i].tolist(), expected.stderr[i].tolist()]
+            assert told[name][0] == pytest.approx(pair[0], rel=CLOSE)
+            assert told[name][1] == pytest.approx(pair[1], rel=CLOSE)
+        assert told["level"] == pytest.approx(float(found.budget.level[i]), rel=CLOSE)
+        assert told["reason"] == found.budget.reason[i]
+        levels, kept = told["curve"]
+        assert levels == sorted(levels)
+        assert len(levels) == len(kept) == int((~found.budget.levels[:, i].isnan()).sum())
+        margins = dict(zip(told["rivals"], told["margin_mean"], strict=True))
+        expected = dict(zip(found.rivals[i].tolist(), found.margin_mean[i].tolist(), strict=True))
+        assert margins == pytest.approx(expected, rel=CLOSE)
+    worst = int(found.misclassification.probability.argmax())
+    assert data["risks"]["places"][0] == worst
+    assert data["risks"]["names"][0] == f"input {worst}"
+    heat = data_of(text)["inputs"]["elements"][2]["sensitivity"]
+    assert heat == pytest.approx(found.sensitivity[2].tolist(), rel=CLOSE)
+
+
+def test_a_decision_that_sampling_contradicts_is_not_trusted() -> None:
+    model, x = network(outputs=4), gaussian()
+    found = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
+    assert "Agrees with sampling" in page.render(model_name="m", x=x, robustness=found)
+    wrong = Probabilities(found.sampled.probability.roll(1), found.sampled.stderr)
+    moved = dataclasses.replace(found, sampled=wrong)
+    comparison = cp.compare(model, x, methods=cp.Exact(), samples=200, show=False)
+    text = page.render(model_name="m", x=x, robustness=moved, comparison=comparison)
+    assert "Differs from sampling" in text
+
+
+def test_many_classes_show_the_likeliest() -> None:
+    model, x = network(outputs=30), gaussian()
+    found = analyse(model, x, samples=100)
+    text = page.render(model_name="m", x=x, robustness=found)
+    (told,) = data_of(text)["decision"]["elements"]
+    probable = found.probabilities.probability.argsort(descending=True)[:20]
+    assert set(told["classes"]) == set(probable.tolist())
+    assert "Of 30 classes, each input shows its 20 likeliest." in text
+
+
+def test_an_analysis_of_other_inputs_is_refused() -> None:
+    found = analyse(network(), gaussian(2), samples=100)
+    with pytest.raises(ValueError, match=r"batch of shape \(2,\) and x has \(\); give the x that"):
+        page.render(model_name="m", x=gaussian(), robustness=found)
 
 
 def test_a_large_map_shows_the_strongest_of_each_block() -> None:

@@ -39,6 +39,14 @@ function short(value, digits = 3) {
 
 function percent(share, digits = 2) { return short(100 * number(share), digits) + ' %'; }
 
+// A share to read at a glance; what is below a hundredth of a percent hardly is.
+function atAGlance(share) { return number(share) > 0 && number(share) < 1e-4 ? '< 0.01 %' : percent(share, 3); }
+
+// An error is left out where it says nothing.
+function withError(share, error) {
+  return percent(share, 3) + (number(error) > 1e-3 * number(share) ? ` ± ${percent(error, 1)}` : '');
+}
+
 // Round places on an axis, about `count` of them.
 function ticks(low, high, count) {
   const span = high - low;

@@ -21,10 +21,10 @@ function heatmap(parent, { rows, columns, values, centred = false, stops, limit,
   if (centred) { high = limit || Math.max(Math.abs(low), Math.abs(high)) || 1; low = -high; }
   const palette = stops || (centred ? DIVERGING[isDark() ? 'dark' : 'light'] : SEQUENTIAL);
   const paint = value => Number.isFinite(value) ? colour(palette, high > low ? (value - low) / (high - low) : 0.5) : [128, 128, 128];
-  const width = Math.min(parent.clientWidth - 76, 480, side * columns);
+  const width = Math.min(parent.clientWidth - 100, 480, side * columns);
   const canvas = painted(rows, columns, values.map(paint), label);
   const cells = node('div', { class: 'cells' }, canvas);
-  const box = node('div', { class: 'map', style: `max-width: ${width + 130}px` }, node('div'), cells, scale(palette, low, high));
+  const box = node('div', { class: 'map', style: `max-width: ${width + 140}px` }, node('div'), cells, scale(palette, low, high));
   if (names) {
     box.firstChild.replaceWith(node('div', { class: 'side', style: `grid-template-rows: repeat(${rows}, 1fr)`, 'aria-hidden': 'true' }, ...names.map(name => node('span', {}, name))));
     box.append(node('div', { class: 'foot', style: `grid-template-columns: repeat(${columns}, 1fr)`, 'aria-hidden': 'true' }, ...names.map(name => node('span', {}, name))));
@@ -65,7 +65,7 @@ function scale(palette, low, high) {
   const stripes = palette.map(stop => `rgb(${stop.join(',')})`).join(', ');
   return node('div', { class: 'scale', 'aria-hidden': 'true' },
     node('i', { style: `background: linear-gradient(to top, ${stripes})` }),
-    node('span', {}, ...[high, (high + low) / 2, low].map(value => node('b', { style: 'font-weight: 400' }, short(value)))));
+    node('span', {}, ...[high, (high + low) / 2, low].map(value => node('b', { style: 'font-weight: 400' }, short(value, 2)))));
 }
 
 // A cell is read by pointing at it, or by the arrow keys; Enter and a click choose it.

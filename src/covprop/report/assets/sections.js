@@ -20,7 +20,7 @@ function drawIntervals(place, names, told, levels, chosen, choose) {
   const sampled = told.sampled;
   if (sampled) place.append(key(['var(--blue)', 'analytic'], ['var(--orange)', 'sampled']));
   if (names.length > FEW) return drawBand(place, names, told, levels, chosen, choose);
-  const width = place.clientWidth, row = 26, left = Math.min(120, 12 + 7 * Math.max(...names.map(name => name.length)));
+  const width = place.clientWidth, row = 26, left = nameRoom(names);
   const height = row * names.length + 30, right = width - 14;
   const ends = intervalEnds(told, levels).concat(sampled ? intervalEnds(sampled, levels) : []);
   const scale = linear(extent(ends), [left + 8, right]);

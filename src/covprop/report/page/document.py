@@ -16,16 +16,26 @@ import torch
 import covprop
 from covprop.comparison import Comparison
 from covprop.gaussian import Gaussian
-from covprop.report.page.choice import Choice
+from covprop.report.page.decision import decision_section
+from covprop.report.page.findings import Findings
 from covprop.report.page.inputs import inputs_section
 from covprop.report.page.layers import layers_section
 from covprop.report.page.markup import Section, cards, embedded, paragraph
 from covprop.report.page.outputs import LEVELS, maps_section, outputs_section
-from covprop.report.page.sampling import row_of, sampling_section
+from covprop.report.page.sampling import sampling_section
 from covprop.report.page.summary import figures, lead, trust
+from covprop.robustness.result import Robustness
 from covprop.steps import Trace
 
-SCRIPTS = ("charts.js", "maps.js", "sections.js", "layers.js", "sampling.js", "start.js")
+SCRIPTS = (
+    "charts.js",
+    "maps.js",
+    "sections.js",
+    "layers.js",
+    "sampling.js",
+    "decision.js",
+    "start.js",
+)
 MARKS = {"good": "✓", "fair": "≈", "poor": "!", "unknown": "?"}
 
 
@@ -37,15 +47,15 @@ def render(
     y: Gaussian | None = None,
     trace: Trace | None = None,
     comparison: Comparison | None = None,
+    robustness: Robustness | None = None,
     output_names: Sequence[str] = (),
 ) -> str:
     """The page as text; y: what `cp.propagate` found, else that of the trace or comparison."""
-    y = y if y is not None else _found(trace, comparison)
-    choice = None if y is None else Choice.of(y, output_names)
-    sections = list(_sections(x, y, choice, trace, comparison))
-    verdict = trust(comparison, trace, y)
+    found = Findings(x, y, trace, comparison, robustness, output_names)
+    sections = list(_sections(found))
+    verdict = trust(found)
     data: dict[str, Any] = {section.name: section.data for section in sections}
-    data["batch"] = [] if choice is None else choice.labels
+    data["batch"] = found.choice.labels
     data["levels"] = list(LEVELS.values())
     script = "".join(_asset(name) for name in SCRIPTS)
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
@@ -55,14 +65,14 @@ def render(
         style=_asset("page.css"),
         script=script,
         data=embedded(data),
-        lead=paragraph(lead(x, y, trace, choice), kind="lead"),
+        lead=paragraph(lead(found), kind="lead"),
         mark=verdict.mark,
         sign=MARKS[verdict.mark],
         trust=html.escape(verdict.words),
         reason=html.escape(verdict.reason),
-        cards=cards(figures(x, y, trace, comparison)),
+        cards=cards(figures(found)),
         links="".join(
-            f'<a href="#{section.name}">{html.escape(section.title)}</a>' for section in sections
+            f'<a href="#{section.name}">{html.escape(section.link)}</a>' for section in sections
         ),
         sections="\n".join(section.to_html() for section in sections),
         made=html.escape(_made()),
@@ -77,12 +87,13 @@ def write(
     y: Gaussian | None = None,
     trace: Trace | None = None,
     comparison: Comparison | None = None,
+    robustness: Robustness | None = None,
     output_names: Sequence[str] = (),
 ) -> None:
     """Write what `render` makes of the same arguments: a whole file, or none."""
     text = render(
         model_name=model_name, x=x, y=y, trace=trace, comparison=comparison,
-        output_names=output_names,
+        robustness=robustness, output_names=output_names,
     )  # fmt: skip
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
@@ -93,33 +104,20 @@ def write(
         beside.unlink(missing_ok=True)
 
 
-def _found(trace: Trace | None, comparison: Comparison | None) -> Gaussian | None:
-    """The output that a trace or a comparison has."""
-    if trace is not None and isinstance(trace.output, Gaussian):
-        return trace.output
-    row = row_of(comparison, None) if comparison is not None else None
-    return None if row is None else row.gaussian
-
-
-def _sections(
-    x: Gaussian,
-    y: Gaussian | None,
-    choice: Choice | None,
-    trace: Trace | None,
-    comparison: Comparison | None,
-) -> Iterator[Section]:
+def _sections(found: Findings) -> Iterator[Section]:
     """What there is to show, in the order in which it is asked for."""
-    sampled = None if comparison is None else comparison.reference.gaussian
-    if y is not None and choice is not None:
-        same = sampled is not None and sampled.mean.shape == y.mean.shape
-        yield outputs_section(y, choice, sampled if same else None)
-    yield inputs_section(x, len(choice.batch) if choice is not None else 1)
-    if y is not None and choice is not None and len(choice.outputs) > 1:
-        yield maps_section(y, choice)
-    if trace is not None:
-        yield layers_section(trace, len(x.batch_shape))
-    if comparison is not None:
-        yield sampling_section(comparison)
+    choice = found.choice
+    if found.robustness is not None:
+        yield decision_section(found.robustness, found.x, len(choice.batch), found.names)
+    if found.y is not None:
+        yield outputs_section(found.y, choice, found.sampled)
+    yield inputs_section(found.x, len(choice.batch), found.robustness)
+    if found.y is not None and len(choice.outputs) > 1:
+        yield maps_section(found.y, choice)
+    if found.trace is not None:
+        yield layers_section(found.trace, len(found.x.batch_shape))
+    if found.comparison is not None:
+        yield sampling_section(found.comparison)
 
 
 def _asset(name: str) -> str:

@@ -38,7 +38,7 @@ def layers_section(trace: Trace, batch_dims: int) -> Section:
     data: dict[str, Any] = {"steps": steps, "samples": trace.samples, "start": _worth_seeing(trace)}
     if trace.samples:
         data["threshold"] = NOT_GAUSSIAN
-    return Section("layers", "Uncertainty through the layers", body, data)
+    return Section("layers", "Layers", "Uncertainty through the layers", body, data)
 
 
 def _worth_seeing(trace: Trace) -> int:

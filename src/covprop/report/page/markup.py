@@ -23,6 +23,8 @@ class Section:
     """A part of the page: its heading, what is read, and the data that its charts draw."""
 
     name: str
+    link: str
+    """Its title in a word or two."""
     title: str
     body: str
     """HTML."""

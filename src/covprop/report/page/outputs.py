@@ -53,7 +53,7 @@ def outputs_section(y: Gaussian, choice: Choice, sampled: Gaussian | None) -> Se
     )
     body += folded("Numbers of the outputs", _table(choice, chosen, truth))
     data = {"names": list(choice.names), "elements": elements}
-    return Section("outputs", "What comes out", body, data)
+    return Section("outputs", "Outputs", "What comes out", body, data)
 
 
 def _element(one: Gaussian, sampled: Gaussian | None) -> dict[str, Any]:
@@ -128,7 +128,11 @@ def maps_section(y: Gaussian, choice: Choice) -> Section:
     )
     body += folded("Strongest correlations", _strongest(choice, elements))
     return Section(
-        "maps", "How outputs vary together", body, {"block": block, "elements": elements}
+        "maps",
+        "Correlations",
+        "How outputs vary together",
+        body,
+        {"block": block, "elements": elements},
     )
 
 

@@ -1,13 +1,11 @@
 """Methods against sampling, from a comparison."""
 
-import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from covprop.comparison import Comparison, ComparisonRow
-from covprop.gaussian import Gaussian
 from covprop.report.page.markup import Section, chart, folded, paragraph, rounded
 
 POINTS = 200
@@ -40,7 +38,7 @@ def sampling_section(comparison: Comparison) -> Section:
         },
         "rows": [_row(row) for row in comparison.rows],
     }  # fmt: skip
-    return Section("sampling", "Against sampling", body, data)
+    return Section("sampling", "Sampling", "Against sampling", body, data)
 
 
 def _row(row: ComparisonRow) -> dict[str, Any]:
@@ -68,10 +66,3 @@ def _points(values: Tensor) -> Tensor:
 def _average(values: Tensor) -> float:
     """Of what is known."""
     return float(values.double().nanmean())
-
-
-def row_of(comparison: Comparison, y: Gaussian | None) -> ComparisonRow | None:
-    """The row of the method that made y; else of the first that was not refused."""
-    known = [row for row in comparison.rows if row.agreement is not None]
-    same = [row for row in known if y is not None and row.method == y.method]
-    return next(itertools.chain(same, known), None)

@@ -1,23 +1,27 @@
 """The head of the page: what was asked, what came out and how far to trust it, in plain words."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from covprop.comparison import Agreement, Comparison
+from covprop.comparison import Agreement
 from covprop.gaussian import Gaussian
 from covprop.report.page.choice import Choice, deviations
-from covprop.report.page.sampling import row_of
+from covprop.report.page.decision import CLOSE as CLOSE_PROBABILITY
+from covprop.report.page.decision import decision_words, disagreement
+from covprop.report.page.findings import Findings
 from covprop.report.table import in_digits, in_percent, in_seconds
-from covprop.steps import Trace
+from covprop.robustness.result import Robustness
 from covprop.verdict import FINE
 
 CLOSE = 0.1
 """Largest error of a mean in standard deviations, and of a variance, that is called close."""
 DIGITS = 3
+MARKS = ("good", "fair", "poor")
+"""Classes of the style sheet, from trust to doubt."""
 
 
 @final
@@ -30,36 +34,68 @@ class Trust:
     reason: str
 
 
-def trust(comparison: Comparison | None, trace: Trace | None, y: Gaussian | None) -> Trust:
-    """By sampling of the output, or else of the steps on the way to it."""
-    row = row_of(comparison, y) if comparison is not None else None
-    if comparison is not None and row is not None and row.agreement is not None:
-        against = f"{row.name} against {comparison.reference.samples:,} samples of the network"
-        verdict = row.agreement.verdict
-        if FINE in verdict:  # at least of each moment
-            words = "Agrees" if verdict == FINE else "Each moment agrees"
-            return Trust("good", f"{words} with sampling", f"{against}: {verdict}.")
-        if _largest(row.agreement) <= CLOSE:
-            return Trust("fair", "Close to sampling", f"{against}: {verdict}.")
-        return Trust("poor", "Differs from sampling", f"{against}: {verdict}.")
-    if trace is not None and trace.samples:
-        wrong = trace.first_error()
-        if wrong is None:
-            reason = (
-                f"{trace.samples:,} samples through every step: no variance is off by more than "
-                "sampling explains."
-            )
-            return Trust("good", "Agrees with sampling, step by step", reason)
-        reason = (
-            f"{trace.samples:,} samples through every step: variances are off from “{wrong.name}” "
-            "on; the section on layers says by how much."
-        )
-        return Trust("fair", "Variances are off on the way", reason)
+def trust(found: Findings) -> Trust:
+    """By sampling of the output and of the decision, or else of the steps on the way to them.
+
+    The worst of what was found, with all reasons.
+    """
+    judged = [one for one in (_by_comparison(found), _by_decision(found)) if one is not None]
+    judged = judged or [one for one in (_by_steps(found),) if one is not None]
+    if judged:
+        worst = max(judged, key=lambda one: MARKS.index(one.mark))
+        return replace(worst, reason=" ".join(one.reason for one in judged))
     reason = (
         "Every operation is exact, or as accurate as covprop says, if its input is Gaussian, which "
         "behind a nonlinearity it is not. cp.compare(model, x) tells how much that matters here."
     )
     return Trust("unknown", "Not checked against sampling", reason)
+
+
+def _by_comparison(found: Findings) -> Trust | None:
+    row = found.row
+    if found.comparison is None or row is None or row.agreement is None:
+        return None
+    verdict = row.agreement.verdict
+    reason = (
+        f"{row.name} against {found.comparison.reference.samples:,} samples of the network: "
+        f"{verdict}."
+    )
+    if FINE in verdict:  # at least of each moment
+        words = "Agrees" if verdict == FINE else "Each moment agrees"
+        return Trust("good", f"{words} with sampling", reason)
+    if _largest(row.agreement) <= CLOSE:
+        return Trust("fair", "Close to sampling", reason)
+    return Trust("poor", "Differs from sampling", reason)
+
+
+def _by_decision(found: Findings) -> Trust | None:
+    if found.robustness is None:
+        return None
+    agrees, apart = disagreement(found.robustness)
+    reason = (
+        f"{found.robustness.method} against {found.robustness.samples:,} samples of the network: "
+        f"probabilities of classes differ by {in_digits(apart, 2)} at most"
+    )
+    if agrees:
+        return Trust("good", "Agrees with sampling", f"{reason}, which sampling explains.")
+    close = apart <= CLOSE_PROBABILITY
+    words = "Close to sampling" if close else "Differs from sampling"
+    return Trust("fair" if close else "poor", words, f"{reason}, more than sampling explains.")
+
+
+def _by_steps(found: Findings) -> Trust | None:
+    trace = found.trace
+    if trace is None or not trace.samples:
+        return None
+    wrong = trace.first_error()
+    said = f"{trace.samples:,} samples through every step:"
+    if wrong is None:
+        reason = f"{said} no variance is off by more than sampling explains."
+        return Trust("good", "Agrees with sampling, step by step", reason)
+    reason = (
+        f"{said} variances are off from “{wrong.name}” on; the section on layers says by how much."
+    )
+    return Trust("fair", "Variances are off on the way", reason)
 
 
 def _largest(found: Agreement) -> float:
@@ -68,21 +104,25 @@ def _largest(found: Agreement) -> float:
     return float(known.max()) if len(known) else math.inf
 
 
-def lead(x: Gaussian, y: Gaussian | None, trace: Trace | None, choice: Choice | None) -> str:
+def lead(found: Findings) -> str:
     """What went in and what came out."""
-    said = [_network(x, y, trace), _noise(x)]
-    if y is not None and choice is not None:
-        said.append(_result(y, choice))
+    said = [_network(found), _noise(found.x)]
+    if found.y is not None:
+        said.append(_result(found.y, found.choice))
+    if found.robustness is not None:
+        said.append(decision_words(found.robustness, found.names))
     return " ".join(said)
 
 
-def _network(x: Gaussian, y: Gaussian | None, trace: Trace | None) -> str:
-    inputs = _shape(x.event_shape)
+def _network(found: Findings) -> str:
+    x, y = found.x, found.y
     outputs = f" to {_shape(y.event_shape)}" if y is not None else ""
+    if found.robustness is not None:
+        outputs = f" to {found.robustness.probabilities.probability.shape[-1]:,} classes"
     count = math.prod(x.batch_shape)
     many = f", for {count:,} inputs" if x.batch_shape and count != 1 else ""
-    steps = f" in {len(trace.steps) - 1} operations" if trace is not None else ""
-    return f"The network maps {inputs}{outputs}{steps}{many}."
+    steps = f" in {len(found.trace.steps) - 1} operations" if found.trace is not None else ""
+    return f"The network maps {_shape(x.event_shape)}{outputs}{steps}{many}."
 
 
 def _shape(shape: torch.Size) -> str:
@@ -134,21 +174,38 @@ def span(low: float, high: float) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def figures(
-    x: Gaussian, y: Gaussian | None, trace: Trace | None, comparison: Comparison | None
-) -> list[tuple[str, str, str]]:
+def figures(found: Findings) -> list[tuple[str, str, str]]:
     """Cards: a name, a number and a remark."""
-    told = [("noise in", span(*_range(deviations(x))), "standard deviation of the input")]
-    if y is not None:
-        told.append(("noise out", span(*_range(deviations(y))), "standard deviation of the output"))
-    if trace is not None:
-        seconds = sum(step.seconds for step in trace.steps)
-        told.append(("time", in_seconds(seconds), f"for {len(trace.steps) - 1} operations"))
-    row = row_of(comparison, y) if comparison is not None else None
-    if row is not None and row.agreement is not None:
-        error = float(row.agreement.covariance_error.double().nanmean())
-        assert comparison is not None
-        sampling = float(comparison.reference.covariance_error.double().nanmean())
-        remark = f"error of the covariance; sampling has {in_percent(sampling)} of its own"
-        told.append(("against sampling", in_percent(error), remark))
+    told = []
+    if found.robustness is not None:
+        told += _decision_figures(found.robustness)
+    noise = span(*_range(deviations(found.x)))
+    told.append(("noise in", noise, "standard deviation of the input"))
+    if found.y is not None:
+        noise = span(*_range(deviations(found.y)))
+        told.append(("noise out", noise, "standard deviation of the output"))
+    if found.trace is not None and found.robustness is None:
+        seconds = sum(step.seconds for step in found.trace.steps)
+        told.append(("time", in_seconds(seconds), f"for {len(found.trace.steps) - 1} operations"))
+    if found.comparison is not None and found.row is not None and found.row.agreement is not None:
+        error, sampling = (
+            in_percent(float(part.covariance_error.double().nanmean()))
+            for part in (found.row.agreement, found.comparison.reference)
+        )
+        remark = f"error of the covariance; sampling has {sampling} of its own"
+        told.append(("against sampling", error, remark))
     return told
+
+
+def _decision_figures(found: Robustness) -> list[tuple[str, str, str]]:
+    wrong = found.misclassification.probability.double()
+    sampled = found.sampled_misclassification.probability.double()
+    level = float(found.budget.level.double().median())
+    many = " on average" if found.label.dim() else ""
+    half = "half of the inputs keep their label" if found.label.dim() else "it keeps its label"
+    return [
+        ("wrong decisions", in_percent(float(wrong.mean())),
+         f"probability{many}; samples: {in_percent(float(sampled.mean()))}"),
+        ("noise budget", f"{in_digits(level)} ×",
+         f"this noise, and {half} with {in_percent(found.budget.target)}"),
+    ]  # fmt: skip
