@@ -85,3 +85,8 @@ def factor_gaussian(mean: np.ndarray, stddev: np.ndarray, loading: np.ndarray) -
 def within(found: Tensor, expected: Tensor, stderr: Tensor, errors: float = 5.0) -> bool:
     """Whether all are within so many standard errors."""
     return bool(((found - expected).abs() <= errors * stderr).all())
+
+
+def normal_cdf(z: Tensor) -> Tensor:
+    """Phi, by scipy."""
+    return torch.from_numpy(np.asarray(ndtr(z.numpy())))

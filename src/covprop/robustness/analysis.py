@@ -70,8 +70,9 @@ def analyse(
         )
         sampled = wins(classifier, x, samples, generator)
         kept = wins(classifier, scaled(x, budget.level), samples, generator)
-    reach = noise_length(x, norm) if radius is None else torch.as_tensor(radius).to(x.mean)
-    reach = reach.expand(x.batch_shape)
+    reach = noise_length(x, norm)
+    if radius is not None:
+        reach = torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
     adversary = attack(classifier, x.mean, chosen, Ball(reach, norm, bounds), steps, 1, generator)
     return Robustness(
         method=method_name(method),

@@ -134,7 +134,9 @@ class _Spreads(_Set):
         variance = x.covariance.diagonal()
         own = variance.sum(-1)
         given = None if budget is None else budget.total
-        total = own if given is None else torch.as_tensor(given).to(own).expand(own.shape)
+        total = own
+        if given is not None:
+            total = torch.as_tensor(given, dtype=own.dtype, device=own.device).expand(own.shape)
         if bool((total <= 0).any()):
             raise ValueError(
                 "the Gaussian does not vary, so that there is no variance to spread; give "
