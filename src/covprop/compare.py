@@ -23,6 +23,7 @@ from covprop.methods import (
     MonteCarlo,
     PiecewiseLinear,
     Series,
+    Split,
     Unscented,
     Wu2019,
 )
@@ -32,8 +33,8 @@ from covprop.verdict import Verdict, rank
 
 SAMPLES = 75_000
 METHODS: tuple[Method, ...] = (
-    Exact(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(), AssumedDensity(),
-    Wu2019(),
+    Exact(), Split(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(),
+    AssumedDensity(), Wu2019(),
 )  # fmt: skip
 """What is compared unless the user says."""
 RESOLVED = 10.0

@@ -11,7 +11,7 @@ from covprop.robustness.adversary import STEPS, attack
 from covprop.robustness.balls import Ball
 from covprop.robustness.budget import noise_budget, scaled
 from covprop.robustness.fooling import noise_length
-from covprop.robustness.logits import class_numbers, margins, rivals_of
+from covprop.robustness.logits import class_numbers, margins, others
 from covprop.robustness.probabilities import (
     Probabilities,
     class_probabilities,
@@ -84,7 +84,7 @@ def analyse(
         samples=samples,
         misclassification=wrong,
         sampled_misclassification=_complement(label_share(sampled, chosen)),
-        rivals=rivals_of(logits, chosen),
+        rivals=_rivals(chosen, classifier.classes),
         margin_mean=margin.mean,
         margin_stddev=margin.stddev,
         softmax=softmax,
@@ -95,6 +95,10 @@ def analyse(
         budget_sampled=label_share(kept, chosen),
         adversary=adversary,
     )
+
+
+def _rivals(label: Tensor, classes: int) -> Tensor:
+    return others(label.reshape(-1, 1), classes).reshape(*label.shape, classes - 1)
 
 
 def _complement(found: Probabilities) -> Probabilities:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import UnsupportedOperation
+from covprop.gate import check_module
 from covprop.gaussian import Gaussian
 from covprop.methods import Network
 from covprop.methods.roots import Root
-from covprop.propagate import check_module
 from covprop.robustness.probabilities import Probabilities
 
 Model = nn.Module | Callable[..., Any]

@@ -36,7 +36,8 @@ def expected_softmax(
     value, replicates = _ExpectedSoftmax.apply(
         given.mean, given.covariance, Randomisation.draw(points, generator)
     )
-    return Probabilities(given.restored(value), given.restored(stderr_of(replicates)))
+    spread = stderr_of(given.averaged(replicates))
+    return Probabilities(given.restored(given.averaged(value)), given.restored(spread))
 
 
 def _of_two(given: Logits) -> Probabilities:
@@ -44,7 +45,7 @@ def _of_two(given: Logits) -> Probabilities:
     mean, matrix, _ = differences(given.mean, given.covariance, second, 1 - second[:, None])
     odds = Gaussian(mean, matrix.clamp(min=0), validate_args=False)
     parts = [propagate(torch.sigmoid, one).mean for one in (_negated(odds), odds)]
-    value = given.restored(torch.cat(parts, dim=-1))
+    value = given.restored(given.averaged(torch.cat(parts, dim=-1)))
     return Probabilities(value, torch.zeros_like(value))
 
 

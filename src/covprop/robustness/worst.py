@@ -90,7 +90,7 @@ def worst_noise(
     """
     if type(steps) is not int or steps < 1:
         raise ValueError(f"steps is a whole number from 1, not {steps!r}")
-    labels = Classifier(model, x).decision() if label is None else label
+    labels = Classifier(model, x).decision() if label is None else torch.as_tensor(label)
     x = x.detach()
     inside: _Set = _Shifts(within, x) if isinstance(within, Ball) else _Spreads(within, x)
     ascent = _Ascent(model, inside, labels, method, Randomisation.draw(points, generator))
@@ -185,7 +185,7 @@ class _Ascent:
         self,
         model: Model,
         inside: _Set,
-        labels: int | Tensor,
+        labels: Tensor,
         method: Method,
         points: Randomisation,
     ) -> None:
@@ -224,9 +224,8 @@ class _Ascent:
             leaf = parameter.detach().requires_grad_()
             output = propagate(self.model, self.inside.gaussian(leaf), method=self.method)
             given = Logits.of(output)
-            labels = given.labels(self.labels)
-            wrong = misclassification(given, labels, self.points)
-            margin = StandardisedMargin()(output, labels.reshape(given.batch_shape))
+            wrong = misclassification(given, given.labels(self.labels), self.points)
+            margin = StandardisedMargin()(output, self.labels)
             if not margin.requires_grad:
                 raise UnsupportedOperation(
                     f"cp.{type(self.method).__name__} gives no gradients of this model; use "
