@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test lint bench docs clean
 
 demo: $(INSTALLED)
-	$(BIN)/python -m covprop.demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
