@@ -210,7 +210,7 @@ def test_the_decision_has_the_numbers_of_the_analysis() -> None:
         expected = dict(zip(found.rivals[i].tolist(), found.margin_mean[i].tolist(), strict=True))
         assert margins == pytest.approx(expected, rel=CLOSE)
     worst = int(found.misclassification.probability.argmax())
-    assert data["risks"]["places"][0] == worst
+    assert data["risks"]["shown"][0] == worst
     assert data["risks"]["names"][0] == f"input {worst}"
     heat = data_of(text)["inputs"]["elements"][2]["sensitivity"]
     assert heat == pytest.approx(found.sensitivity[2].tolist(), rel=CLOSE)
@@ -229,7 +229,7 @@ def test_a_decision_that_sampling_contradicts_is_not_trusted() -> None:
 
 def test_many_classes_show_the_likeliest() -> None:
     model, x = network(outputs=30), gaussian()
-    found = analyse(model, x, samples=100)
+    found = analyse(model, x, samples=100, points=64)
     text = page.render(model_name="m", x=x, robustness=found)
     (told,) = data_of(text)["decision"]["elements"]
     probable = found.probabilities.probability.argsort(descending=True)[:20]
@@ -292,9 +292,36 @@ def test_a_batch_is_limited_with_a_sentence() -> None:
     data = data_of(text)
     assert data["batch"] == [f"input {i}" for i in range(24)]
     assert len(data["outputs"]["elements"]) == len(data["inputs"]["elements"]) == 24
-    assert "The page shows the first 24 of 40 inputs" in text
+    assert "The page shows the 24 first of 40 inputs" in text
     mean = torch.tensor(data["outputs"]["elements"][23]["mean"])
     torch.testing.assert_close(mean, network()(x.mean[23]), rtol=0.2, atol=0.05)
+
+
+def test_of_a_large_batch_the_riskiest_inputs_are_shown() -> None:
+    x = gaussian(30)
+    found = analyse(network(), x, samples=100)
+    text = page.render(model_name="m", x=x, y=cp.propagate(network(), x), robustness=found)
+    data = data_of(text)
+    risk = found.misclassification.probability
+    riskiest = sorted(risk.argsort(descending=True, stable=True)[:24].tolist())
+    assert data["batch"] == [f"input {i}" for i in riskiest]
+    assert "The page shows the 24 riskiest of 30 inputs" in text
+    for place, told, given in zip(
+        riskiest, data["decision"]["elements"], data["inputs"]["elements"], strict=True
+    ):
+        assert told["wrong"][0] == pytest.approx(float(risk[place]), rel=CLOSE)
+        assert given["mean"] == pytest.approx(x.mean[place].tolist(), rel=CLOSE)
+    shown = data["decision"]["risks"]["shown"]
+    assert next(i for i in shown if i >= 0) == riskiest.index(int(risk.argmax()))
+    assert shown.count(-1) == 6
+
+
+def test_a_batch_of_large_images_stays_small() -> None:
+    x = cp.Gaussian.isotropic(torch.rand(30, 3, 200, 200), 0.1, batch_dims=1)
+    model = nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))
+    text = page.render(model_name="m", x=x, y=cp.propagate(model, x, cp.MonteCarlo(10)))
+    assert len(text.encode()) < ORDINARY
+    assert "The page shows the 8 first of 30 inputs" in text
 
 
 def test_a_batch_of_two_dimensions_is_named_by_both() -> None:
@@ -336,6 +363,11 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(
         page.write(target, **content)
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to report on: the batch or the event is empty"):
+        page.render(model_name="m", x=gaussian(0))
 
 
 def test_names_must_fit_the_outputs(content: dict[str, Any]) -> None:

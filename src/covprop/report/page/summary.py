@@ -106,9 +106,9 @@ def _largest(found: Agreement) -> float:
 
 def lead(found: Findings) -> str:
     """What went in and what came out."""
-    said = [_network(found), _noise(found.x)]
-    if found.y is not None:
-        said.append(_result(found.y, found.choice))
+    said = [_network(found), _noise(found.x, found.inputs)]
+    if found.y is not None and found.outputs is not None:
+        said.append(_result(found.y, found.outputs, found.robustness is None))
     if found.robustness is not None:
         said.append(decision_words(found.robustness, found.names))
     return " ".join(said)
@@ -132,32 +132,30 @@ def _shape(shape: torch.Size) -> str:
     return numbers + (f" ({' × '.join(map(str, sizes))})" if len(sizes) > 1 else "")
 
 
-def _noise(x: Gaussian) -> str:
+def _noise(x: Gaussian, choice: Choice) -> str:
     low, high = _range(deviations(x))
     if high == 0:
         return "Its input is a constant, without noise."
-    linked = largest_correlation(x)
+    linked = _largest_correlation(choice.within(x)[0])
     alike = "independent" if linked == 0 else f"correlated up to {in_digits(linked, 2)}"
     return f"Its input carries noise with a standard deviation of {span(low, high)}, {alike}."
 
 
-def largest_correlation(x: Gaussian) -> float:
-    """Between two elements of the first input of a batch, of those the page shows."""
-    (one,) = Choice.of(x, most=1).within(x)
+def _largest_correlation(one: Gaussian) -> float:
     matrix = one.correlation_matrix
     off = matrix - torch.diag(matrix.diagonal())
     return float(off.abs().max()) if off.numel() else 0.0
 
 
-def _result(y: Gaussian, choice: Choice) -> str:
+def _result(y: Gaussian, choice: Choice, at_length: bool) -> str:
     low, high = _range(deviations(y))
     if high == 0:
         return "The output does not vary."
     said = f"The output then varies with a standard deviation of {span(low, high)}"
-    if len(choice.outputs) == 1:
+    if len(choice.outputs) == 1 or not at_length:
         return f"{said}."
     widest = int(deviations(choice.within(y)[0]).nan_to_num(-1).argmax())
-    where = f" of {choice.labels[0]}" if choice.labels else ""
+    where = f" of {choice.batch.labels[0]}" if choice.batch.labels else ""
     return f"{said}; the most uncertain{where} is {choice.names[widest]}."
 
 
