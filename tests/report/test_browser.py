@@ -229,6 +229,7 @@ def test_paper_is_light_and_has_all_tables(shown: Browser) -> None:
     assert shown.paper == LIGHT
     assert all(table.is_displayed() for table in shown.all("details table"))
     assert not shown.one("nav").is_displayed()
+    assert shown.text(".showing").startswith("Charts show input ")
     wide = shown.run("return document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0
     shown.command("Emulation.setEmulatedMedia", media="", features=[])

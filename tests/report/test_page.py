@@ -29,6 +29,7 @@ from tests.report.pages import (
 )
 
 ASSETS = files("covprop.report") / "assets"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "report.md"
 ORDINARY = 1_500_000
 """Bytes of a page that is not unusual."""
 CLOSE = 1e-4
@@ -373,3 +374,17 @@ def test_an_empty_batch_is_refused() -> None:
 def test_names_must_fit_the_outputs(content: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="3 names for 2 outputs; give one for each, or none"):
         page.render(**content, output_names=["a", "b", "c"])
+
+
+def test_the_examples_of_the_documentation_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    assert len(code) == 2
+    names = {"cp": cp, "model": network(outputs=3), "x": gaussian()}
+    for source in code:
+        exec(source, names)
+        assert (tmp_path / "report.html").stat().st_size > 10_000
+        (tmp_path / "report.html").unlink()
+    assert not list(tmp_path.iterdir())

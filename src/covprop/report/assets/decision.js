@@ -82,7 +82,7 @@ charts.budget = (place, { decision }) => {
 
 charts.verdict = (place, { decision }) => {
   const told = element(decision), name = decision.names[told.label];
-  const panel = node('div', { class: 'panel', 'aria-live': 'polite' }, node('h3', {}, name));
+  const panel = node('div', { class: 'panel', 'aria-live': 'polite' }, node('h3', {}, data.batch.length ? `${data.batch[state.batch]}: ${name}` : name));
   place.append(panel);
   const [wrong, error] = told.wrong, [seen, spread] = told.wrong_sampled;
   if (told.found) panel.append(gauge(number(told.level), panel.clientWidth - 32));

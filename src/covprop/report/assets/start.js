@@ -74,6 +74,8 @@ function paper() {
   const folded = [];
   addEventListener('beforeprint', () => {
     state.printing = true;
+    const shown = data.batch.length ? `Charts show ${data.batch[state.batch]}.` : '';
+    document.querySelector('.showing').textContent = shown;
     root.classList.add('paper');
     for (const part of document.querySelectorAll('details:not([open])')) { part.open = true; folded.push(part); }
     draw();
