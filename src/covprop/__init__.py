@@ -25,14 +25,17 @@ from covprop.gaussian import Gaussian
 from covprop.joint import joint
 from covprop.methods import (
     AssumedDensity,
+    ControlVariate,
     Exact,
     Linearized,
     MonteCarlo,
     PiecewiseLinear,
     Series,
+    Split,
     Unscented,
     Wu2019,
 )
+from covprop.mixture import Mixture
 from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
@@ -48,6 +51,7 @@ __all__ = [
     "AssumedDensity",
     "BatchDimensionError",
     "Comparison",
+    "ControlVariate",
     "CovpropError",
     "DaunizeauSigmoid",
     "Exact",
@@ -57,12 +61,14 @@ __all__ = [
     "InvalidFile",
     "InvalidGaussian",
     "Linearized",
+    "Mixture",
     "MomentOverflow",
     "MonteCarlo",
     "PiecewiseLinear",
     "Plan",
     "QuadratureError",
     "Series",
+    "Split",
     "ToleranceNotReached",
     "TooLarge",
     "Trace",

@@ -10,7 +10,8 @@ from covprop.propagate import EXACT, propagate
 from covprop.robustness.adversary import STEPS, attack
 from covprop.robustness.balls import Ball
 from covprop.robustness.budget import noise_budget, scaled
-from covprop.robustness.logits import class_numbers, margins, rivals_of
+from covprop.robustness.fooling import noise_length
+from covprop.robustness.logits import class_numbers, margins, others
 from covprop.robustness.probabilities import (
     Probabilities,
     class_probabilities,
@@ -18,7 +19,7 @@ from covprop.robustness.probabilities import (
 )
 from covprop.robustness.randomisation import POINTS
 from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import Classifier, Model, wins
+from covprop.robustness.sampled import Classifier, Model, label_share, wins
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.robustness.softmax import entropy, expected_softmax
 
@@ -69,8 +70,9 @@ def analyse(
         )
         sampled = wins(classifier, x, samples, generator)
         kept = wins(classifier, scaled(x, budget.level), samples, generator)
-    reach = _length(x, norm) if radius is None else torch.as_tensor(radius).to(x.mean)
-    reach = reach.expand(x.batch_shape)
+    reach = noise_length(x, norm)
+    if radius is not None:
+        reach = torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
     adversary = attack(classifier, x.mean, chosen, Ball(reach, norm, bounds), steps, 1, generator)
     return Robustness(
         method=method_name(method),
@@ -81,8 +83,8 @@ def analyse(
         sampled=sampled,
         samples=samples,
         misclassification=wrong,
-        sampled_misclassification=_complement(_of(sampled, chosen)),
-        rivals=rivals_of(logits, chosen),
+        sampled_misclassification=_complement(label_share(sampled, chosen)),
+        rivals=_rivals(chosen, classifier.classes),
         margin_mean=margin.mean,
         margin_stddev=margin.stddev,
         softmax=softmax,
@@ -90,22 +92,13 @@ def analyse(
         decision_entropy=entropy(found),
         sensitivity=heat,
         budget=budget,
-        budget_sampled=_of(kept, chosen),
+        budget_sampled=label_share(kept, chosen),
         adversary=adversary,
     )
 
 
-def _length(x: Gaussian, norm: float) -> Tensor:
-    """The root of the mean square of the noise: of the vector, or of an element of it."""
-    variance = x.covariance.diagonal()
-    return (variance.sum(-1) if norm == 2.0 else variance.mean(-1)).sqrt()  # noqa: PLR2004
-
-
-def _of(found: Probabilities, label: Tensor) -> Probabilities:
-    index = label[..., None]
-    return Probabilities(
-        found.probability.gather(-1, index)[..., 0], found.stderr.gather(-1, index)[..., 0]
-    )
+def _rivals(label: Tensor, classes: int) -> Tensor:
+    return others(label.reshape(-1, 1), classes).reshape(*label.shape, classes - 1)
 
 
 def _complement(found: Probabilities) -> Probabilities:

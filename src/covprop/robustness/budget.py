@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.methods import Method
 from covprop.propagate import EXACT, propagate
+from covprop.report.table import plain
 from covprop.robustness.bracket import End, narrowed
 from covprop.robustness.logits import Logits
 from covprop.robustness.probabilities import misclassification
@@ -62,6 +63,13 @@ class NoiseBudget:
         """Whether there is a level at which the probability is the target, (*batch,)."""
         known = [reason in (FOUND, NOT_MONOTONE) for reason in self.reason]
         return torch.tensor(known, device=self.level.device).reshape(self.level.shape)
+
+    def record(self) -> dict[str, Any]:
+        """Every field as plain numbers, lists and words, for JSON."""
+        told: dict[str, Any] = {"target": self.target, "reason": list(self.reason)}
+        for name in ("level", "stddev", "probability", "levels", "probabilities"):
+            told[name] = plain(getattr(self, name).tolist())
+        return told
 
 
 @torch.no_grad()

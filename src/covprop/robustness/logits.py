@@ -5,6 +5,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from covprop.gaussian import Gaussian
 
@@ -14,13 +15,15 @@ from covprop.gaussian import Gaussian
 class Logits:
     """Moments of the logits in float64, flat: mean (rows, classes), covariance with one more.
 
-    batch_shape: what the rows are; rounding: machine epsilon of the numbers that came in.
+    Rows are the batch; of a mixture, as `cp.Split` makes it, its components with their batch.
     """
 
     mean: Tensor
     covariance: Tensor
     batch_shape: torch.Size
     dtype: torch.dtype
+    weights: Tensor | None = None
+    """Of the components of a mixture, (components,)."""
 
     @classmethod
     def of(cls, output: Gaussian) -> "Logits":
@@ -35,13 +38,10 @@ class Logits:
                 f"logits have an event of shape (classes,), and this Gaussian one of "
                 f"{tuple(event)}; give it its batch dimensions, or pick the logits"
             )
-        size = event[-1]
-        mean = output.mean.double().reshape(-1, size)
-        covariance = output.covariance_matrix.double().reshape(-1, size, size)
-        if size == 1:  # the same decision as that between the logits 0 and y
-            mean = torch.nn.functional.pad(mean, (1, 0))
-            covariance = torch.nn.functional.pad(covariance, (1, 0, 1, 0))
-        return cls(mean, covariance, output.batch_shape, output.dtype)
+        if output.mixture is None:
+            return cls(*_flat(output, event[-1]), output.batch_shape, output.dtype)
+        parts, weights = output.mixture.components, output.mixture.weights.double()
+        return cls(*_flat(parts, event[-1]), output.batch_shape, output.dtype, weights)
 
     @property
     def classes(self) -> int:
@@ -55,11 +55,29 @@ class Logits:
 
     def labels(self, label: int | Tensor) -> Tensor:
         """Class numbers (rows,), one for each of the batch or one for all."""
-        return class_numbers(label, self.batch_shape, self.classes, self.mean.device).reshape(-1)
+        numbers = class_numbers(label, self.batch_shape, self.classes, self.mean.device)
+        return numbers.reshape(-1).repeat(1 if self.weights is None else len(self.weights))
+
+    def averaged(self, values: Tensor) -> Tensor:
+        """Averages over the components of a mixture: (*any, rows, k) -> (*any, batch, k)."""
+        if self.weights is None:
+            return values
+        apart = values.unflatten(-2, (len(self.weights), -1))
+        return torch.einsum("c,...cbk->...bk", self.weights, apart)
 
     def restored(self, values: Tensor) -> Tensor:
-        """From (rows, ...) to (*batch, ...), in the dtype of the logits."""
+        """From (batch, ...) to (*batch, ...), in the dtype of the logits."""
         return values.reshape((*self.batch_shape, *values.shape[1:])).to(self.dtype)
+
+
+def _flat(output: Gaussian, size: int) -> tuple[Tensor, Tensor]:
+    """Moments (rows, classes) and (rows, classes, classes); a single logit stands against 0."""
+    rows = output.batch_shape.numel()
+    mean = output.mean.double().reshape(rows, size)
+    covariance = output.covariance_matrix.double().reshape(rows, size, size)
+    if size > 1:
+        return mean, covariance
+    return functional.pad(mean, (1, 0)), functional.pad(covariance, (1, 0, 1, 0))
 
 
 def class_numbers(
@@ -109,16 +127,10 @@ def margins(logits: Gaussian, label: int | Tensor) -> Gaussian:
     the classes: event (classes - 1,). Positive everywhere means that the label wins.
     """
     given = Logits.of(logits)
-    labels = given.labels(label)
+    size = logits.event_shape[-1]
+    labels = class_numbers(label, given.batch_shape, given.classes, given.mean.device).reshape(-1)
     rivals = others(labels[:, None], given.classes)
-    mean, matrix, _ = differences(given.mean, given.covariance, labels, rivals)
+    mean, matrix, _ = differences(*_flat(logits, size), labels, rivals)
     return Gaussian(
         given.restored(mean), given.restored(matrix), validate_args=False, method=logits.method
     )
-
-
-def rivals_of(logits: Gaussian, label: int | Tensor) -> Tensor:
-    """The class numbers that `margins` compares with, (*batch, classes - 1)."""
-    given = Logits.of(logits)
-    found = others(given.labels(label)[:, None], given.classes)
-    return found.reshape(*given.batch_shape, -1)

@@ -34,15 +34,16 @@ def class_probabilities(
 
     p_c = P(y_c - y_j > 0 for all j != c). Exact for two classes (Phi(m / sigma) of the difference)
     and to rounding for three (Plackett 1954); by sequential conditioning (Genz 1992) at scrambled
-    Sobol points for more, with the standard error of 16 independent scramblings. One logit is the
+    Sobol points for more, with the standard error of 32 independent scramblings. One logit is the
     log-odds of class 1 against class 0. Classes whose logits are always equal share alike. Rows are
     not normalised: they sum to 1 within the errors. Differentiable with respect to mean and
-    covariance, also where it is singular.
+    covariance, also where it is singular. Of an output that is a mixture (`cp.Split`), the average
+    over its components.
 
     points: how many in all, rounded up; generator: draws the scramblings, torch's global one by
     default.
     """
-    return of_logits(Logits.of(logits), Randomisation.draw(points, generator))[0]
+    return of_logits(Logits.of(logits), Randomisation.draw(points, generator))
 
 
 def misclassification_probability(
@@ -63,24 +64,24 @@ def misclassification_probability(
 
 def misclassification(given: Logits, labels: Tensor, points: Randomisation) -> Probabilities:
     """The same for labels (rows,) and points that are given."""
-    rivals = others(labels[:, None], given.classes)
-    found, replicates = of_logits(given, points, kept=rivals)
-    value = found.probability.sum(-1)
+    value, replicates = _replicated(given, others(labels[:, None], given.classes), points)
     spread = stderr_of(replicates.sum(-1))
-    return Probabilities(value, given.restored(spread))
+    return Probabilities(given.restored(value.sum(-1)), given.restored(spread))
 
 
-def of_logits(
-    given: Logits, points: Randomisation, kept: Tensor | None = None
-) -> tuple[Probabilities, Tensor]:
-    """Of all classes, or of those kept (rows, k); and the replicates (replicates, rows, k)."""
-    if kept is None:
-        kept = torch.arange(given.classes, device=given.mean.device).expand(given.mean.shape)
+def of_logits(given: Logits, points: Randomisation) -> Probabilities:
+    """Of all classes, with points that are given."""
+    every = torch.arange(given.classes, device=given.mean.device).expand(given.mean.shape)
+    value, replicates = _replicated(given, every, points)
+    return Probabilities(given.restored(value), given.restored(stderr_of(replicates)))
+
+
+def _replicated(given: Logits, kept: Tensor, points: Randomisation) -> tuple[Tensor, Tensor]:
+    """Of the classes kept (rows, k): the average (batch, k), and of each replicate."""
     value, replicates = _ClassProbabilities.apply(
         given.mean, given.covariance, kept, given.rounding, points
     )
-    found = Probabilities(given.restored(value), given.restored(stderr_of(replicates)))
-    return found, replicates
+    return given.averaged(value), given.averaged(replicates)
 
 
 def stderr_of(replicates: Tensor) -> Tensor:
@@ -88,7 +89,8 @@ def stderr_of(replicates: Tensor) -> Tensor:
     count = len(replicates)
     if count == 1:
         return torch.zeros_like(replicates[0])
-    return replicates.std(0) / count**0.5
+    squares = (replicates - replicates.mean(0)).square().sum(0)  # torch's std warns if empty
+    return (squares / (count * (count - 1))).sqrt()
 
 
 class _ClassProbabilities(Function):

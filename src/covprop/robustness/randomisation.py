@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-REPLICATES = 16
+REPLICATES = 32
 """Independent scramblings of Sobol's sequence; their spread tells the error."""
 POINTS = 4096
 """Points of all replicates together."""
@@ -40,12 +40,18 @@ class Randomisation:
         seeds = torch.randint(2**31 - 1, (REPLICATES,), generator=generator, device=device)
         return cls(each, tuple(seeds.tolist()))
 
+    @property
+    def replicates(self) -> int:
+        """How many scramblings."""
+        return len(self.seeds)
+
     def uniform(self, size: int, device: torch.device) -> Tensor:
-        """Points of the unit cube, (replicates, each, size) in float64."""
+        """Points of the unit cube, (size, replicates * each) in float64, by scrambling."""
         return _uniform(size, self.each, self.seeds).to(device)
 
 
 @lru_cache(maxsize=32)
 def _uniform(size: int, each: int, seeds: tuple[int, ...]) -> Tensor:
     engines = (SobolEngine(size, scramble=True, seed=seed) for seed in seeds)
-    return torch.stack([engine.draw(each, dtype=torch.float64) for engine in engines]) + HALF_CELL
+    points = torch.cat([engine.draw(each, dtype=torch.float64) for engine in engines])
+    return points.mT.contiguous() + HALF_CELL

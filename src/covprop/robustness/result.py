@@ -88,11 +88,7 @@ class Robustness:
         singles = ("rivals", "margin_mean", "margin_stddev", "entropy", "decision_entropy",
                    "sensitivity")  # fmt: skip
         told |= {name: getattr(self, name) for name in singles}
-        told["budget"] = {
-            "target": self.budget.target, "level": self.budget.level, "stddev": self.budget.stddev,
-            "reason": list(self.budget.reason), "probability": self.budget.probability,
-            "levels": self.budget.levels, "probabilities": self.budget.probabilities,
-        }  # fmt: skip
+        told["budget"] = self.budget.record()
         told["adversary"] = {
             "norm": self.adversary.ball.norm, "radius": self.adversary.ball.radius,
             "correct": self.adversary.correct, "robust": self.adversary.robust,

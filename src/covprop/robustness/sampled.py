@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from covprop.errors import UnsupportedOperation
+from covprop.gate import check_module
 from covprop.gaussian import Gaussian
 from covprop.methods import Network
 from covprop.methods.roots import Root
-from covprop.propagate import check_module
 from covprop.robustness.probabilities import Probabilities
 
 Model = nn.Module | Callable[..., Any]
@@ -104,3 +104,11 @@ def wins(
     guess = (count + 1) / (samples + 2)
     stderr = (guess * (1 - guess) / samples).sqrt()
     return Probabilities((count / samples).to(x.dtype), stderr.to(x.dtype))
+
+
+def label_share(found: Probabilities, label: Tensor) -> Probabilities:
+    """Of the label alone, (*batch,)."""
+    index = label[..., None]
+    return Probabilities(
+        found.probability.gather(-1, index)[..., 0], found.stderr.gather(-1, index)[..., 0]
+    )

@@ -49,6 +49,23 @@ class ExpectedMargin:
 
 @final
 @dataclass(frozen=True)
+class StandardisedMargin:
+    """min_j E[y_label - y_j] / Std[y_label - y_j]; the expected margin where one does not vary.
+
+    For two classes Phi(-margin) is the probability of misclassification; unlike it, the margin has
+    a gradient however small that is.
+    """
+
+    def __call__(self, output: Gaussian, label: Tensor) -> Tensor:
+        """(*batch,)."""
+        found = margins(output, label)
+        variance = found.variance
+        varies = (variance > 0).all(-1, keepdim=True)
+        return (found.mean / torch.where(varies, variance, 1).sqrt()).amin(-1)
+
+
+@final
+@dataclass(frozen=True)
 class OutputVariance:
     """The variance of one output, by its number in the flattened event, or of all together."""
 
@@ -76,8 +93,8 @@ def sensitivity(
     to the standard deviation sigma. Of a dense covariance the diagonal changes, all else stays.
 
     label: a class number or one for each of the batch, the network's own decision by default; of:
-    `Misclassification()` by default, `ExpectedMargin()`, `OutputVariance()`, or any differentiable
-    function of the output and the label.
+    `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
+    `OutputVariance()`, or any differentiable function of the output and the label.
     """
     if label is None:
         chosen = torch.zeros(x.batch_shape, dtype=torch.long, device=x.device)

@@ -25,7 +25,7 @@ def expected_softmax(
     """E[softmax(y)], (*batch, classes), for Gaussian logits.
 
     Two classes (or one logit, the log-odds of class 1): E[sigmoid] of the difference by quadrature,
-    to 1e-8. More: the average over scrambled Sobol points, with the standard error of 16
+    to 1e-8. More: the average over scrambled Sobol points, with the standard error of 32
     independent scramblings; every point's softmax sums to 1, and so does the average.
     Differentiable with respect to mean and covariance by Price's theorem, which is right where it
     is singular too. points, generator: as for `class_probabilities`.
@@ -36,7 +36,8 @@ def expected_softmax(
     value, replicates = _ExpectedSoftmax.apply(
         given.mean, given.covariance, Randomisation.draw(points, generator)
     )
-    return Probabilities(given.restored(value), given.restored(stderr_of(replicates)))
+    spread = stderr_of(given.averaged(replicates))
+    return Probabilities(given.restored(given.averaged(value)), given.restored(spread))
 
 
 def _of_two(given: Logits) -> Probabilities:
@@ -44,7 +45,7 @@ def _of_two(given: Logits) -> Probabilities:
     mean, matrix, _ = differences(given.mean, given.covariance, second, 1 - second[:, None])
     odds = Gaussian(mean, matrix.clamp(min=0), validate_args=False)
     parts = [propagate(torch.sigmoid, one).mean for one in (_negated(odds), odds)]
-    value = given.restored(torch.cat(parts, dim=-1))
+    value = given.restored(given.averaged(torch.cat(parts, dim=-1)))
     return Probabilities(value, torch.zeros_like(value))
 
 
@@ -70,7 +71,7 @@ class _ExpectedSoftmax(Function):
     @staticmethod
     def forward(mean: Tensor, covariance: Tensor, points: Randomisation) -> tuple[Tensor, Tensor]:
         parts = [
-            rows.softmax(-1).unflatten(0, (len(points.seeds), points.each)).mean(1)
+            rows.softmax(-1).unflatten(0, (points.replicates, points.each)).mean(1)
             for rows in _logits(mean, covariance, points)
         ]
         replicates = torch.cat(parts, dim=1)
@@ -101,7 +102,7 @@ class _ExpectedSoftmax(Function):
 
 
 def _step(mean: Tensor, points: Randomisation) -> int:
-    return max(1, HELD // (len(points.seeds) * points.each * mean.shape[-1]))
+    return max(1, HELD // (points.replicates * points.each * mean.shape[-1]))
 
 
 def _logits(mean: Tensor, covariance: Tensor, points: Randomisation) -> Any:
@@ -112,7 +113,7 @@ def _logits(mean: Tensor, covariance: Tensor, points: Randomisation) -> Any:
     size = mean.shape[-1]
     centred = covariance - covariance.mean(-1, keepdim=True)
     centred = centred - centred.mean(-2, keepdim=True)
-    normal = torch.special.ndtri(points.uniform(size, mean.device)).reshape(-1, size)
+    normal = torch.special.ndtri(points.uniform(size, mean.device)).mT  # (points, classes)
     step = _step(mean, points)
     for m, s in zip(mean.split(step), centred.split(step), strict=True):
         eigenvalues, vectors = torch.linalg.eigh(s)
