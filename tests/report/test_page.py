@@ -244,6 +244,17 @@ def test_an_analysis_of_other_inputs_is_refused() -> None:
         page.render(model_name="m", x=gaussian(), robustness=found)
 
 
+def test_an_output_that_was_sampled_or_mixed_says_so() -> None:
+    model, x = network(), gaussian()
+    sampled = cp.propagate(model, x, cp.MonteCarlo(400))
+    text = page.render(model_name="m", x=x, y=sampled)
+    assert "those of 400 samples of the network: each mean is known to about 0.05 standard" in text
+    mixed = cp.propagate(model, x, cp.Split(components=5))
+    count = len(mixed.mixture.weights)
+    text = page.render(model_name="m", x=x, y=mixed)
+    assert f"The output is a mixture of {count} Gaussians; shown is the one with its mean" in text
+
+
 def test_a_large_map_shows_the_strongest_of_each_block() -> None:
     size = 250
     factor = torch.randn(size, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

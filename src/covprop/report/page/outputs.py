@@ -41,7 +41,13 @@ def outputs_section(y: Gaussian, choice: Choice, sampled: Gaussian | None) -> Se
         "thin one."
     )
     orange = "Orange is what sampling found." if sampled is not None else ""
-    body = paragraph(said, orange, choice.sentence, left_out(*shape) if shape else "")
+    mixed = (
+        f"The output is a mixture of {len(y.mixture.weights)} Gaussians; shown is the one with its "
+        "mean and covariance."
+        if y.mixture is not None
+        else ""
+    )
+    body = paragraph(said, mixed, orange, choice.sentence, left_out(*shape) if shape else "")
     if shape:
         body += beside(
             chart("outputs-mean", "Mean of the outputs as a picture", "Mean"),

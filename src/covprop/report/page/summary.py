@@ -40,7 +40,8 @@ def trust(found: Findings) -> Trust:
     The worst of what was found, with all reasons.
     """
     judged = [one for one in (_by_comparison(found), _by_decision(found)) if one is not None]
-    judged = judged or [one for one in (_by_steps(found),) if one is not None]
+    for other in (_by_steps, _by_itself):
+        judged = judged or [one for one in (other(found),) if one is not None]
     if judged:
         worst = max(judged, key=lambda one: MARKS.index(one.mark))
         return replace(worst, reason=" ".join(one.reason for one in judged))
@@ -96,6 +97,17 @@ def _by_steps(found: Findings) -> Trust | None:
         f"{said} variances are off from “{wrong.name}” on; the section on layers says by how much."
     )
     return Trust("fair", "Variances are off on the way", reason)
+
+
+def _by_itself(found: Findings) -> Trust | None:
+    """An output that was sampled is as good as its samples are many."""
+    if found.y is None or found.y.samples is None:
+        return None
+    reason = (
+        f"Mean and covariance are those of {found.y.samples:,} samples of the network: each mean "
+        f"is known to about {in_digits(found.y.samples**-0.5, 2)} standard deviations."
+    )
+    return Trust("good", "Sampled", reason)
 
 
 def _largest(found: Agreement) -> float:
