@@ -133,7 +133,7 @@ def decision_words(found: Robustness, output_names: Sequence[str]) -> str:
     wrong = found.misclassification.probability.double().flatten()
     sampled = found.sampled_misclassification.probability.double().flatten()
     target = in_percent(found.budget.target)
-    if not found.label.dim():
+    if found.label.numel() == 1:
         again = "" if bool(found.label == found.predicted) else (
             f" (without noise it says {names[int(found.predicted)]})"
         )  # fmt: skip

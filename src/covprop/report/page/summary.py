@@ -211,8 +211,8 @@ def _decision_figures(found: Robustness) -> list[tuple[str, str, str]]:
     wrong = found.misclassification.probability.double()
     sampled = found.sampled_misclassification.probability.double()
     level = float(found.budget.level.double().median())
-    many = " on average" if found.label.dim() else ""
-    half = "half of the inputs keep their label" if found.label.dim() else "it keeps its label"
+    many = " on average" if found.label.numel() > 1 else ""
+    half = "half of the inputs keep their label" if found.label.numel() > 1 else "it keeps its label"
     return [
         ("wrong decisions", in_percent(float(wrong.mean())),
          f"probability{many}; samples: {in_percent(float(sampled.mean()))}"),
