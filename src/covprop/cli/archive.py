@@ -44,7 +44,8 @@ def load(path: Path) -> tuple[Program, Expected]:
     missing = sorted(set(description.tensors.values()) - set(tensors))
     if missing:
         raise Refusal(f"{path} is damaged: it lacks the tensor {missing[0]!r}")
-    return Program(description, tensors), _expected(description)
+    expected = _expected(description)
+    return Program(description, tensors, expected), expected
 
 
 def _described(archive: Archive, name: str) -> Description:
