@@ -217,7 +217,9 @@ def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     )
     given = ("--mean", "mean.npy", "--stddev", 0.2)
     words = ("propagate", "several_by_test:pair", *given)
-    assert refused(*words) == "the model returns 2 values; choose one with --output, from 0 to 1"
+    several = "the model returns 2 values; choose one with --output, from 0 to 1"
+    assert refused(*words) == several
+    assert refused("compare", *words[1:]) == several
     assert "the model has no output '7'; there are 0, 1" in refused(*words, "--output", 7)
     named = ("propagate", "several_by_test:named", *given)
     assert refused(*named) == "the model returns a, b; choose one with --output"

@@ -112,9 +112,7 @@ def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
         raise Refusal(f"{archive.path} is damaged: {entry!r} ends within a number")
     flat = torch.frombuffer(bytearray(content), dtype=dtype)
     offset = meta["storage_offset"]["as_int"]
-    return torch.as_strided(flat, sizes, strides, offset).clone(
-        memory_format=torch.contiguous_format
-    )
+    return torch.as_strided(flat, sizes, strides, offset).contiguous()
 
 
 def _expected(description: Description) -> Expected:
