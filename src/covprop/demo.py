@@ -6,6 +6,7 @@ analytically, and checks the answer against sampling.
 
 import math
 import time
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -68,8 +69,8 @@ def sensor_covariance(side: int = 8) -> Tensor:
     return (NOISE**2 * torch.exp(-((distance / CORRELATION_LENGTH) ** 2) / 2)).float()
 
 
-def main() -> None:
-    """Train, propagate, compare."""
+def main() -> dict[str, Any]:
+    """Train, propagate, compare; prints as it goes, and returns the numbers."""
     torch.manual_seed(SEED)
     train_images, train_labels, test_images, test_labels = digits()
     model = network()
@@ -88,11 +89,17 @@ def main() -> None:
     seconds = time.perf_counter() - started
     print(f"y = cp.propagate(model, x): {IMAGES} images in {seconds:.1f} s, each with the mean and")
     print(f"full covariance of its 10 logits for sensor noise of standard deviation {NOISE}.\n")
-    report(model, x, y, test_labels)
+    decisions = report(model, x, y, test_labels)
+    return {
+        "accuracy": float(accuracy), "noise": NOISE, "images": IMAGES, "samples": SAMPLES,
+        "seconds": seconds, "decisions": decisions,
+    }  # fmt: skip
 
 
 @torch.no_grad()
-def report(model: nn.Module, x: cp.Gaussian, y: cp.Gaussian, labels: Tensor) -> None:
+def report(
+    model: nn.Module, x: cp.Gaussian, y: cp.Gaussian, labels: Tensor
+) -> list[dict[str, Any]]:
     """The least certain decisions, and how far sampling agrees."""
     best = y.mean.argmax(1)
     margin, spread = margins(y, best)
@@ -102,6 +109,7 @@ def report(model: nn.Module, x: cp.Gaussian, y: cp.Gaussian, labels: Tensor) -> 
     print(f"the {SHOWN} least certain decisions, analytic against {SAMPLES} samples:")
     print("                         P(runner-up wins)    std of the 10 logits,")
     print("image  label  decision   analytic  sampled    analytic / sampled")
+    told = []
     for i in riskiest.tolist():
         samples = model(x[i].sample(SAMPLES, generator))
         rivals = y.mean[i].clone()
@@ -112,7 +120,13 @@ def report(model: nn.Module, x: cp.Gaussian, y: cp.Gaussian, labels: Tensor) -> 
             f"{i:5d}  {labels[i]:5d}  {best[i]:8d}   {flip[i]:8.3f}  {wins:7.3f}    "
             f"{ratio.min():.3f} ... {ratio.max():.3f}"
         )
+        told.append(
+            {"image": i, "label": int(labels[i]), "decision": int(best[i]),
+             "flip_probability": float(flip[i]), "flip_frequency": float(wins),
+             "stddev_ratio": [float(ratio.min()), float(ratio.max())]}
+        )  # fmt: skip
     print("\nWhat differs is sampling error and the Gaussian assumption between layers.")
+    return told
 
 
 def margins(y: cp.Gaussian, best: Tensor) -> tuple[Tensor, Tensor]:
