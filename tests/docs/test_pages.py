@@ -144,7 +144,8 @@ def test_a_page_is_rewritten_with_what_it_prints(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "One.\n\n```python\nfrom pathlib import Path\n\nx = 2\nprint(x)\n"
-        "Path('two.png').write_text('2')\n```\n```text\n3\n```\n\n```python\nprint(x + 1)\n```\n\n```text\nold\nold\n```\nEnd.\n"
+        "Path('two.png').write_text('2')\n```\n```text\n3\n```\n\n"
+        "```python\nprint(x + 1)\n```\n\n```text\nold\nold\n```\nEnd.\n"
     )
     expected = page.read_text().replace("text\n3\n", "text\n2\n").replace("old\nold\n", "3\n")
     assert rewritten(page, tmp_path) == expected
