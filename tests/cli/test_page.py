@@ -9,7 +9,7 @@ import pytest
 from covprop.cli.methods import METHODS
 from covprop.cli.refusals import ExitCode
 from tests.cli.running import covprop
-from tests.test_readme import blocks, words
+from tests.pages import blocks, words
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -19,10 +19,11 @@ def test_every_example_prints_what_the_page_says(
 ) -> None:
     """But for times and memory, and for digits that another version of torch may draw otherwise."""
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("docs/cli.md", "python")
+    page = PAGE.read_text()
+    (code,) = blocks(page, "python")
     exec(code, {})
-    commands = [text for text in blocks("docs/cli.md", "sh") if text.startswith("covprop")]
-    shown = blocks("docs/cli.md", "text")
+    commands = [text for text in blocks(page, "sh") if text.startswith("covprop")]
+    shown = blocks(page, "text")
     assert len(commands) == len(shown) == 4
     for command, expected in zip(commands, shown, strict=True):
         ended = covprop(*shlex.split(command)[1:])

@@ -212,7 +212,9 @@ def _decision_figures(found: Robustness) -> list[tuple[str, str, str]]:
     sampled = found.sampled_misclassification.probability.double()
     level = float(found.budget.level.double().median())
     many = " on average" if found.label.numel() > 1 else ""
-    half = "half of the inputs keep their label" if found.label.numel() > 1 else "it keeps its label"
+    half = (
+        "half of the inputs keep their label" if found.label.numel() > 1 else "it keeps its label"
+    )
     return [
         ("wrong decisions", in_percent(float(wrong.mean())),
          f"probability{many}; samples: {in_percent(float(sampled.mean()))}"),
