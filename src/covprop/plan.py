@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import streams
@@ -63,8 +64,9 @@ class Plan:
         """Whether the peak is below the memory that is free."""
         return self.peak_bytes <= self.free_bytes
 
-    def __str__(self) -> str:
-        """A table, a line for each operation."""
+    @property
+    def table(self) -> Table:
+        """A row for each operation."""
         head = ("module", "operation", "shape", "features", "covariance", "peak", "work")
         rows = [
             (
@@ -77,7 +79,11 @@ class Plan:
             f"peak {in_bytes(self.peak_bytes)} of {in_bytes(self.free_bytes)} that are free, about "
             f"{self.work:.1e} operations"
         )
-        return str(Table(head, tuple(rows), words=3, notes=(note,)))
+        return Table(head, tuple(rows), words=3, notes=(note,))
+
+    def __str__(self) -> str:
+        """The table."""
+        return str(self.table)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -230,6 +236,8 @@ def _early_cost(kind: str, parent: Counted, given: Any, features: int, out: Tens
 
 def short_name(function: Callable[..., Any]) -> str:
     """What a table calls an operation."""
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        return str(function).split(".")[1]  # aten.linear.default
     return name_of(function).rpartition(".")[2]
 
 
