@@ -99,7 +99,7 @@ def test_few_classes_go_all_the_way(classes: int) -> None:
 def test_a_record_is_json_with_every_field() -> None:
     found = analysed(network(6, 20, 4), noisy(2))
     told = json.loads(json.dumps(found.record()))
-    assert set(told) == set(vars(found))
+    assert set(told) == {*vars(found), "agrees"}
     for name in ("probabilities", "sampled", "softmax"):
         value = getattr(found, name)
         assert told[name] == {
@@ -134,6 +134,24 @@ def test_a_table_of_a_batch_has_a_row_for_each_input() -> None:
     assert "accuracy without noise 0 %" in text
     single = analysed(model, noisy(1))  # which has a batch only because the network wants one
     assert str(single).startswith("class")
+
+
+def test_it_says_where_samples_disagree() -> None:
+    """Two saturated units make logits that are far from Gaussian, a linear network none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[20.0, 0.0], [0.0, 20.0]]))
+        model[2].bias.copy_(torch.tensor([0.5, 0.0, 0.0]))
+    x = cp.Gaussian.isotropic(torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double(), 0.3, batch_dims=1)
+    found = analysed(model, x, 0)
+    assert found.agrees.tolist() == [False, False]
+    assert str(found).count("samples disagree") == 2
+    assert "more than chance" in str(found[0])
+    linear = analysed(network(6, 4), noisy(3))
+    assert linear.agrees.tolist() == [True] * 3
+    assert "disagree" not in str(linear)
+    assert "more than chance" not in str(linear[0])
 
 
 def test_images_batch_norm_and_dense_noise() -> None:

@@ -45,7 +45,7 @@ class Conditioning:
         """A pivoted Cholesky factor; the next pivot is what is least likely to hold.
 
         Columns before it stand at their means within their intervals (Gibson, Glasbey & Elston
-        1994; Genz & Bretz 2009, section 4.1.3). floor (rows, n): variances that are rounding.
+        1994; Genz & Bretz 2009, chapter 4). floor (rows, n): variances that are rounding.
         """
         size = mean.shape[-1]
         rest, expected = covariance.clone(), mean.clone()

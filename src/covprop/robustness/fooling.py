@@ -99,7 +99,7 @@ def fooling_rate(
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> FoolingRate:
-    """Fooling rates under noise of each level (Bibi et al. 2018, section 5), and by sampling.
+    """Fooling rates under noise of each level (Bibi et al. 2018), and by sampling.
 
     inputs: Gaussians, whose standard deviations are multiplied with the levels; or a tensor, of
     whose dimensions batch_dims are a batch, for isotropic noise with the levels as its standard

@@ -12,6 +12,9 @@ from covprop.robustness.adversary import Adversarial
 from covprop.robustness.budget import FOUND, NoiseBudget
 from covprop.robustness.probabilities import Probabilities
 
+NOISY = 5.0
+"""Standard errors that chance explains."""
+DISAGREES = "samples disagree"
 SHOWN = 50
 """Inputs of a batch, or classes, that a table has a row for."""
 
@@ -65,6 +68,17 @@ class Robustness:
     """Projected gradient descent; its ball is as large as the noise unless another was given."""
 
     @property
+    def agrees(self) -> Tensor:
+        """Whether samples and propagation tell the same misclassification, (*batch,).
+
+        Within five standard errors of both; else the logits are not Gaussian enough, and the
+        samples are right.
+        """
+        ours, theirs = self.misclassification, self.sampled_misclassification
+        error = NOISY * (ours.stderr + theirs.stderr)
+        return (ours.probability - theirs.probability).abs() <= error
+
+    @property
     def table(self) -> Table:
         """A row for each class of one input, or for each input of a batch."""
         if self.label.numel() == 1:
@@ -97,7 +111,7 @@ class Robustness:
         """Every field as plain numbers, lists and words, for JSON."""
         told = {
             "method": self.method, "input_shape": self.input_shape, "samples": self.samples,
-            "label": self.label, "predicted": self.predicted,
+            "label": self.label, "predicted": self.predicted, "agrees": self.agrees,
         }  # fmt: skip
         pairs = ("probabilities", "sampled", "misclassification", "sampled_misclassification",
                  "softmax", "budget_sampled")  # fmt: skip
@@ -154,7 +168,8 @@ def _of_one(found: Robustness) -> Table:
     notes += [
         f"* the label; without noise the network says {int(found.predicted)}",
         f"misclassified with probability {_estimate(found.misclassification)}; in {found.samples:,}"
-        f" samples {_estimate(found.sampled_misclassification)}",
+        f" samples {_estimate(found.sampled_misclassification)}"
+        + ("" if bool(found.agrees) else ", which is more than chance: the samples are right"),
         f"entropy {in_digits(float(found.entropy))} nats of the expected softmax, "
         f"{in_digits(float(found.decision_entropy))} of the decision",
         _budget_note(found),
@@ -196,7 +211,7 @@ def _of_many(found: Robustness) -> Table:
             _estimate(found.sampled_misclassification, place),
             in_digits(float(found.entropy[place])), in_digits(float(found.budget.level[place])),
             "holds" if bool(found.adversary.robust[place]) else "fooled",
-            "" if reason == FOUND else reason,
+            _remarks(found, place, reason),
         )
         for place, reason in zip(places[:SHOWN], found.budget.reason, strict=False)
     )  # fmt: skip
@@ -212,6 +227,11 @@ def _of_many(found: Robustness) -> Table:
         f"{found.budget.target:g}",
     ]
     return Table(head, rows, remarks=2, notes=tuple(notes))
+
+
+def _remarks(found: Robustness, place: tuple[int, ...], reason: str) -> str:
+    said = [] if reason == FOUND else [reason]
+    return "; ".join(said if bool(found.agrees[place]) else [*said, DISAGREES])
 
 
 def _estimate(found: Probabilities, place: Any = ()) -> str:
