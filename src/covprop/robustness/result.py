@@ -219,7 +219,6 @@ def _of_many(found: Robustness) -> Table:
     wrong = found.misclassification.probability.double().mean()
     notes = [f"and {left} more inputs"] if left else []
     notes += [
-        "result[i] has the classes of one input",
         f"average probability of misclassification {in_digits(float(wrong))}; "
         f"accuracy without noise {in_percent(found.adversary.clean_accuracy)}, under PGD "
         f"{in_percent(found.adversary.accuracy)}",
