@@ -86,6 +86,7 @@ PAGES = {
     "docs/operations.md": Page(names=model_and_sensor),
     "docs/trust.md": Page(relative=None),  # times
     "docs/bayes.md": Page(),
+    "docs/robustness.md": Page(relative=None),  # a network trained in float32, and samples of it
 }
 ELSEWHERE = {
     "docs/cli.md": "with its commands, in tests/cli/test_page.py",
