@@ -10,7 +10,7 @@ WITHOUT_TORCHVISION := onnx2pytorch laplace-torch backpack-for-pytorch curvlinop
 .PHONY: demo test lint bench docs clean
 
 demo: $(INSTALLED)
-	$(BIN)/python -m covprop.demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

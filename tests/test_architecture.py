@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "report.page": {"", "comparison", "departure", "gaussian", "report", "robustness", "steps",
                     "verdict"},
-    "demo": {"", "kernels"},
+    "demo": {"", "report.page", "robustness"},
     "cli": {"compare", "comparison", "errors", "gaussian", "methods", "plan", "propagate", "report",
             "report.page", "robustness", "steps", "trace", "validation"},
     "__main__": {"cli"},

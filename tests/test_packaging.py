@@ -54,6 +54,12 @@ def test_the_wheel_has_the_package_its_types_and_its_licence(wheel: Path) -> Non
     assert tops == {"covprop", next(top for top in tops if top.endswith(".dist-info"))}
 
 
+def test_the_wheel_has_the_command(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (points,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    assert "covprop = covprop.cli.entry:main" in archive.read(points).decode()
+
+
 def test_the_wheel_needs_torch_numpy_and_tqdm_alone(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
 NUMBERS = st.sampled_from(
@@ -117,6 +118,22 @@ def in_description(ending: str, changes: list[tuple[float, Any]]) -> Mutation:
     return apply
 
 
+def with_operator(choice: float, target: str) -> Mutation:
+    """Another operator in place of one of a program."""
+
+    def apply(content: bytes) -> bytes:
+        with zipfile.ZipFile(io.BytesIO(content)) as old:
+            entries = {name: old.read(name) for name in old.namelist()}
+        name = next(name for name in entries if name.endswith("models/model.json"))
+        told = json.loads(entries[name])
+        nodes = told["graph_module"]["graph"]["nodes"]
+        nodes[int(choice * (len(nodes) - 1))]["target"] = f"torch.ops.{target}"
+        entries[name] = json.dumps(told).encode()
+        return packed(entries)
+
+    return apply
+
+
 def _spots(nest: Any) -> Any:
     """Every place in a nest that something stands at, but for remarks that nobody reads."""
     pairs = nest.items() if isinstance(nest, dict) else enumerate(nest)
@@ -128,6 +145,12 @@ def _spots(nest: Any) -> Any:
             yield from _spots(value)
 
 
+KNOWN = sorted(
+    f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
+    for schema in torch._C._jit_get_all_schemas()
+    if schema.name.startswith("aten::")
+)
+OPERATORS = st.builds(with_operator, PLACES, st.sampled_from(KNOWN))
 CHANGES = st.lists(st.tuples(PLACES, LEAVES), min_size=1, max_size=3)
 ENTRIES = st.builds(in_entry, PLACES, MUTATIONS)
 DESCRIPTIONS = st.builds(

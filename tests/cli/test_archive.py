@@ -103,6 +103,18 @@ def test_a_program_for_one_shape_takes_no_other(folder: Path) -> None:
     )
 
 
+def test_a_program_for_one_shape_is_split_one_by_one(folder: Path) -> None:
+    """Sizes may be written into its calls, so no batch is put before them."""
+    fixed = export(network(), folder / "fixed.pt2", FEATURES, dynamic=False)
+    module, expected = archive.load(fixed)
+    with pytest.raises(cp.UnsupportedOperation, match=r"exported for input of shape \(1, 4\)"):
+        module(torch.zeros(3, 1, FEATURES))
+    x = cp.Gaussian.isotropic(torch.ones(1, FEATURES), 0.3)
+    y, want = (cp.propagate(net, x, cp.Split()) for net in (module, network()))
+    assert_same(y, want, rtol=1e-5)
+    assert expected.shape == (1, FEATURES)
+
+
 def test_a_program_of_two_inputs_is_refused(folder: Path) -> None:
     class Net(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:

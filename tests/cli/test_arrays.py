@@ -97,9 +97,8 @@ def test_what_is_no_file_of_numbers(name: str, told: str) -> None:
     assert told in mean(name)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission() -> None:
-    Path("mean.npy").chmod(0)
+def test_a_file_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
     assert "permission denied" in mean("mean.npy")
 
 
@@ -252,7 +251,7 @@ def test_a_csv_of_something_else(text: str) -> None:
         (["--stddev", "1", "--shape", "2,3"], "--shape 2,3 has 6 elements, and mean.npy 4"),
         (["--stddev", "1", "--shape", "-1,4"], "--shape takes whole numbers such as 1,8,8"),
         (["--stddev", "1", "--shape", "٤"], "--shape takes whole numbers such as 1,8,8"),
-        (["--stddev", "1", "--shape", "9" * 30], "has 999,999"),
+        (["--stddev", "1", "--shape", "9" * 18], "has 999,999"),
         (["--stddev", "1", "--shape", "9" * 5000], "--shape"),
     ],
 )

@@ -28,7 +28,7 @@ def test_compare_tells_every_method_and_its_verdict() -> None:
     assert (ended.code, ended.err) == (0, "")
     names = [row["name"] for row in ended.told["rows"]]
     assert names == [
-        "Exact()", "Series(order=4)", "Linearized()", "Unscented()", "PiecewiseLinear()",
+        "Exact()", "Split()", "Series(order=4)", "Linearized()", "Unscented()", "PiecewiseLinear()",
         "AssumedDensity()", "Wu2019()",
     ]  # fmt: skip
     assert ended.told["reference"]["samples"] == 2000
@@ -82,7 +82,8 @@ def test_sampling_has_no_plan() -> None:
     assert "a plan lists the covariances" in refused("plan", *GIVEN, "--method", "montecarlo:10")
 
 
-def test_the_demo_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_is_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "IMAGES", 6)
     monkeypatch.setattr(demo, "EPOCHS", 3)
     monkeypatch.setattr(demo, "SAMPLES", 500)
@@ -90,6 +91,7 @@ def test_the_demo_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.code == 0
     assert len(ended.told["decisions"]) == demo.SHOWN
     assert "accuracy on" in ended.err
+    assert Path(ended.told["report"]).exists()
     shown = covprop("demo")
     assert "accuracy on" in shown.out
     assert shown.err == ""

@@ -243,8 +243,8 @@ def test_a_terminal_gets_a_bar_and_a_table_that_fits(folder: Path) -> None:
     os.close(leader)
     assert process.wait(timeout=30) == 0
     text = shown.decode()
-    assert "8/8" in text  # sampling and seven methods
-    table = text[text.rindex("8/8") :].split("\n")[1:]
+    assert "9/9" in text  # sampling and eight methods
+    table = text[text.rindex("9/9") :].split("\n")[1:]
     assert any("verdict" in line for line in table)
     assert max(len(plain(line)) for line in table) <= 80
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,8 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from torch import nn
 
-from tests.cli.mutations import DESCRIPTIONS, ENTRIES, MUTATIONS, NUMBERS, Mutation
-from tests.cli.running import FEATURES, Ended, check_refused, covprop, export, write_files
+from tests.cli.mutations import (
+    DESCRIPTIONS,
+    ENTRIES,
+    MUTATIONS,
+    NUMBERS,
+    OPERATORS,
+    Mutation,
+)
+from tests.cli.running import Ended, check_refused, covprop, export, write_files
 from tests.cli.test_models import save_onnx
 
 LONGEST = 60.0
@@ -58,7 +64,9 @@ def check(ended: Ended, folder: Path, before: set[str], out: str | None) -> None
         assert all(map(math.isfinite, torch.tensor(told["mean"]).flatten().tolist()))
     assert left == ({out} if out else set())
     if out:
-        assert list(np.load(folder / out)) == ["mean", "covariance"]
+        found = np.load(folder / out)
+        assert found["covariance"].shape[-1] == math.prod(told["event_shape"])
+        np.testing.assert_array_equal(found["mean"], np.float32(told["mean"]))
 
 
 def run(name: str, content: bytes, *words: Any) -> None:
@@ -132,7 +140,6 @@ def test_damaged_entries_of_tensors(name: str, mutation: Mutation) -> None:
 
 @examples(MUTATIONS | ENTRIES)
 def test_damaged_npz(mutation: Mutation) -> None:
-    shutil.copy("arrays.npz", "a.npz")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npz"
         path.write_bytes(mutation(read("arrays.npz")))
@@ -156,8 +163,9 @@ def test_damaged_archives(mutation: Mutation) -> None:
     run("model.pt2", mutation(read("model.pt2")), "propagate", "model.pt2", *MEAN)
 
 
-@examples(st.sampled_from([("model.pt2", "mean.npy"), ("image.pt2", "image.npy")]), DESCRIPTIONS,
-          st.sampled_from(["exact", "montecarlo:20", "linearized"]))  # fmt: skip
+@examples(st.sampled_from([("model.pt2", "mean.npy"), ("image.pt2", "image.npy")]),
+          DESCRIPTIONS | OPERATORS,
+          st.sampled_from(["exact", "montecarlo:20", "linearized", "split"]))  # fmt: skip
 def test_other_programs(files: tuple[str, str], mutation: Mutation, method: str) -> None:
     model, mean = files
     words = ("propagate", model, "--mean", mean, "--stddev", 0.1, "--method", method)
@@ -216,8 +224,9 @@ WORDS = (
 )
 OPTIONS = st.sampled_from(["--mean", "--covariance", "--stddev", "--method", "--batch-dims",
                            "--shape", "--weights", "--output", "--seed", "--samples",
-                           "--tolerance", "--nonsense", "-x"])  # fmt: skip
-COMMANDS = st.sampled_from(["propagate", "compare", "plan"])
+                           "--tolerance", "--nonsense", "-x", "--label", "--norm", "--radius",
+                           "--probability", "--require-probability"])  # fmt: skip
+COMMANDS = st.sampled_from(["propagate", "compare", "plan", "robustness"])
 
 
 def is_long(word: str) -> bool:
@@ -230,7 +239,7 @@ def is_long(word: str) -> bool:
 def test_odd_words(command: str, options: list[tuple[str, str]], model: str) -> None:
     chosen = [(name, word) for name, word in options if name != "--samples" and not is_long(word)]
     words = [part for pair in chosen for part in pair]
-    few = ["--samples", "50"] if command == "compare" else []
+    few = ["--samples", "50"] if command in ("compare", "robustness") else []
     before = set(os.listdir())
     ended = covprop(command, model, *MEAN, *few, *words, "--json")
     check(ended, Path(), before, None)
@@ -244,7 +253,6 @@ def test_odd_names_of_outputs(name: str, suffix: str) -> None:
         assert ended.code in (0, 2)
         left = os.listdir(path)
         assert len(left) == (1 if ended.code == 0 else 0)
-        assert FEATURES
 
 
 @examples(st.text(alphabet="abmdeysto_.:0", max_size=24) | WORDS)

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,8 @@ def test_every_kind_of_model_gives_the_same(x: cp.Gaussian, model: list[str]) ->
         ("exact", cp.Exact()), ("series:4", cp.Series(order=4)), ("series", cp.Series()),
         ("series:1e-3", cp.Series(tolerance=1e-3)), ("linearized", cp.Linearized()),
         ("unscented", cp.Unscented()), ("wu2019", cp.Wu2019()), ("assumed", cp.AssumedDensity()),
-        ("piecewise", cp.PiecewiseLinear()), ("piecewise:0", cp.PiecewiseLinear(0)),
+        ("split", cp.Split()), ("split:5", cp.Split(5)), ("piecewise", cp.PiecewiseLinear()),
+        ("piecewise:0", cp.PiecewiseLinear(0)),
     ],
 )  # fmt: skip
 def test_every_method_has_a_name(x: cp.Gaussian, name: str, method: object) -> None:
@@ -74,14 +76,16 @@ def test_every_method_has_a_name(x: cp.Gaussian, name: str, method: object) -> N
     check(ended.told, expected(x, method))
 
 
-def test_samples_follow_the_seed_and_tell_their_errors(x: cp.Gaussian) -> None:
-    words = ("propagate", "model.pt2", *GIVEN, "--method", "montecarlo:500", "--json", "--seed")
+@pytest.mark.parametrize("kind", [cp.MonteCarlo, cp.ControlVariate])
+def test_samples_follow_the_seed_and_tell_their_errors(x: cp.Gaussian, kind: Any) -> None:
+    name = f"{kind.__name__.lower()}:512"
+    words = ("propagate", "model.pt2", *GIVEN, "--method", name, "--json", "--seed")
     first, again, other = (covprop(*words, seed).told for seed in (7, 7, 8))
     assert first == again
     assert first["mean"] != other["mean"]
-    method = cp.MonteCarlo(500, torch.Generator().manual_seed(7))
+    method = kind(512, generator=torch.Generator().manual_seed(7))
     check(first, expected(x, method))
-    assert first["samples"] == 500
+    assert first["samples"] == 512
     assert np.shape(first["covariance_stderr"]) == (3, 3)
 
 
@@ -213,7 +217,9 @@ def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     )
     given = ("--mean", "mean.npy", "--stddev", 0.2)
     words = ("propagate", "several_by_test:pair", *given)
-    assert refused(*words) == "the model returns 2 values; choose one with --output, from 0 to 1"
+    several = "the model returns 2 values; choose one with --output, from 0 to 1"
+    assert refused(*words) == several
+    assert refused("compare", *words[1:]) == several
     assert "the model has no output '7'; there are 0, 1" in refused(*words, "--output", 7)
     named = ("propagate", "several_by_test:named", *given)
     assert refused(*named) == "the model returns a, b; choose one with --output"

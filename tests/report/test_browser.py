@@ -177,6 +177,11 @@ def test_another_input_is_shown_when_it_is_chosen(shown: Browser) -> None:
         shown.select("batch", place)
         seen.append(told())
     assert all(len({each[i] for each in seen}) == 3 for i in range(3))
+    riskiest, *_ = shown.all('[data-chart="risks"] g.choose')
+    name = riskiest.get_attribute("data-tip").splitlines()[0]
+    riskiest.click()
+    assert Select(shown.one('select[data-choice="batch"]')).first_selected_option.text == name
+    assert shown.text('[data-chart="verdict"] h3').startswith(f"{name}: class ")
     assert shown.complaints() == []
 
 
@@ -229,6 +234,7 @@ def test_paper_is_light_and_has_all_tables(shown: Browser) -> None:
     assert shown.paper == LIGHT
     assert all(table.is_displayed() for table in shown.all("details table"))
     assert not shown.one("nav").is_displayed()
+    assert shown.text(".showing").startswith("Charts show input ")
     wide = shown.run("return document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0
     shown.command("Emulation.setEmulatedMedia", media="", features=[])

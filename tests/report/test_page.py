@@ -29,6 +29,7 @@ from tests.report.pages import (
 )
 
 ASSETS = files("covprop.report") / "assets"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "report.md"
 ORDINARY = 1_500_000
 """Bytes of a page that is not unusual."""
 CLOSE = 1e-4
@@ -210,7 +211,7 @@ def test_the_decision_has_the_numbers_of_the_analysis() -> None:
         expected = dict(zip(found.rivals[i].tolist(), found.margin_mean[i].tolist(), strict=True))
         assert margins == pytest.approx(expected, rel=CLOSE)
     worst = int(found.misclassification.probability.argmax())
-    assert data["risks"]["places"][0] == worst
+    assert data["risks"]["shown"][0] == worst
     assert data["risks"]["names"][0] == f"input {worst}"
     heat = data_of(text)["inputs"]["elements"][2]["sensitivity"]
     assert heat == pytest.approx(found.sensitivity[2].tolist(), rel=CLOSE)
@@ -229,7 +230,7 @@ def test_a_decision_that_sampling_contradicts_is_not_trusted() -> None:
 
 def test_many_classes_show_the_likeliest() -> None:
     model, x = network(outputs=30), gaussian()
-    found = analyse(model, x, samples=100)
+    found = analyse(model, x, samples=100, points=64)
     text = page.render(model_name="m", x=x, robustness=found)
     (told,) = data_of(text)["decision"]["elements"]
     probable = found.probabilities.probability.argsort(descending=True)[:20]
@@ -241,6 +242,17 @@ def test_an_analysis_of_other_inputs_is_refused() -> None:
     found = analyse(network(), gaussian(2), samples=100)
     with pytest.raises(ValueError, match=r"batch of shape \(2,\) and x has \(\); give the x that"):
         page.render(model_name="m", x=gaussian(), robustness=found)
+
+
+def test_an_output_that_was_sampled_or_mixed_says_so() -> None:
+    model, x = network(), gaussian()
+    sampled = cp.propagate(model, x, cp.MonteCarlo(400))
+    text = page.render(model_name="m", x=x, y=sampled)
+    assert "those of 400 samples of the network: each mean is known to about 0.05 standard" in text
+    mixed = cp.propagate(model, x, cp.Split(components=5))
+    count = len(mixed.mixture.weights)
+    text = page.render(model_name="m", x=x, y=mixed)
+    assert f"The output is a mixture of {count} Gaussians; shown is the one with its mean" in text
 
 
 def test_a_large_map_shows_the_strongest_of_each_block() -> None:
@@ -292,9 +304,36 @@ def test_a_batch_is_limited_with_a_sentence() -> None:
     data = data_of(text)
     assert data["batch"] == [f"input {i}" for i in range(24)]
     assert len(data["outputs"]["elements"]) == len(data["inputs"]["elements"]) == 24
-    assert "The page shows the first 24 of 40 inputs" in text
+    assert "The page shows the 24 first of 40 inputs" in text
     mean = torch.tensor(data["outputs"]["elements"][23]["mean"])
     torch.testing.assert_close(mean, network()(x.mean[23]), rtol=0.2, atol=0.05)
+
+
+def test_of_a_large_batch_the_riskiest_inputs_are_shown() -> None:
+    x = gaussian(30)
+    found = analyse(network(), x, samples=100)
+    text = page.render(model_name="m", x=x, y=cp.propagate(network(), x), robustness=found)
+    data = data_of(text)
+    risk = found.misclassification.probability
+    riskiest = sorted(risk.argsort(descending=True, stable=True)[:24].tolist())
+    assert data["batch"] == [f"input {i}" for i in riskiest]
+    assert "The page shows the 24 riskiest of 30 inputs" in text
+    for place, told, given in zip(
+        riskiest, data["decision"]["elements"], data["inputs"]["elements"], strict=True
+    ):
+        assert told["wrong"][0] == pytest.approx(float(risk[place]), rel=CLOSE)
+        assert given["mean"] == pytest.approx(x.mean[place].tolist(), rel=CLOSE)
+    shown = data["decision"]["risks"]["shown"]
+    assert next(i for i in shown if i >= 0) == riskiest.index(int(risk.argmax()))
+    assert shown.count(-1) == 6
+
+
+def test_a_batch_of_large_images_stays_small() -> None:
+    x = cp.Gaussian.isotropic(torch.rand(30, 3, 200, 200), 0.1, batch_dims=1)
+    model = nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))
+    text = page.render(model_name="m", x=x, y=cp.propagate(model, x, cp.MonteCarlo(10)))
+    assert len(text.encode()) < ORDINARY
+    assert "The page shows the 8 first of 30 inputs" in text
 
 
 def test_a_batch_of_two_dimensions_is_named_by_both() -> None:
@@ -338,6 +377,25 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to report on: the batch or the event is empty"):
+        page.render(model_name="m", x=gaussian(0))
+
+
 def test_names_must_fit_the_outputs(content: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="3 names for 2 outputs; give one for each, or none"):
         page.render(**content, output_names=["a", "b", "c"])
+
+
+def test_the_examples_of_the_documentation_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    assert len(code) == 2
+    names = {"cp": cp, "model": network(outputs=3), "x": gaussian()}
+    for source in code:
+        exec(source, names)
+        assert (tmp_path / "report.html").stat().st_size > 10_000
+        (tmp_path / "report.html").unlink()
+    assert not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ from covprop.cli.answers import Answer
 from covprop.cli.gaussians import Input
 from covprop.cli.methods import method
 from covprop.cli.question import asked
+from covprop.cli.refusals import ExitCode
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -30,7 +31,7 @@ Result = TypeVar("Result")
 app = typer.Typer(
     name="covprop",
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # panels leave no room for text, and ":factory:" becomes a picture
     epilog="Exit codes: 0 fine, 1 a fault of covprop, 2 bad input or usage, 3 the answer is no, "
@@ -51,10 +52,14 @@ def undisturbed(command: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 @app.callback()
 def covprop(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """The mean and covariance of a neural network's output for Gaussian input."""
     del debug  # the entry has seen it
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 @app.command()

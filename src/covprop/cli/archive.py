@@ -44,7 +44,8 @@ def load(path: Path) -> tuple[Program, Expected]:
     missing = sorted(set(description.tensors.values()) - set(tensors))
     if missing:
         raise Refusal(f"{path} is damaged: it lacks the tensor {missing[0]!r}")
-    return Program(description, tensors), _expected(description)
+    expected = _expected(description)
+    return Program(description, tensors, expected), expected
 
 
 def _described(archive: Archive, name: str) -> Description:
@@ -111,9 +112,7 @@ def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
         raise Refusal(f"{archive.path} is damaged: {entry!r} ends within a number")
     flat = torch.frombuffer(bytearray(content), dtype=dtype)
     offset = meta["storage_offset"]["as_int"]
-    return torch.as_strided(flat, sizes, strides, offset).clone(
-        memory_format=torch.contiguous_format
-    )
+    return torch.as_strided(flat, sizes, strides, offset).contiguous()
 
 
 def _expected(description: Description) -> Expected:

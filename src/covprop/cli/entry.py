@@ -54,8 +54,6 @@ def _answered(arguments: list[str]) -> int:
             answer = command.main(arguments, prog_name="covprop", standalone_mode=False)
         except typer.TyperException as error:
             told = _flat(error.format_message())
-            if not told:  # no arguments: it has shown the help
-                return ExitCode.REFUSED
             raise Refusal(f"{told} (covprop --help tells more)") from error
     if answer == ExitCode.INTERRUPTED:  # as typer tells of Ctrl-C
         raise KeyboardInterrupt

@@ -31,14 +31,16 @@ class Expected:
     shape: tuple[int | None, ...] | None = None
     dtype: torch.dtype | None = None
 
+    def fits(self, shape: torch.Size) -> bool:
+        """Whether it takes input of this shape."""
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(want in (None, have) for want, have in zip(self.shape, shape, strict=True))
+        )
+
     def check(self, shape: torch.Size) -> None:
         """Refuse a mean of another shape."""
-        if self.shape is None:
-            return
-        fits = len(shape) == len(self.shape) and all(
-            want in (None, have) for want, have in zip(self.shape, shape, strict=True)
-        )
-        if not fits:
+        if self.shape is not None and not self.fits(shape):
             wanted = ", ".join("any" if size is None else str(size) for size in self.shape)
             sizes = [1 if size is None else size for size in self.shape]
             advice = (

@@ -8,12 +8,14 @@ import torch
 from covprop.cli.refusals import Refusal, quoted, sentence
 from covprop.methods import (
     AssumedDensity,
+    ControlVariate,
     Exact,
     Linearized,
     Method,
     MonteCarlo,
     PiecewiseLinear,
     Series,
+    Split,
     Unscented,
     Wu2019,
 )
@@ -45,6 +47,18 @@ def _sampled(text: str, seed: int) -> Method:
     return MonteCarlo(_whole(text), generator) if text else MonteCarlo(generator=generator)
 
 
+def _controlled(text: str, seed: int) -> Method:
+    generator = torch.Generator().manual_seed(seed)
+    if not text:
+        return ControlVariate(generator=generator)
+    return ControlVariate(_whole(text), generator=generator)
+
+
+def _split(text: str, seed: int) -> Method:
+    del seed
+    return Split(_whole(text)) if text else Split()
+
+
 def _piecewise(text: str, seed: int) -> Method:
     """A ReLU by its number among the calls, or by the name of its module."""
     del seed
@@ -54,8 +68,10 @@ def _piecewise(text: str, seed: int) -> Method:
 
 METHODS: dict[str, Choice] = {
     "exact": Choice(lambda *_: Exact()),
+    "split": Choice(_split, "COMPONENTS"),
     "series": Choice(_series, "ORDER or TOLERANCE"),
     "montecarlo": Choice(_sampled, "SAMPLES"),
+    "controlvariate": Choice(_controlled, "SAMPLES"),
     "linearized": Choice(lambda *_: Linearized()),
     "unscented": Choice(lambda *_: Unscented()),
     "wu2019": Choice(lambda *_: Wu2019()),

@@ -10,6 +10,8 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from covprop.cli.description import Call, Description, Name
+from covprop.cli.gaussians import Expected
+from covprop.errors import UnsupportedOperation
 
 
 @final
@@ -48,10 +50,12 @@ def _filled(nest: Any, values: Mapping[str, Any]) -> Any:
 class Program(nn.Module):
     """A network of one input: the calls of a description, with its tensors."""
 
-    def __init__(self, description: Description, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, description: Description, tensors: Mapping[str, Tensor], expected: Expected
+    ) -> None:
         """Keep the tensors as parameters, so that their dtype and device are known."""
         super().__init__()
-        self._description = description
+        self._description, self._expected = description, expected
         (self._input,) = description.inputs
         self._tensors = {name: tensors[stored] for name, stored in description.tensors.items()}
         self.weights = nn.ParameterList(
@@ -75,7 +79,12 @@ class Program(nn.Module):
         return owner if isinstance(owner, Scope) else None
 
     def forward(self, x: Any) -> Any:
-        """What the exported network returned."""
+        """What the exported network returned; sizes that it was exported for are in its calls."""
+        if not self._expected.fits(x.shape):
+            raise UnsupportedOperation(
+                f"the program was exported for input of shape {self._expected.shape}, and not "
+                f"{tuple(x.shape)}"
+            )
         values = {**self._description.constants, **self._tensors, self._input: x}
         del x
         for call in self._description.calls:

@@ -53,7 +53,7 @@ def running() -> Iterator[None]:
     except Exception as error:  # a model from a file may fail in any way
         if NO_MEMORY in str(error):
             raise Refusal("there is not enough memory for this") from error
-        if isinstance(error, ValueError | TypeError) and _is_ours(error):
+        if isinstance(error, ValueError) and _is_ours(error):
             raise Refusal(sentence(error)) from error
         raise Refusal(f"the model does not take this input: {named(error)}") from error
 

@@ -12,6 +12,7 @@ from covprop.cli.answers import Answer
 from covprop.cli.question import Question, running
 from covprop.cli.refusals import ExitCode, Refusal, quoted
 from covprop.methods import Method
+from covprop.report.table import Table
 from covprop.robustness import Robustness, analyse
 from covprop.robustness.analysis import SAMPLES
 
@@ -66,7 +67,7 @@ def answer(question: Question, found: Robustness, required: float | None, as_jso
     kept = float(1 - found.misclassification.probability.max())
     told = {"model": question.name, **found.record(), "required_probability": required}
     told["lowest_probability"] = kept
-    parts: list[object] = [found.table]
+    parts: list[str | Table] = [found.table]
     code = ExitCode.FINE
     if required is not None:
         enough = kept >= required
@@ -76,4 +77,4 @@ def answer(question: Question, found: Robustness, required: float | None, as_jso
         parts.append(
             f"the label is kept with probability {kept:.4g}, {word} the required {required:g}"
         )
-    return Answer(told, tuple(parts), as_json, code)  # type: ignore[arg-type]
+    return Answer(told, tuple(parts), as_json, code)

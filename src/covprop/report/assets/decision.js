@@ -82,7 +82,7 @@ charts.budget = (place, { decision }) => {
 
 charts.verdict = (place, { decision }) => {
   const told = element(decision), name = decision.names[told.label];
-  const panel = node('div', { class: 'panel', 'aria-live': 'polite' }, node('h3', {}, name));
+  const panel = node('div', { class: 'panel', 'aria-live': 'polite' }, node('h3', {}, data.batch.length ? `${data.batch[state.batch]}: ${name}` : name));
   place.append(panel);
   const [wrong, error] = told.wrong, [seen, spread] = told.wrong_sampled;
   if (told.found) panel.append(gauge(number(told.level), panel.clientWidth - 32));
@@ -109,7 +109,7 @@ function gauge(level, width) {
 }
 
 charts.risks = (place, { decision }) => {
-  const { names, places, probability, sampled, stderr, of } = decision.risks;
+  const { names, shown, probability, sampled, stderr, of } = decision.risks;
   const width = place.clientWidth, height = 170, left = 46, right = width - 10, top = 22, bottom = height - 24;
   const most = Math.min(1, 1.1 * Math.max(0.01, ...probability.map(number), ...sampled.map((value, i) => number(value) + 2 * number(stderr[i]))));
   const y = linear([0, most], [bottom, top]), room = (right - left) / names.length;
@@ -117,14 +117,13 @@ charts.risks = (place, { decision }) => {
   leftAxis(svg, y, top, bottom, left, right, '', 4);
   names.forEach((name, i) => {
     const x = left + room * (i + 0.5), mine = number(probability[i]), seen = number(sampled[i]), error = 2 * number(stderr[i]);
-    const shown = places[i] < decision.elements.length;
-    const bar = shape('g', shown ? { class: 'choose', click: () => choose('batch', places[i]) } : {});
-    if (places[i] === state.batch) bar.append(shape('rect', { x: x - room / 2, width: room, y: top - 14, height: bottom - top + 14, rx: 4, class: 'chosen' }));
+    const bar = shape('g', shown[i] >= 0 ? { class: 'choose', click: () => choose('batch', shown[i]) } : {});
+    if (shown[i] === state.batch) bar.append(shape('rect', { x: x - room / 2, width: room, y: top - 14, height: bottom - top + 14, rx: 4, class: 'chosen' }));
     bar.append(shape('rect', { x: x - room / 2, width: room, y: top, height: bottom - top, fill: 'transparent' }));
     bar.append(shape('rect', { x: x - room * 0.3, width: room * 0.6, y: y(mine), height: bottom - y(mine), rx: 2, style: 'fill: var(--blue); opacity: .75' }));
     bar.append(shape('line', { x1: x, x2: x, y1: y(Math.max(0, seen - error)), y2: y(Math.min(most, seen + error)), style: 'stroke: var(--orange); stroke-width: 2' }));
     bar.append(shape('circle', { cx: x, cy: y(seen), r: Math.min(4, Math.max(1.5, room / 4)), style: 'fill: var(--orange)' }));
-    svg.append(said(bar, `${name}\nwrong with ${percent(mine, 3)}\nsampled ${percent(seen, 3)} ± ${percent(error / 2, 1)}${shown ? '\nclick to choose it' : ''}`));
+    svg.append(said(bar, `${name}\nwrong with ${percent(mine, 3)}\nsampled ${percent(seen, 3)} ± ${percent(error / 2, 1)}${shown[i] >= 0 ? '\nclick to choose it' : ''}`));
   });
   const part = of > names.length ? `the ${names.length} riskiest of ${of} inputs` : `${of} inputs`;
   svg.append(words(left, height - 6, `${part}, the riskiest first`));

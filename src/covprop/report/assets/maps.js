@@ -31,7 +31,7 @@ function heatmap(parent, { rows, columns, values, centred = false, stops, limit,
     const room = width / columns;
     if (room >= 23) {
       const text = written(columns, values, paint, Math.max(...known.map(Math.abs)));
-      text.style.fontSize = `${Math.min(12, room / 2.8)}px`;
+      text.style.fontSize = `${Math.min(12, room / 3.2)}px`;
       cells.append(text);
     }
   }

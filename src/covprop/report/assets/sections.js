@@ -151,9 +151,17 @@ function drawMatrix(place, outputs, maps, kind, limit) {
     rows, columns: rows, values: symmetric(told[kind], rows), centred: true, limit, label: place.dataset.label,
     read: (row, column, value) => `${name(row)}\n${name(column)}\n${kind} ${short(value, 4)}`,
     choose: row => choose('output', Math.min(outputs.names.length - 1, row * block)),
-    names: rows <= NAMED ? outputs.names.map(name_ => fitted(name_.replace(/^output /, ''), 60)) : null,
+    names: rows <= NAMED ? withoutCommon(outputs.names).map(name_ => fitted(name_, 60)) : null,
     side: rows > 4 ? 56 : 90,
   });
+}
+
+// Names without the words that all of them begin with.
+function withoutCommon(names) {
+  const first = names[0].split(' ');
+  let count = 0;
+  while (count < first.length - 1 && names.every(name_ => name_.split(' ').length > count + 1 && name_.split(' ')[count] === first[count])) count++;
+  return names.map(name_ => name_.split(' ').slice(count).join(' '));
 }
 
 function density(width, mean, stddev, levels, sampled, i, label) {

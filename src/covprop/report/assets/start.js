@@ -74,6 +74,8 @@ function paper() {
   const folded = [];
   addEventListener('beforeprint', () => {
     state.printing = true;
+    const shown = data.batch.length ? `Charts show ${data.batch[state.batch]}.` : '';
+    document.querySelector('.showing').textContent = shown;
     root.classList.add('paper');
     for (const part of document.querySelectorAll('details:not([open])')) { part.open = true; folded.push(part); }
     draw();
@@ -86,7 +88,7 @@ function paper() {
   });
 }
 
-if (data.decision) state.batch = Math.max(0, data.decision.risks.places.find(place => place < data.decision.elements.length)); // the riskiest
+if (data.decision) state.batch = Math.max(0, data.decision.risks.shown[0]); // the riskiest
 if (data.outputs) { // the most uncertain one first
   const widths = element(data.outputs).stddev.map(value => number(value) || 0);
   state.output = widths.indexOf(Math.max(...widths));

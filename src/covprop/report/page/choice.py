@@ -23,59 +23,86 @@ MAP = 100
 
 @final
 @dataclass(frozen=True)
-class Choice:
-    """The elements of a batch, and of the flattened event of each.
+class Batch:
+    """Which inputs of a batch are shown; places: in the flattened batch; kind: how chosen."""
 
-    batch: indices of the batch; outputs: indices of the flattened event; names: of those outputs.
-    """
-
-    batch: tuple[tuple[int, ...], ...]
-    outputs: Tensor
-    names: tuple[str, ...]
-    batch_size: int
-    event_size: int
+    shape: tuple[int, ...]
+    places: tuple[int, ...]
+    kind: str = "first"
 
     @classmethod
-    def of(cls, y: Gaussian, names: Sequence[str] = (), most: int = MOST) -> "Choice":
-        """The first inputs of the batch, and outputs evenly spaced where there are too many."""
-        size = y.event_shape.numel()
-        kept = min(size, OUTPUTS)
-        outputs = torch.linspace(0, max(0, size - 1), kept, dtype=torch.float64).round().long()
-        rows = min(kept, MAP)
-        numbers = 8 * kept + rows * (rows + 1)
-        count = max(1, min(most, NUMBERS // max(1, numbers)))
-        shape = tuple(y.batch_shape)
-        every = itertools.product(*(range(length) for length in shape))
-        chosen = tuple(itertools.islice(every, count))
-        return cls(chosen, outputs, _names(y, outputs, names), math.prod(shape), size)
+    def of(cls, shape: Sequence[int], numbers: int, risk: Tensor | None = None) -> "Batch":
+        """As many as stay small, of so many numbers each; those of the largest risk, or first."""
+        size = math.prod(shape)
+        count = max(1, min(MOST, size, NUMBERS // max(1, numbers)))
+        if risk is None:
+            return cls(tuple(shape), tuple(range(min(count, size))))
+        riskiest = risk.flatten().nan_to_num(math.inf).argsort(descending=True, stable=True)
+        return cls(tuple(shape), tuple(sorted(riskiest[:count].tolist())), "riskiest")
+
+    @property
+    def indices(self) -> list[tuple[int, ...]]:
+        """Of each, in all dimensions of the batch."""
+        every = list(itertools.product(*(range(length) for length in self.shape)))
+        return [every[place] for place in self.places]
 
     @property
     def labels(self) -> list[str]:
-        """Names of the inputs of the batch; of one alone, none."""
-        if len(self.batch) < 2:  # noqa: PLR2004
+        """Names; of one alone, none."""
+        if math.prod(self.shape) == 1:
             return []
-        return [f"input {', '.join(map(str, index))}" for index in self.batch]
+        return [f"input {', '.join(map(str, index))}" for index in self.indices]
 
     @property
     def sentence(self) -> str:
         """What is left out."""
-        said = []
-        if len(self.batch) < self.batch_size:
-            said.append(
-                f"The page shows the first {len(self.batch)} of {self.batch_size:,} inputs, to "
-                "stay small."
-            )
-        if len(self.outputs) < self.event_size:
-            said.append(
-                f"Of {self.event_size:,} outputs, {len(self.outputs):,} that are evenly spaced are "
-                "shown."
-            )
-        return " ".join(said)
+        size = math.prod(self.shape)
+        if len(self.places) == size:
+            return ""
+        return (
+            f"The page shows the {len(self.places)} {self.kind} of {size:,} inputs, to stay small."
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """Which inputs, and which elements of the flattened event of each, with their names."""
+
+    batch: Batch
+    outputs: Tensor
+    names: tuple[str, ...]
+    size: int
+
+    @classmethod
+    def of(cls, y: Gaussian, batch: Batch, names: Sequence[str] = ()) -> "Choice":
+        """All outputs, or evenly spaced ones where there are too many."""
+        size = y.event_shape.numel()
+        places = torch.linspace(0, max(0, size - 1), min(size, OUTPUTS), dtype=torch.float64)
+        outputs = places.round().long()
+        return cls(batch, outputs, _names(y, outputs, names), size)
+
+    @property
+    def sentence(self) -> str:
+        """What is left out."""
+        few = (
+            f"Of {self.size:,} outputs, {len(self.outputs):,} that are evenly spaced are shown."
+            if len(self.outputs) < self.size
+            else ""
+        )
+        return f"{self.batch.sentence} {few}".strip()
 
     def within(self, x: Gaussian) -> list[Gaussian]:
         """Each chosen input of the batch, with the chosen outputs alone, in float64."""
-        return [x[index].marginal(self.outputs.to(x.device)).to("cpu", torch.float64)
-                for index in self.batch]  # fmt: skip
+        index = self.outputs.to(x.device)
+        return [x[place].marginal(index).to("cpu", torch.float64) for place in self.batch.indices]
+
+
+def numbers_of(size: int) -> int:
+    """How many numbers an output of this size adds to the page, about."""
+    kept = min(size, OUTPUTS)
+    rows = min(kept, MAP)
+    return 8 * kept + rows * (rows + 1)
 
 
 def _names(y: Gaussian, outputs: Tensor, names: Sequence[str]) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.gaussian import Gaussian
-from covprop.report.page.choice import Choice
+from covprop.report.page.choice import Batch
 from covprop.report.page.markup import Section, beside, chart, folded, paragraph, rounded
 from covprop.report.table import in_digits, in_percent
 from covprop.robustness.probabilities import Probabilities
@@ -25,14 +24,11 @@ CLOSE = 0.02
 """Difference of two probabilities that is called close."""
 
 
-def decision_section(
-    found: Robustness, x: Gaussian, most: int, output_names: Sequence[str]
-) -> Section:
-    """The section; most: how many inputs of the batch."""
-    choice = Choice.of(x, most=most)
+def decision_section(found: Robustness, batch: Batch, output_names: Sequence[str]) -> Section:
+    """The section, for some inputs of the batch."""
     names = class_names(found, output_names)
     count = len(names)
-    elements = [_element(found, index) for index in choice.batch]
+    elements = [_element(found, index) for index in batch.indices]
     target = in_percent(found.budget.target)
     body = paragraph(
         f"Blue is what covprop finds, orange what {found.samples:,} samples of the network find, "
@@ -40,8 +36,9 @@ def decision_section(
         f"Of {count:,} classes, each input shows its {CLASSES} likeliest."
         if count > CLASSES
         else "",
+        batch.sentence,
     )
-    if len(choice.batch) > 1:
+    if batch.labels:
         body += chart("risks", "Probability of a wrong decision for every input",
                       "Probability of a wrong decision, input by input")  # fmt: skip
     body += beside(
@@ -57,7 +54,7 @@ def decision_section(
     body += folded("Numbers of the decision", found.table)
     data: dict[str, Any] = {
         "names": names, "samples": found.samples, "target": found.budget.target,
-        "elements": elements, "risks": _risks(found),
+        "elements": elements, "risks": _risks(found, batch),
     }  # fmt: skip
     return Section("decision", "Decision", "Does the decision hold?", body, data)
 
@@ -108,15 +105,16 @@ def _pair(found: Probabilities, index: tuple[Any, ...]) -> list[Any]:
     return [rounded(found.probability[index].double()), rounded(found.stderr[index].double())]
 
 
-def _risks(found: Robustness) -> dict[str, Any]:
+def _risks(found: Robustness, batch: Batch) -> dict[str, Any]:
     """Of every input of the batch, the likeliest to be wrong first."""
     wrong = found.misclassification.probability.flatten()
     order = wrong.argsort(descending=True)[:RISKIEST]
     names = list(itertools.product(*(range(length) for length in found.label.shape)))
     sampled = found.sampled_misclassification
+    shown = {place: i for i, place in enumerate(batch.places)}
     return {
         "names": [f"input {', '.join(map(str, names[i]))}" for i in order.tolist()],
-        "places": order.tolist(), "of": len(wrong),
+        "shown": [shown.get(place, -1) for place in order.tolist()], "of": len(wrong),
         "probability": rounded(wrong[order].double()),
         "sampled": rounded(sampled.probability.flatten()[order].double()),
         "stderr": rounded(sampled.stderr.flatten()[order].double()),
@@ -135,7 +133,7 @@ def decision_words(found: Robustness, output_names: Sequence[str]) -> str:
     wrong = found.misclassification.probability.double().flatten()
     sampled = found.sampled_misclassification.probability.double().flatten()
     target = in_percent(found.budget.target)
-    if not found.label.dim():
+    if found.label.numel() == 1:
         again = "" if bool(found.label == found.predicted) else (
             f" (without noise it says {names[int(found.predicted)]})"
         )  # fmt: skip

@@ -55,7 +55,7 @@ def render(
     sections = list(_sections(found))
     verdict = trust(found)
     data: dict[str, Any] = {section.name: section.data for section in sections}
-    data["batch"] = found.choice.labels
+    data["batch"] = found.inputs.batch.labels
     data["levels"] = list(LEVELS.values())
     script = "".join(_asset(name) for name in SCRIPTS)
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
@@ -106,14 +106,13 @@ def write(
 
 def _sections(found: Findings) -> Iterator[Section]:
     """What there is to show, in the order in which it is asked for."""
-    choice = found.choice
     if found.robustness is not None:
-        yield decision_section(found.robustness, found.x, len(choice.batch), found.names)
-    if found.y is not None:
-        yield outputs_section(found.y, choice, found.sampled)
-    yield inputs_section(found.x, len(choice.batch), found.robustness)
-    if found.y is not None and len(choice.outputs) > 1:
-        yield maps_section(found.y, choice)
+        yield decision_section(found.robustness, found.inputs.batch, found.names)
+    if found.y is not None and found.outputs is not None:
+        yield outputs_section(found.y, found.outputs, found.sampled)
+    yield inputs_section(found.x, found.inputs, found.robustness)
+    if found.y is not None and found.outputs is not None and len(found.outputs.names) > 1:
+        yield maps_section(found.y, found.outputs)
     if found.trace is not None:
         yield layers_section(found.trace, len(found.x.batch_shape))
     if found.comparison is not None:

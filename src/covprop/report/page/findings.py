@@ -7,9 +7,13 @@ from typing import final
 
 from covprop.comparison import Comparison, ComparisonRow
 from covprop.gaussian import Gaussian
-from covprop.report.page.choice import Choice
+from covprop.report.page.choice import OUTPUTS, Batch, Choice, numbers_of
+from covprop.report.page.pictures import SIDE
 from covprop.robustness.result import Robustness
 from covprop.steps import Trace
+
+PICTURES = 3
+"""Of an input: mean, noise, sensitivity."""
 
 
 @final
@@ -26,7 +30,9 @@ class Findings:
     """Of the outputs, or none."""
 
     def __post_init__(self) -> None:
-        """An analysis is of the same inputs."""
+        """There is something to show, and an analysis is of the same inputs."""
+        if not self.x.mean.numel() or (self.given is not None and not self.given.mean.numel()):
+            raise ValueError("there is nothing to report on: the batch or the event is empty")
         found = self.robustness
         if found is not None and found.label.shape != self.x.batch_shape:
             raise ValueError(
@@ -61,6 +67,22 @@ class Findings:
         return truth if same else None
 
     @cached_property
-    def choice(self) -> Choice:
-        """What of the output is shown, or else of the input."""
-        return Choice.of(self.x) if self.y is None else Choice.of(self.y, self.names)
+    def inputs(self) -> Choice:
+        """What of the input is shown."""
+        wide = max(SIDE**2, OUTPUTS)
+        numbers = PICTURES * min(self.x.event_shape.numel(), wide)
+        if self.y is not None:
+            numbers += numbers_of(self.y.event_shape.numel())
+        found = self.robustness
+        risk = None if found is None else found.misclassification.probability
+        return Choice.of(self.x, Batch.of(self.x.batch_shape, numbers, risk))
+
+    @cached_property
+    def outputs(self) -> Choice | None:
+        """What of the output is shown: that of the same inputs."""
+        if self.y is None:
+            return None
+        batch = self.inputs.batch
+        if batch.shape != tuple(self.y.batch_shape):
+            batch = Batch.of(self.y.batch_shape, numbers_of(self.y.event_shape.numel()))
+        return Choice.of(self.y, batch, self.names)

@@ -17,14 +17,13 @@ ROWS = 40
 """Rows of the table of inputs."""
 
 
-def inputs_section(x: Gaussian, most: int, robustness: Robustness | None) -> Section:
-    """What the network was given; most: how many inputs of the batch."""
-    choice = Choice.of(x, most=most)
+def inputs_section(x: Gaussian, choice: Choice, robustness: Robustness | None) -> Section:
+    """What the network was given, and which of it matters to its decision."""
     names = [name.replace("output", "element", 1) for name in choice.names]
     shape = plane(x.event_shape)
-    elements = [_drawn(x[index].to("cpu"), choice.outputs, shape) for index in choice.batch]
+    elements = [_drawn(x[index].to("cpu"), choice.outputs, shape) for index in choice.batch.indices]
     if robustness is not None:
-        for index, element in zip(choice.batch, elements, strict=True):
+        for index, element in zip(choice.batch.indices, elements, strict=True):
             heat = robustness.sensitivity[index].detach().to("cpu", torch.float64)
             if shape:
                 element["sensitivity_picture"] = picture(heat.reshape(shape))
@@ -82,7 +81,7 @@ def _table(x: Gaussian, choice: Choice, names: list[str]) -> Table:
         (name, in_digits(float(mean), 4), in_digits(float(stddev), 4))
         for name, mean, stddev in list(zip(names, one.mean, deviations(one), strict=True))[:ROWS]
     )
-    said = [f"Of {choice.labels[0]}."] if choice.labels else []
-    if len(rows) < choice.event_size:
-        said.append(f"The first {len(rows)} of {choice.event_size:,} elements.")
+    said = [f"Of {choice.batch.labels[0]}."] if choice.batch.labels else []
+    if len(rows) < choice.size:
+        said.append(f"The first {len(rows)} of {choice.size:,} elements.")
     return Table(("element", "mean", "standard deviation"), rows, notes=(" ".join(said),))

@@ -30,7 +30,7 @@ def outputs_section(y: Gaussian, choice: Choice, sampled: Gaussian | None) -> Se
     elements = [_element(one, other) for one, other in zip(chosen, truth, strict=True)]
     shape = plane(y.event_shape)
     if shape:
-        for index, element in zip(choice.batch, elements, strict=True):
+        for index, element in zip(choice.batch.indices, elements, strict=True):
             whole = y[index].to("cpu")
             element |= {
                 "mean_picture": picture(whole.mean.reshape(shape)),
@@ -41,7 +41,13 @@ def outputs_section(y: Gaussian, choice: Choice, sampled: Gaussian | None) -> Se
         "thin one."
     )
     orange = "Orange is what sampling found." if sampled is not None else ""
-    body = paragraph(said, orange, choice.sentence, left_out(*shape) if shape else "")
+    mixed = (
+        f"The output is a mixture of {len(y.mixture.weights)} Gaussians; shown is the one with its "
+        "mean and covariance."
+        if y.mixture is not None
+        else ""
+    )
+    body = paragraph(said, mixed, orange, choice.sentence, left_out(*shape) if shape else "")
     if shape:
         body += beside(
             chart("outputs-mean", "Mean of the outputs as a picture", "Mean"),
@@ -80,7 +86,7 @@ def _table(choice: Choice, chosen: list[Gaussian], truth: list[Any]) -> Table:
     sampled = any(other is not None for other in truth)
     head = ["output", "mean", "standard deviation", *(f"{name} interval" for name in LEVELS)]
     head += ["sampled mean", "sampled standard deviation"] if sampled else []
-    labels = choice.labels
+    labels = choice.batch.labels
     rows: list[tuple[str, ...]] = []
     for place, (one, other) in enumerate(zip(chosen, truth, strict=True)):
         for i, name in enumerate(choice.names[: max(0, ROWS - len(rows))]):
@@ -173,7 +179,7 @@ def _strongest(choice: Choice, elements: list[dict[str, Any]]) -> Table:
         cells = [f"{choice.names[j]}: {_short(math.nan if v is None else v)}"
                  for j, v in zip(partners, values, strict=True)]  # fmt: skip
         rows.append((name, *cells, *("-",) * (PARTNERS - len(cells))))
-    said = [f"Of {choice.labels[0]}."] if choice.labels else []
+    said = [f"Of {choice.batch.labels[0]}."] if choice.batch.labels else []
     if len(choice.names) > ROWS:
         said.append(f"The first {ROWS} of {len(choice.names):,} outputs.")
     return Table(head, tuple(rows), words=len(head), notes=(" ".join(said),))

@@ -40,7 +40,8 @@ def trust(found: Findings) -> Trust:
     The worst of what was found, with all reasons.
     """
     judged = [one for one in (_by_comparison(found), _by_decision(found)) if one is not None]
-    judged = judged or [one for one in (_by_steps(found),) if one is not None]
+    for other in (_by_steps, _by_itself):
+        judged = judged or [one for one in (other(found),) if one is not None]
     if judged:
         worst = max(judged, key=lambda one: MARKS.index(one.mark))
         return replace(worst, reason=" ".join(one.reason for one in judged))
@@ -98,6 +99,17 @@ def _by_steps(found: Findings) -> Trust | None:
     return Trust("fair", "Variances are off on the way", reason)
 
 
+def _by_itself(found: Findings) -> Trust | None:
+    """An output that was sampled is as good as its samples are many."""
+    if found.y is None or found.y.samples is None:
+        return None
+    reason = (
+        f"Mean and covariance are those of {found.y.samples:,} samples of the network: each mean "
+        f"is known to about {in_digits(found.y.samples**-0.5, 2)} standard deviations."
+    )
+    return Trust("good", "Sampled", reason)
+
+
 def _largest(found: Agreement) -> float:
     errors = torch.cat([found.mean_error.flatten(), found.variance_ratio.flatten() - 1]).abs()
     known = errors[~errors.isnan()]
@@ -106,9 +118,9 @@ def _largest(found: Agreement) -> float:
 
 def lead(found: Findings) -> str:
     """What went in and what came out."""
-    said = [_network(found), _noise(found.x)]
-    if found.y is not None:
-        said.append(_result(found.y, found.choice))
+    said = [_network(found), _noise(found.x, found.inputs)]
+    if found.y is not None and found.outputs is not None:
+        said.append(_result(found.y, found.outputs, found.robustness is None))
     if found.robustness is not None:
         said.append(decision_words(found.robustness, found.names))
     return " ".join(said)
@@ -132,32 +144,30 @@ def _shape(shape: torch.Size) -> str:
     return numbers + (f" ({' × '.join(map(str, sizes))})" if len(sizes) > 1 else "")
 
 
-def _noise(x: Gaussian) -> str:
+def _noise(x: Gaussian, choice: Choice) -> str:
     low, high = _range(deviations(x))
     if high == 0:
         return "Its input is a constant, without noise."
-    linked = largest_correlation(x)
+    linked = _largest_correlation(choice.within(x)[0])
     alike = "independent" if linked == 0 else f"correlated up to {in_digits(linked, 2)}"
     return f"Its input carries noise with a standard deviation of {span(low, high)}, {alike}."
 
 
-def largest_correlation(x: Gaussian) -> float:
-    """Between two elements of the first input of a batch, of those the page shows."""
-    (one,) = Choice.of(x, most=1).within(x)
+def _largest_correlation(one: Gaussian) -> float:
     matrix = one.correlation_matrix
     off = matrix - torch.diag(matrix.diagonal())
     return float(off.abs().max()) if off.numel() else 0.0
 
 
-def _result(y: Gaussian, choice: Choice) -> str:
+def _result(y: Gaussian, choice: Choice, at_length: bool) -> str:
     low, high = _range(deviations(y))
     if high == 0:
         return "The output does not vary."
     said = f"The output then varies with a standard deviation of {span(low, high)}"
-    if len(choice.outputs) == 1:
+    if len(choice.outputs) == 1 or not at_length:
         return f"{said}."
     widest = int(deviations(choice.within(y)[0]).nan_to_num(-1).argmax())
-    where = f" of {choice.labels[0]}" if choice.labels else ""
+    where = f" of {choice.batch.labels[0]}" if choice.batch.labels else ""
     return f"{said}; the most uncertain{where} is {choice.names[widest]}."
 
 
@@ -201,8 +211,10 @@ def _decision_figures(found: Robustness) -> list[tuple[str, str, str]]:
     wrong = found.misclassification.probability.double()
     sampled = found.sampled_misclassification.probability.double()
     level = float(found.budget.level.double().median())
-    many = " on average" if found.label.dim() else ""
-    half = "half of the inputs keep their label" if found.label.dim() else "it keeps its label"
+    many = " on average" if found.label.numel() > 1 else ""
+    half = (
+        "half of the inputs keep their label" if found.label.numel() > 1 else "it keeps its label"
+    )
     return [
         ("wrong decisions", in_percent(float(wrong.mean())),
          f"probability{many}; samples: {in_percent(float(sampled.mean()))}"),
