@@ -111,9 +111,6 @@ def test_no_page_is_listed_that_has_no_code() -> None:
     assert {*PAGES, *ELSEWHERE} <= set(with_code())
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*is deprecated:DeprecationWarning"
-)  # on the way to laplace-torch
 @pytest.mark.parametrize("name", [name for name in with_code() if name not in ELSEWHERE])
 def test_a_page_shows_what_its_code_prints(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
