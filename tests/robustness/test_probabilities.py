@@ -305,6 +305,22 @@ def test_margins_are_the_label_less_the_others() -> None:
     assert robustness.margins(x.to(torch.float32), 1).dtype == torch.float32
 
 
+def test_margins_and_entropy_agree_with_samples_through_a_network() -> None:
+    model, samples = network(5, 4), 100_000  # linear: its output is Gaussian
+    x = random_gaussian(size=5, seed=8)
+    y = cp.propagate(model, x)
+    logits = model(x.sample(samples, generator(2)))
+    others = logits[:, 1, None] - logits[:, [0, 2, 3]]
+    found = robustness.margins(y, 1)
+    assert within(found.mean, others.mean(0), others.std(0) / math.sqrt(samples))
+    error = others.std(0) / math.sqrt(2 * samples)
+    assert within(found.stddev, others.std(0), error)
+    shares = torch.bincount(logits.argmax(-1), minlength=4).double() / samples
+    decided = robustness.entropy(probabilities(y))
+    slope = (1 + shares.log()).abs() * (shares * (1 - shares) / samples).sqrt()
+    assert within(decided, -(shares * shares.log()).sum(), slope.sum())
+
+
 @pytest.mark.parametrize(
     ("label", "message"),
     [
