@@ -22,11 +22,22 @@ from experiments import drawing, rivals
 from experiments.options import Options
 from experiments.randomness import seeded
 from experiments.ratios import noise, ratio, seconds
-from experiments.rivals import CENTRED, EXACT, METHODS, PIECEWISE, PUBLISHED, SAMPLED, SERIES
+from experiments.rivals import (
+    CENTRED,
+    EXACT,
+    METHODS,
+    PIECEWISE,
+    PUBLISHED,
+    SAMPLED,
+    SERIES,
+    SPLIT,
+)
 from experiments.table import Table
 
 NAME = "table1"
 INSTANCES, SMOKE_INSTANCES = 200, 2
+BEYOND = "beyond"
+"""The last part of a key whose result has what goes beyond the paper, of the same instance."""
 
 
 @final
@@ -73,12 +84,13 @@ PRINTED = {
 """The paper's table: means, variances."""
 RANGES = ((0.2, 1.8), (0.93, 1.18))
 """Of the figure's two rows."""
-OFFSETS = (-0.32, -0.16, 0.0, 0.16, 0.32)
+OFFSETS = (-0.35, -0.21, -0.07, 0.07, 0.21, 0.35)
 PRINT_OFFSET = 0.07
 """Sideways, so that methods and the paper's numbers stand beside each other."""
 STYLES = {
     CENTRED: (drawing.PURPLE, "D"), PIECEWISE: (drawing.VERMILION, "s"),
     PUBLISHED: (drawing.ORANGE, "^"), SERIES: (drawing.SKY, "v"), EXACT: (drawing.BLUE, "o"),
+    SPLIT: (drawing.GREEN, "P"),
 }  # fmt: skip
 
 
@@ -92,14 +104,15 @@ def units(options: Options) -> list[str]:
     """Network, set-up, instance; all set-ups of an instance one after another."""
     count = options.instances or (SMOKE_INSTANCES if options.smoke else INSTANCES)
     return [
-        f"{network}/{setup}/{index}"
-        for network in NETWORKS for index in range(count) for setup in SETUPS
+        f"{network}/{setup}/{index}{part}"
+        for network in NETWORKS for part in ("", f"/{BEYOND}") for index in range(count)
+        for setup in SETUPS
     ]  # fmt: skip
 
 
 def instance(key: str, options: Options) -> tuple[nn.Sequential, cp.Gaussian]:
     """A random network and input; the same random numbers at every noise."""
-    network, setup, index = key.split("/")
+    network, setup, index, *_ = key.split("/")
     make, shape = (SMALL if options.smoke else NETWORKS)[network]
     _, kaiming, largest = SETUPS[setup]
     with seeded(options.seed, NAME, network, index):
@@ -113,17 +126,21 @@ def instance(key: str, options: Options) -> tuple[nn.Sequential, cp.Gaussian]:
 
 
 def measure(key: str, options: Options) -> dict[str, Any]:
-    """One instance by every method."""
+    """One instance by every method of the paper, or by those beyond it."""
     model, x = instance(key, options)
+    if key.endswith(f"/{BEYOND}"):
+        return rivals.beyond(model, x)
     return rivals.measured(model, x, settings(options)["samples"], options.seed, key)
 
 
 def grouped(record: dict[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Instances by network and set-up."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for key, result in record["results"].items():
-        network, setup, _ = key.split("/")
-        groups[network, setup].append(result)
+    results = record["results"]
+    for key, result in results.items():
+        if not key.endswith(f"/{BEYOND}"):
+            network, setup, _ = key.split("/")
+            groups[network, setup].append({**result, **results.get(f"{key}/{BEYOND}", {})})
     return groups
 
 
@@ -143,9 +160,13 @@ def _table(setup: str, by_network: dict[str, list[dict[str, Any]]]) -> Table:
         own = [f"1 ± {float(noise(instances, moment)[0]):.3f}" for moment in ("mean", "variance")]
         time = f"{seconds(instances, SAMPLED):.2g}"
         rows.append([f"{network}, {len(instances)} instances", f"{SAMPLED} itself", *own, time])
-        for method in METHODS:
-            found = [ratio(instances, method, moment).words() for moment in ("mean", "variance")]
-            rows.append(["", method, *found, f"{seconds(instances, method):.2g}"])
+        for method in (*METHODS, SPLIT):
+            those = [each for each in instances if method in each]
+            if not those:
+                continue
+            found = [ratio(those, method, moment).words() for moment in ("mean", "variance")]
+            label = method if len(those) == len(instances) else f"{method}, {len(those)} of them"
+            rows.append(["", label, *found, f"{seconds(those, method):.2g}"])
             if setup in ("published", "text") and method in PRINTED[network]:
                 rows.append(["", f"{method}: the paper", *PRINTED[network][method], ""])
     header = ["network", "method", "ratio of means", "ratio of variances", "seconds"]
@@ -173,9 +194,11 @@ def _ratios(panel: Axes, by_network: dict[str, list[dict[str, Any]]], paper: boo
     places = np.arange(len(by_network))
     panel.axhline(1, color="0.5", linewidth=0.8)
     for offset, (method, (colour, marker)) in zip(OFFSETS, STYLES.items(), strict=True):
-        found = [ratio(instances, method, "variance") for instances in by_network.values()]
+        those = [[each for each in group if method in each] for group in by_network.values()]
+        there = [place for place, group in enumerate(those) if group]
+        found = [ratio(group, method, "variance") for group in those if group]
         panel.errorbar(
-            places + offset, [float(value.average[0]) for value in found],
+            places[there] + offset, [float(value.average[0]) for value in found],
             [float(value.spread[0]) for value in found], fmt=marker, color=colour,
             markersize=5, capsize=2, label=method,
         )  # fmt: skip

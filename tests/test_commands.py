@@ -12,17 +12,17 @@ from experiments.__main__ import EXPERIMENTS
 from experiments.options import Options
 
 
-def test_the_demo_agrees_with_sampling(monkeypatch, capsys):
+def test_the_demo_agrees_with_sampling_and_writes_a_report(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "IMAGES", 6)
     monkeypatch.setattr(demo, "EPOCHS", 8)
     monkeypatch.setattr(demo, "SAMPLES", 4000)
-    demo.main()
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "..." in line]
-    assert len(rows) == demo.SHOWN
-    for *_, analytic, sampled, lowest, _, highest in rows:
-        assert float(analytic) == pytest.approx(float(sampled), abs=0.05)
-        assert float(lowest) > 0.93
-        assert float(highest) < 1.07
+    told = demo.main(tmp_path / "report.html")
+    assert len(told["decisions"]) == demo.SHOWN
+    for decision in told["decisions"]:
+        assert decision["misclassification"] == pytest.approx(decision["sampled"], abs=0.05)
+        assert decision["noise_budget"] >= 0
+    assert "Exact()" in capsys.readouterr().out
+    assert "digits classifier" in (tmp_path / "report.html").read_text()
 
 
 def needs_data(name: str) -> None:

@@ -14,7 +14,10 @@ pytest.importorskip("hatchling")
 PROGRAM = """
 import warnings; warnings.simplefilter("error")
 import torch, covprop as cp
-y = cp.propagate(torch.nn.ReLU(), cp.Gaussian(torch.zeros(2), torch.eye(2)))
+from covprop.report import page
+x = cp.Gaussian(torch.zeros(2), torch.eye(2))
+y = cp.propagate(torch.nn.ReLU(), x)
+assert "</html>" in page.render(model_name="relu", x=x, y=y)
 print(cp.__file__)
 print(float(y.mean[0]))
 """
@@ -42,13 +45,19 @@ def test_the_wheel_has_the_package_its_types_and_its_licence(wheel: Path) -> Non
     source = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "covprop").rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"
     }
     assert source <= set(names)
     assert "covprop/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)
     tops = {name.split("/")[0] for name in names}
     assert tops == {"covprop", next(top for top in tops if top.endswith(".dist-info"))}
+
+
+def test_the_wheel_has_the_command(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (points,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    assert "covprop = covprop.cli.entry:main" in archive.read(points).decode()
 
 
 def test_the_wheel_needs_torch_numpy_and_tqdm_alone(wheel: Path) -> None:

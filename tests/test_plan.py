@@ -616,3 +616,9 @@ def test_the_bar_advances_by_one_operation_at_a_time(monkeypatch: pytest.MonkeyP
     seen.clear()
     cp.propagate(lambda z: z.chunk(2)[0] + 1, x, progress=True)
     assert len([text for text in seen if text.endswith("chunk")]) == 1
+
+
+def test_the_operators_of_an_exported_program_have_their_names() -> None:
+    model, x = frozen(nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))), gaussian((3,))
+    program = torch.export.export(model, (x.mean,)).module()
+    assert [step.operation for step in cp.plan(program, x).steps] == ["linear", "relu"]

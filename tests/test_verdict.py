@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import covprop as cp
-from covprop.gaussian import SamplingError
+from covprop.sampling import SamplingError
 
 COMPARE = importlib.import_module("covprop.compare")  # the module, not the function
 FINE = "within sampling error"

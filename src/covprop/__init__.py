@@ -1,6 +1,6 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
-from covprop import activations, bayes, covariance, rules
+from covprop import activations, bayes, covariance, robustness, rules
 from covprop.activations.daunizeau import DaunizeauSigmoid
 from covprop.bound import series_error_bound
 from covprop.compare import compare
@@ -25,15 +25,18 @@ from covprop.gaussian import Gaussian
 from covprop.joint import joint
 from covprop.methods import (
     AssumedDensity,
+    ControlVariate,
     Exact,
     Linearized,
     MonteCarlo,
     PiecewiseLinear,
     Series,
     Sketched,
+    Split,
     Unscented,
     Wu2019,
 )
+from covprop.mixture import Mixture
 from covprop.plan import Plan
 from covprop.propagate import plan, propagate
 from covprop.rules.elementwise import activation, register_activation
@@ -49,6 +52,7 @@ __all__ = [
     "AssumedDensity",
     "BatchDimensionError",
     "Comparison",
+    "ControlVariate",
     "CovpropError",
     "DaunizeauSigmoid",
     "Exact",
@@ -58,6 +62,7 @@ __all__ = [
     "InvalidFile",
     "InvalidGaussian",
     "Linearized",
+    "Mixture",
     "MomentOverflow",
     "MonteCarlo",
     "PiecewiseLinear",
@@ -65,6 +70,7 @@ __all__ = [
     "QuadratureError",
     "Series",
     "Sketched",
+    "Split",
     "ToleranceNotReached",
     "TooLarge",
     "Trace",
@@ -83,6 +89,7 @@ __all__ = [
     "plan",
     "propagate",
     "register_activation",
+    "robustness",
     "rule",
     "rules",
     "series_error_bound",

@@ -23,16 +23,18 @@ from covprop.methods import (
     MonteCarlo,
     PiecewiseLinear,
     Series,
+    Split,
     Unscented,
     Wu2019,
 )
+from covprop.progress import StageBar
 from covprop.propagate import propagate
 from covprop.verdict import Verdict, rank
 
 SAMPLES = 75_000
 METHODS: tuple[Method, ...] = (
-    Exact(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(), AssumedDensity(),
-    Wu2019(),
+    Exact(), Split(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(),
+    AssumedDensity(), Wu2019(),
 )  # fmt: skip
 """What is compared unless the user says."""
 RESOLVED = 10.0
@@ -47,6 +49,7 @@ def compare(
     samples: int = SAMPLES,
     generator: torch.Generator | None = None,
     show: bool = True,
+    progress: bool = False,
     **named_inputs: Any,
 ) -> Comparison:
     """How far methods are from Monte Carlo on this network and input, and what they take.
@@ -55,7 +58,7 @@ def compare(
     several, or a mapping from names to them; by default all that covprop has, and those that refuse
     or fail say why.
     samples, generator: of the Monte Carlo run that is the reference. Prints the table unless
-    show=False; the result has it as str() and every figure of every output.
+    show=False; the result has it as str() and every figure of every output. progress shows a bar.
     """
     named = _named(methods)
     _check_inputs(inputs, named_inputs)
@@ -65,9 +68,14 @@ def compare(
     def run(method: Method) -> Any:
         return propagate(module, *inputs, method=method, **named_inputs)
 
-    reference = _reference(_sampled(run, MonteCarlo(samples, generator), device))
-    rows = tuple(_row(name, method, run, reference, device) for name, method in named.items())
-    comparison = Comparison(reference, rows)
+    rows = []
+    with StageBar(1 + len(named), progress) as bar:
+        bar.begin("sampling")
+        reference = _reference(_sampled(run, MonteCarlo(samples, generator), device))
+        for name, method in named.items():
+            bar.begin(name)
+            rows.append(_row(name, method, run, reference, device))
+    comparison = Comparison(reference, tuple(rows))
     if show:
         print(comparison)
     return comparison

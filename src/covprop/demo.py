@@ -1,18 +1,21 @@
 """`python -m covprop.demo`: a classifier of handwritten digits behind a noisy sensor.
 
 Trains a small network on the digits that ship with scikit-learn, carries sensor noise through it
-analytically, and checks the answer against sampling.
+analytically, and asks what an engineer would: is the answer right, how often will the network be
+wrong, which pixels matter, how much noise can it take? Ends with a report to look at.
 """
 
-import math
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.kernels.normal import cumulative
+from covprop import robustness
+from covprop.report import page
 
 SEED = 0
 NOISE = 0.1
@@ -24,6 +27,10 @@ SAMPLES = 20_000
 EPOCHS = 60
 BATCH = 64
 SHOWN = 5
+TRACED = 2_000
+"""Samples through every layer."""
+SHADES = " .:-=+*#%@"
+REPORT = Path("covprop-demo.html")
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -68,8 +75,8 @@ def sensor_covariance(side: int = 8) -> Tensor:
     return (NOISE**2 * torch.exp(-((distance / CORRELATION_LENGTH) ** 2) / 2)).float()
 
 
-def main() -> None:
-    """Train, propagate, compare."""
+def main(report: Path = REPORT) -> dict[str, Any]:
+    """Train, propagate, compare, decide, report; prints as it goes, and returns the numbers."""
     torch.manual_seed(SEED)
     train_images, train_labels, test_images, test_labels = digits()
     model = network()
@@ -82,52 +89,78 @@ def main() -> None:
     print(f"accuracy on {len(test_images)} others without noise: {accuracy:.1%}\n")
 
     x = cp.Gaussian(test_images[:IMAGES], sensor_covariance().expand(IMAGES, -1, -1))
+    labels = test_labels[:IMAGES]
     started = time.perf_counter()
     with torch.no_grad():
         y = cp.propagate(model, x)
     seconds = time.perf_counter() - started
     print(f"y = cp.propagate(model, x): {IMAGES} images in {seconds:.1f} s, each with the mean and")
     print(f"full covariance of its 10 logits for sensor noise of standard deviation {NOISE}.\n")
-    report(model, x, y, test_labels)
+
+    wrong = robustness.misclassification_probability(y, labels).probability
+    riskiest = wrong.argsort(descending=True)[: min(SHOWN, IMAGES)]
+    decisions = decide(model, x, labels, riskiest)
+    least = int(riskiest[0])
+    answers(model, x[least], least, int(labels[least]), report)
+    return {
+        "accuracy": float(accuracy), "noise": NOISE, "images": IMAGES, "samples": SAMPLES,
+        "seconds": seconds, "decisions": decisions, "report": str(report),
+    }  # fmt: skip
 
 
-@torch.no_grad()
-def report(model: nn.Module, x: cp.Gaussian, y: cp.Gaussian, labels: Tensor) -> None:
-    """The least certain decisions, and how far sampling agrees."""
-    best = y.mean.argmax(1)
-    margin, spread = margins(y, best)
-    flip = cumulative(-margin / spread)  # of the runner-up beating the winner
-    riskiest = flip.argsort(descending=True)[:SHOWN]
-    generator = torch.Generator().manual_seed(SEED)
-    print(f"the {SHOWN} least certain decisions, analytic against {SAMPLES} samples:")
-    print("                         P(runner-up wins)    std of the 10 logits,")
-    print("image  label  decision   analytic  sampled    analytic / sampled")
-    for i in riskiest.tolist():
-        samples = model(x[i].sample(SAMPLES, generator))
-        rivals = y.mean[i].clone()
-        rivals[best[i]] = -math.inf
-        wins = (samples[:, rivals.argmax()] > samples[:, best[i]]).float().mean()
-        ratio = y.stddev[i] / samples.std(0)
-        print(
-            f"{i:5d}  {labels[i]:5d}  {best[i]:8d}   {flip[i]:8.3f}  {wins:7.3f}    "
-            f"{ratio.min():.3f} ... {ratio.max():.3f}"
-        )
-    print("\nWhat differs is sampling error and the Gaussian assumption between layers.")
-
-
-def margins(y: cp.Gaussian, best: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the winner's logit less the runner-up's."""
-    rows = torch.arange(len(best))
-    means = y.mean.clone()
-    means[rows, best] = -math.inf
-    rival = means.argmax(1)
-    covariance = y.covariance_matrix
-    variance = (
-        covariance[rows, best, best]
-        + covariance[rows, rival, rival]
-        - 2 * covariance[rows, best, rival]
+def decide(
+    model: nn.Module, x: cp.Gaussian, labels: Tensor, chosen: Tensor
+) -> list[dict[str, Any]]:
+    """How often the network will be wrong about the least certain images, and their budgets."""
+    found = robustness.analyse(
+        model, x[chosen], labels[chosen], samples=SAMPLES, generator=_seeded()
     )
-    return y.mean[rows, best] - y.mean[rows, rival], variance.sqrt()
+    print(f"the {len(chosen)} least certain of them, against {SAMPLES:,} samples of each:")
+    print("                     P(not the label)    99 % noise budget,   attack of the")
+    print("image  label  says   analytic  sampled   times this noise     same length")
+    told = []
+    analytic, sampled = found.misclassification, found.sampled_misclassification
+    for place, image in enumerate(chosen.tolist()):
+        says, holds = int(found.predicted[place]), bool(found.adversary.robust[place])
+        level = float(found.budget.level[place])
+        print(
+            f"{image:5d}  {labels[image]:5d}  {says:4d}   {analytic.probability[place]:8.3f}  "
+            f"{sampled.probability[place]:7.3f}   {level:16.2f}     "
+            f"{'finds none' if holds else 'fools it'}"
+        )
+        told.append({
+            "image": image, "label": int(labels[image]), "decision": says,
+            "misclassification": float(analytic.probability[place]),
+            "sampled": float(sampled.probability[place]), "noise_budget": level,
+            "holds_against_attack": holds,
+        })  # fmt: skip
+    return told
+
+
+def answers(model: nn.Module, x: cp.Gaussian, image: int, label: int, report: Path) -> None:
+    """One image in detail: can the numbers be trusted, which pixels matter; the report."""
+    x = cp.Gaussian(x.mean[None], x.covariance_matrix[None])  # a batch of one, for convolutions
+    print(f"\nimage {image}, against sampling:")
+    methods = (cp.Exact(), cp.Split(), cp.Linearized())
+    comparison = cp.compare(model, x, methods=methods, samples=SAMPLES, generator=_seeded())
+    found = robustness.analyse(model, x, label, samples=SAMPLES, generator=_seeded())
+    print(f"\nimage {image}, and where more noise would do most harm:")
+    for row, heat in zip(x.mean[0, 0], found.sensitivity[0, 0].abs(), strict=True):
+        print(f"    {_shaded(row)}    {_shaded(heat / found.sensitivity.abs().max())}")
+    path = cp.trace(model, x, samples=TRACED, generator=_seeded())
+    page.write(
+        report, model_name=f"digits classifier, test image {image}", x=x, trace=path,
+        comparison=comparison, robustness=found,
+    )  # fmt: skip
+    print(f"\nall of it, to look at: {report}")
+
+
+def _shaded(row: Tensor) -> str:
+    return "".join(2 * SHADES[min(int(value * len(SHADES)), len(SHADES) - 1)] for value in row)
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The public value: a Gaussian, or a batch of them."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import torch
@@ -17,23 +16,8 @@ from torch.distributions import (
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
+from covprop.sampling import SamplingError
 from covprop.validation import check_low_rank, check_shapes, check_tensors, check_values
-
-
-@final
-@dataclass(frozen=True)
-class SamplingError:
-    """How far moments that were found from samples may be off: one standard error of each."""
-
-    samples: int
-    mean: Tensor
-    """(*batch, *event)"""
-    covariance: Tensor
-    """(*batch, n, n)"""
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "SamplingError":
-        """Apply a function to the tensors inside."""
-        return SamplingError(self.samples, function(self.mean), function(self.covariance))
 
 
 @final
@@ -49,7 +33,7 @@ class Gaussian:
     values.
     """
 
-    __slots__ = ("_covariance", "_mean", "_method", "_sampling")
+    __slots__ = ("_covariance", "_mean", "_method", "_mixture", "_sampling")
 
     def __init__(
         self,
@@ -59,6 +43,7 @@ class Gaussian:
         validate_args: bool = True,
         method: object = None,
         sampling: SamplingError | None = None,
+        mixture: object = None,
     ) -> None:
         """Check and keep; the tensors are not copied."""
         covariance = covariance.values if isinstance(covariance, Dense) else covariance
@@ -68,7 +53,7 @@ class Gaussian:
         if validate_args:
             check_values(mean, structure)
         self._mean, self._covariance, self._method = mean, structure, method
-        self._sampling = sampling
+        self._sampling, self._mixture = sampling, mixture
 
     @classmethod
     def isotropic(cls, mean: Tensor, stddev: float | Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -211,8 +196,18 @@ class Gaussian:
         return self._method
 
     @property
+    def mixture(self) -> Any:
+        """The `cp.Mixture` that this has the moments of, if `cp.Split` made it, else None."""
+        return self._mixture
+
+    @property
+    def sampling_error(self) -> SamplingError | None:
+        """How far it may be off, if it was sampled."""
+        return self._sampling
+
+    @property
     def samples(self) -> int | None:
-        """How many samples `cp.MonteCarlo` took for it, else None."""
+        """How many samples were taken for it, else None."""
         return None if self._sampling is None else self._sampling.samples
 
     @property
@@ -292,6 +287,11 @@ class Gaussian:
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""
         return self._map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def reshape_batch(self, shape: Sequence[int]) -> "Gaussian":
+        """The same Gaussians in a batch of another shape."""
+        count = len(self.batch_shape)
+        return self._map(lambda tensor: tensor.reshape(*shape, *tensor.shape[count:]))
 
     def detach(self) -> "Gaussian":
         """Leave the graph of autograd."""

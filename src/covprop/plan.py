@@ -3,17 +3,16 @@
 The means alone go through the network, one forward pass; the covariances are counted.
 """
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import streams
@@ -63,8 +62,9 @@ class Plan:
         """Whether the peak is below the memory that is free."""
         return self.peak_bytes <= self.free_bytes
 
-    def __str__(self) -> str:
-        """A table, a line for each operation."""
+    @property
+    def table(self) -> Table:
+        """A row for each operation."""
         head = ("module", "operation", "shape", "features", "covariance", "peak", "work")
         rows = [
             (
@@ -77,24 +77,11 @@ class Plan:
             f"peak {in_bytes(self.peak_bytes)} of {in_bytes(self.free_bytes)} that are free, about "
             f"{self.work:.1e} operations"
         )
-        return str(Table(head, tuple(rows), words=3, notes=(note,)))
+        return Table(head, tuple(rows), words=3, notes=(note,))
 
-
-def free_bytes(device: torch.device) -> int:
-    """The memory that is free on a device, as far as the system tells."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        limits = [1024 * int(fields["MemAvailable"].split()[0])]
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").exists() and (group / "memory.current").exists():
-        limit = (group / "memory.max").read_text().strip()
-        if limit.isdigit():
-            limits.append(int(limit) - int((group / "memory.current").read_text()))
-    return max(0, min(limits))
+    def __str__(self) -> str:
+        """The table."""
+        return str(self.table)
 
 
 class _NeedsNumbers(Exception):
@@ -250,6 +237,8 @@ def _early_cost(
 
 def short_name(function: Callable[..., Any]) -> str:
     """What a table calls an operation."""
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        return str(function).split(".")[1]  # aten.linear.default
     return name_of(function).rpartition(".")[2]
 
 

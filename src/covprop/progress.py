@@ -65,3 +65,26 @@ class PointBar:
         """So many more, of so many."""
         self._bar.total = total
         self._bar.update(more)
+
+
+class StageBar:
+    """Counts stages of a longer work by name; for a `with` block, and invisible if not shown."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        """Know how many there will be."""
+        self._bar = tqdm(total=total, unit="method", disable=not shown)
+        self._begun = False
+
+    def __enter__(self) -> "StageBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.begin("")
+        self._bar.close()
+
+    def begin(self, name: str) -> None:
+        """A stage begins, and the one before it is done."""
+        if self._begun:
+            self._bar.update()
+        self._begun = True
+        self._bar.set_postfix_str(name)

@@ -1,23 +1,37 @@
 """Run a network on a Gaussian."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.covariance import Dense
 from covprop.dispatch import RULES, leaves
-from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
-from covprop.gaussian import Gaussian, SamplingError
-from covprop.kernels.normal import is_finite
-from covprop.lineage import LARGE, Lineage, Node
-from covprop.methods import Exact, FunctionMethod, LayerwiseMethod, Method, Network, Sketched
-from covprop.plan import Plan, Planner, free_bytes
+from covprop.errors import TooLarge, UnsupportedOperation
+from covprop.gate import check_inputs, check_module
+from covprop.gaussian import Gaussian
+from covprop.lineage import LARGE, Lineage
+from covprop.methods import (
+    Exact,
+    FunctionMethod,
+    LayerwiseMethod,
+    Method,
+    Network,
+    Propagation,
+    Root,
+    Sketched,
+    WrappingMethod,
+    linearize,
+)
+from covprop.methods.base import Advance, Estimate
+from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
-from covprop.retrace import averaged, fitted, retraced
+from covprop.retrace import averaged, budget, fitted
+from covprop.room import free_bytes
+from covprop.running import finite, in_flight, run, unwrap, wrap
+from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
@@ -43,23 +57,26 @@ def propagate(
     want gradients.
     """
     inputs, method = _settled(module, inputs, method, named_inputs)
-    if isinstance(method, FunctionMethod):
-        return _evaluate(module, inputs, named_inputs, method, progress)
-    runs = 1
-    settled: LayerwiseMethod = method
-    if isinstance(method, Sketched):
-        runs, settled = method.replicates, _fitting(module, inputs, named_inputs, method)
-    results = []
     with ExitStack() as stack:
+        if not isinstance(method, LayerwiseMethod):
+            advance = stack.enter_context(PointBar()) if progress else _unseen
+            bound = _Bound(module, inputs, named_inputs)
+            if isinstance(method, WrappingMethod):
+                return method.around(bound, advance)
+            return _evaluate(bound, method, advance)
+        one, runs = method, 1
+        if isinstance(method, Sketched):
+            one, runs = _fitting(module, inputs, named_inputs, method), method.replicates
         watcher = None
         if progress:
-            steps = plan(module, *inputs, method=settled, **named_inputs).steps
+            steps = plan(module, *inputs, method=one, **named_inputs).steps
             watcher = stack.enter_context(ProgressBar(steps * runs))
+        results = []
         for _ in range(runs):
-            lineage = Lineage(settled)
+            lineage = Lineage(one)
             lineage.watcher = watcher
             results.append(_along(lineage, module, inputs, named_inputs))
-    return averaged(results, method) if isinstance(method, Sketched) else results[0]
+        return averaged(results, method) if isinstance(method, Sketched) else results[0]
 
 
 def propagate_along(
@@ -79,8 +96,8 @@ def _along(
         if method.returns:  # autograd is for the way back, operation by operation
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
-        result = _run(module, inputs, named_inputs, lambda x: _in_flight(x, lineage))
-        return _unwrap(result, method)
+        result = run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
+        return unwrap(result, method)
 
 
 def _fitting(
@@ -93,12 +110,7 @@ def _fitting(
     if method.order == 1 or (method.memory is None and numbers < WORTH_A_PLAN):
         return one
     planned = plan(module, *inputs, method=one, **named_inputs)
-    return fitted(method, planned.peak_bytes, _budget(method, given[0].device) // 2)
-
-
-def _budget(method: Sketched, device: torch.device) -> int:
-    """Bytes that a sketch may use."""
-    return free_bytes(device) // 2 if method.memory is None else method.memory
+    return fitted(method, planned.peak_bytes, budget(method, given[0].device) // 2)
 
 
 def plan(
@@ -121,7 +133,7 @@ def plan(
     lineage.watcher = planner
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
-        _run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
+        run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
     return Plan(tuple(planner.steps), free_bytes(given[0].device))
 
 
@@ -142,64 +154,97 @@ def _settled(
                 "name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
             )
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
-    _check_inputs(given, (*inputs, *named_inputs.values()))
+    check_inputs(given, (*inputs, *named_inputs.values()))
     if isinstance(module, nn.Module):
-        _check_module(module, given[0])
+        check_module(module, given[0])
     return tuple(inputs), method
 
 
-def _run(
-    module: Any,
-    inputs: tuple[Any, ...],
-    named_inputs: dict[str, Any],
-    wrapped: Callable[[Gaussian], GaussianTensor],
-) -> Any:
-    try:
-        # No name for the in-flight inputs: it would keep them, and all that came of them, alive.
-        return module(*_wrap(inputs, wrapped), **_wrap(named_inputs, wrapped))
-    except CovpropError as error:
-        path = _module_path(module, error)
-        if path is None or isinstance(error, TooLarge):
-            raise
-        raise type(error)(f"in module {path}: {error}") from error
+@final
+class _Bound(Propagation):
+    """A module and its arguments."""
 
+    def __init__(
+        self, module: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]
+    ) -> None:
+        self.module, self.arguments, self.named_arguments = module, arguments, named_arguments
+        given = leaves((arguments, named_arguments))
+        self.inputs = tuple(leaf for leaf in given if isinstance(leaf, Gaussian))
 
-def _evaluate(
-    module: Any,
-    inputs: tuple[Any, ...],
-    named_inputs: dict[str, Any],
-    method: FunctionMethod,
-    progress: bool,
-) -> Any:
-    """The result of a method that wants a function of plain tensors."""
-    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
+    def run(self, inputs: Sequence[Gaussian], method: Method) -> Any:
+        arguments, named = self._with(inputs)
+        return propagate(self.module, *arguments, method=method, **named)
 
-    def call(*tensors: Tensor) -> Any:
-        waiting = iter(tensors)
-        return module(
-            *_wrap(inputs, lambda _: next(waiting)), **_wrap(named_inputs, lambda _: next(waiting))
+    def network(self) -> Network:
+        def call(*tensors: Tensor) -> Any:
+            arguments, named = self._with(tensors)
+            return self.module(*arguments, **named)
+
+        return Network(call, self.inputs)
+
+    def gains(self, method: Method) -> dict[int, list[Tensor]]:
+        while isinstance(method, WrappingMethod):
+            method = method.base
+        roots = [Root.of(x) for x in self.inputs]
+        pairs = isinstance(method, LayerwiseMethod) and not method.returns
+        if not isinstance(method, LayerwiseMethod) or method.variances_only or not pairs:
+            network = self.network()
+            if not network.outputs:
+                return {}
+            return {
+                output.leaf: [root.after(one) for root, one in zip(roots, jacobian, strict=True)]
+                for output, jacobian in zip(network.outputs, linearize(network)[1], strict=True)
+            }
+        lineage, begun = Lineage(method), list[GaussianTensor]()
+
+        def begin(x: Gaussian) -> GaussianTensor:
+            begun.append(in_flight(x, lineage))
+            return begun[-1].clone()  # which the module may change in place
+
+        results = leaves(run(self.module, self.arguments, self.named_arguments, begin))
+        return {
+            place: [root.whitened(_cross(y, x)) for root, x in zip(roots, begun, strict=True)]
+            for place, y in enumerate(results) if isinstance(y, GaussianTensor)
+        }  # fmt: skip
+
+    def nest(self, network: Network, estimates: Sequence[Estimate], method: Method) -> Any:
+        results = []
+        for output, (mean, covariance, error) in zip(network.outputs, estimates, strict=True):
+            shape = (*network.batch_shape, *output.event_shape)
+            if error is not None:
+                error = SamplingError(error.samples, error.mean.reshape(shape), error.covariance)
+            results.append(finite(mean.reshape(shape), Dense(covariance), method, error))
+        return network.nest(results)
+
+    def _with(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with these in place of the Gaussians."""
+        waiting = iter(inputs)
+        return (
+            wrap(self.arguments, lambda _: next(waiting)),
+            wrap(self.named_arguments, lambda _: next(waiting)),
         )
 
-    network = Network(call, given)
+
+def _cross(y: GaussianTensor, x: GaussianTensor) -> Tensor:
+    """Cov(y, x) (*batch, m, n)."""
+    found = y.lineage.cross(y.node, x.node)
+    if found is None:
+        sizes = (node.covariance.size for node in (y.node, x.node) if node.covariance is not None)
+        return x.loc.new_zeros(*x.covariance.batch_shape, *sizes)
+    return found
+
+
+def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:
+    """The result of a method that wants a function of plain tensors."""
+    network = bound.network()
     if network.draws and not method.random:
         raise UnsupportedOperation(
             f"the model draws random numbers, as dropout does, and cp.{type(method).__name__} "
             "takes it as a function; call model.eval(), or use cp.MonteCarlo() or cp.Exact()"
         )
     _check_outputs(network, method)
-    if not network.outputs:
-        return network.nest([])
-    with ExitStack() as stack:
-        advance = stack.enter_context(PointBar()) if progress else _unseen
-        estimates = method.estimate(network, advance)
-    results = []
-    for output, (mean, covariance, error) in zip(network.outputs, estimates, strict=True):
-        shape = (*network.batch_shape, *output.event_shape)
-        if error is not None:
-            error = SamplingError(error.samples, error.mean.reshape(shape), error.covariance)
-        result = _finite(mean.reshape(shape), Dense(covariance), method, error)
-        results.append(result)
-    return network.nest(results)
+    estimates = method.estimate(network, advance) if network.outputs else []
+    return bound.nest(network, estimates, method)
 
 
 def _unseen(more: int, total: int) -> None:
@@ -232,113 +277,3 @@ def _check_memory(planned: Plan) -> None:
         "ones are streamed; else sample: cp.MonteCarlo(). The plan:\n"
         f"{planned}"
     )
-
-
-def _check_inputs(given: list[Gaussian], inputs: tuple[Any, ...]) -> None:
-    if not given:
-        kinds = ", ".join(type(item).__name__ for item in inputs) or "nothing"
-        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}")
-    if len({id(x) for x in given}) < len(given):
-        raise ValueError(
-            "the same Gaussian is given twice; for one variable in two places use "
-            "propagate(lambda x: f(x, x), x), for two independent ones make a second Gaussian"
-        )
-    if len({x.batch_shape for x in given}) > 1:
-        shapes = ", ".join(str(tuple(x.batch_shape)) for x in given)
-        raise ValueError(f"all Gaussians need one batch shape, and these have {shapes}")
-
-
-def _in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
-    return GaussianTensor(x.mean, Node(lineage.method.begin(x.covariance)), lineage)
-
-
-def _wrap(nest: Any, wrapped: Callable[[Gaussian], Any]) -> Any:
-    if isinstance(nest, Gaussian):
-        return wrapped(nest)
-    if isinstance(nest, list | tuple) and not hasattr(nest, "_fields"):
-        return type(nest)(_wrap(item, wrapped) for item in nest)
-    if isinstance(nest, dict):
-        return {key: _wrap(item, wrapped) for key, item in nest.items()}
-    return nest
-
-
-def _check_module(module: nn.Module, x: Gaussian) -> None:
-    kinds: set[tuple[torch.dtype, torch.device]] = set()
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            raise UnsupportedOperation(
-                f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
-                "call model.eval(), and keep its running statistics"
-            )
-        own = layer.parameters(recurse=False)
-        kinds.update((p.dtype, p.device) for p in own if p.is_floating_point())
-    dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
-    if kinds and x.dtype not in dtypes:
-        raise ValueError(
-            f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
-            "one with .to(dtype)"
-        )
-    if kinds and x.device not in devices:
-        raise ValueError(
-            f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
-            ".to(device)"
-        )
-
-
-def _names(items: set[Any]) -> str:
-    return " and ".join(sorted(str(item) for item in items))
-
-
-def _module_path(module: object, error: BaseException) -> str | None:
-    """The innermost module of the network whose forward was running."""
-    if not isinstance(module, nn.Module):
-        return None
-    names = {id(layer): name for name, layer in module.named_modules()}
-    path, trace = None, error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in names:
-            path = f"{names[id(owner)] or 'the model itself'} ({type(owner).__name__})"
-        trace = trace.tb_next
-    return path
-
-
-def _unwrap(result: Any, method: LayerwiseMethod) -> Any:
-    if isinstance(result, GaussianTensor):
-        result.check_current()
-        covariance = result.covariance
-        if isinstance(method, Sketched):
-            room = _budget(method, result.device) // 2
-            mean, matrix = retraced(result, method.outputs, room)
-            return _finite(mean, Dense(matrix), method)
-        if not isinstance(covariance, Dense | Diagonal | LowRank | Zero):
-            covariance = Dense(covariance.matrix())
-        return _finite(result.loc, covariance, method)
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(_unwrap(item, method) for item in result))
-    if isinstance(result, list | tuple):
-        return type(result)(_unwrap(item, method) for item in result)
-    if isinstance(result, dict):
-        return {key: _unwrap(item, method) for key, item in result.items()}
-    if result is None or isinstance(result, Tensor | bool | int | float | str):
-        return result
-    raise UnsupportedOperation(
-        f"the model returns a {type(result).__name__}; covprop unwraps tensors, tuples, lists and "
-        "dicts"
-    )
-
-
-def _finite(
-    mean: Tensor,
-    covariance: Covariance,
-    method: Method,
-    error: SamplingError | None = None,
-) -> Gaussian:
-    """The result, unless it has overflown."""
-    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
-    if not (is_finite(mean) and is_finite(numbers)):
-        raise MomentOverflow(
-            f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
-            "in the model's weights, or convert model and Gaussian to float64"
-        )
-    return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)

@@ -14,9 +14,11 @@ from torch import Tensor
 from covprop.covariance import Sketch
 from covprop.dispatch import leaves, map_leaves
 from covprop.errors import TooLarge, UnsupportedOperation
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.lineage import Node, Transfer
 from covprop.methods import Sketched
+from covprop.room import free_bytes
+from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 from covprop.transfers import Along, Scaled
 
@@ -24,10 +26,16 @@ COPIES = 4
 """Rows of the largest layer that the way back holds at a time, for each output."""
 
 
-def retraced(tensor: GaussianTensor, outputs: Any, memory: int) -> tuple[Tensor, Tensor]:
+def budget(method: Sketched, device: torch.device) -> int:
+    """Bytes that a sketch may use."""
+    return free_bytes(device) // 2 if method.memory is None else method.memory
+
+
+def retraced(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, Tensor]:
     """Mean and covariance of a result, or of some of its elements, which are flat then."""
-    sketch = tensor.covariance
+    sketch, outputs = tensor.covariance, method.outputs
     assert isinstance(sketch, Sketch)
+    room = budget(method, tensor.device) // 2
     numbers = torch.arange(sketch.size, device=tensor.device)
     chosen = numbers if outputs is None else numbers[outputs].reshape(-1)
     mean = tensor.loc
@@ -35,7 +43,7 @@ def retraced(tensor: GaussianTensor, outputs: Any, memory: int) -> tuple[Tensor,
         mean = mean.reshape(*tensor.batch_shape, sketch.size)[..., chosen]
     widest = max(_size(node) for node in _ancestors(tensor.node))
     each = COPIES * widest * tensor.batch_shape.numel() * tensor.loc.itemsize
-    covariance = _blocks(tensor, chosen, max(1, memory // max(1, each)))
+    covariance = _blocks(tensor, chosen, max(1, room // max(1, each)))
     return mean, covariance
 
 

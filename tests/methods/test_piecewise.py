@@ -227,3 +227,10 @@ def test_scripts_cannot_be_looked_into(stddev: float) -> None:
     for model in (script, nn.Sequential(script, nn.ReLU(), last)):
         with pytest.raises(cp.UnsupportedOperation, match="cannot look into all of this model"):
             cp.propagate(model, x, cp.PiecewiseLinear())
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_it_finds_the_relus_of_an_exported_program(inplace: bool) -> None:
+    model, x = network(4, 9, 8, 4, 2, inplace=inplace), gaussian()
+    program = torch.export.export(model, (x.mean,)).module()
+    assert_same(cp.propagate(program, x, PL), cp.propagate(model, x, PL), 1e-12)

@@ -8,20 +8,16 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop import dispatch
 from covprop.covariance import Diagonal, LinearMap
 from tests.oracles import assert_close, moments, pair_covariance
+from tests.registry import registry_kept
 from tests.rules.test_elementwise import gaussian
 
 
 @pytest.fixture(autouse=True)
 def _the_registry_is_as_before() -> Iterator[None]:
-    tables = dispatch.RULES, dispatch.IN_PLACE, dispatch.OPERATIONS
-    before = [table.copy() for table in tables]
-    yield
-    for table, content in zip(tables, before, strict=True):
-        table.clear()
-        getattr(table, "update" if isinstance(table, dict) else "extend")(content)
+    with registry_kept():
+        yield
 
 
 def assert_moments(

@@ -1,7 +1,7 @@
 """What a method of propagation is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance, Diagonal
-from covprop.gaussian import SamplingError
+from covprop.gaussian import Gaussian
 from covprop.methods.network import Network
+from covprop.sampling import SamplingError
 
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
 
@@ -72,5 +73,42 @@ class FunctionMethod(ABC):
         """Mean and covariance of every output of the network."""
 
 
-Method: TypeAlias = LayerwiseMethod | FunctionMethod
+class Propagation(ABC):
+    """A network and what it is called with, to be run with other Gaussians and other methods."""
+
+    inputs: tuple[Gaussian, ...]
+    """The Gaussians among what it is called with."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Gaussian], method: "Method") -> Any:
+        """What the network returns for these in place of its own."""
+
+    @abstractmethod
+    def network(self) -> Network:
+        """The network as a function of plain tensors."""
+
+    @abstractmethod
+    def nest(self, network: Network, estimates: Sequence[Estimate], method: "Method") -> Any:
+        """What the network returns, with a Gaussian for each estimate of its outputs."""
+
+    @abstractmethod
+    def gains(self, method: "Method") -> dict[int, list[Tensor]]:
+        """E[J] L for each output, by its place among all results, and each input: (*batch, m, n).
+
+        J is the Jacobian, L L^T the covariance of the input. Methods that go through the network
+        know its expectation (Stein: Cov(y, x) = E[J] S); of others it is taken at the mean.
+        """
+
+
+class WrappingMethod(ABC):
+    """A method that has another one do the work, on other inputs or beside samples."""
+
+    base: "Method"
+
+    @abstractmethod
+    def around(self, propagation: Propagation, advance: Advance) -> Any:
+        """What the network returns, with a Gaussian in place of each output."""
+
+
+Method: TypeAlias = LayerwiseMethod | FunctionMethod | WrappingMethod
 """A way to find the mean and the covariance of a network's output."""

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from covprop.errors import UnsupportedOperation
-from covprop.gaussian import SamplingError
 from covprop.methods.base import Advance, Estimate, FunctionMethod
 from covprop.methods.network import Network
 from covprop.methods.roots import Root
 from covprop.methods.streaming import Moments, Replicates, Result
+from covprop.sampling import SamplingError
 
 REPLICATES = 32
 """Independent scramblings of Sobol's sequence; they tell its error."""

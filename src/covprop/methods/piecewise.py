@@ -14,7 +14,7 @@ from covprop.activations import DECLARATIONS
 from covprop.activations.rectified import relu
 from covprop.covariance import Dense
 from covprop.covariance.base import symmetric
-from covprop.dispatch import leaves
+from covprop.dispatch import leaves, spelled
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Advance, Estimate, FunctionMethod
@@ -142,7 +142,7 @@ class _AtRelu(TorchFunctionMode):
     ) -> Any:
         del types
         given = kwargs or {}
-        if func not in SPELLINGS:
+        if spelled(func) not in SPELLINGS:
             return func(*args, **given)
         number, self.count = self.count, self.count + 1
         tensor = args[0] if args else given["input"]

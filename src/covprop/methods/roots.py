@@ -9,7 +9,7 @@ from torch import Tensor
 from covprop.covariance import Diagonal, LowRank, Zero
 from covprop.covariance.dense import square_root
 from covprop.gaussian import Gaussian
-from covprop.kernels.normal import standard_deviation
+from covprop.kernels.normal import inverse_deviation, standard_deviation
 
 
 @final
@@ -52,6 +52,27 @@ class Root:
             noise = noise + numbers[..., self.values.shape[-1] :] * self.beside
         return noise.reshape(len(numbers), *self.x.mean.shape)
 
+    def after(self, jacobian: Tensor) -> Tensor:
+        """J L for a Jacobian (*batch, m, n)."""
+        if self.alone:
+            return jacobian * self.values[..., None, :]
+        first = jacobian @ self.values
+        if self.beside is None:
+            return first
+        return torch.cat([first, jacobian * self.beside[..., None, :]], dim=-1)
+
+    def whitened(self, cross: Tensor) -> Tensor:
+        """C L^-T for the covariances C (*batch, m, n) of something with x.
+
+        Where L is singular, that of least norm: C has nothing in those directions.
+        """
+        if self.alone:
+            return cross * inverse_deviation(self.values.square())[..., None, :]
+        if isinstance(self.x.covariance, LowRank):  # whose root is not square
+            eye = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
+            return cross @ torch.linalg.pinv(self.after(eye)).mT
+        return _solved(self.values, cross.mT).mT
+
     def columns(self, start: int, stop: int) -> Tensor:
         """Columns [start, stop) of L as (count, *batch, *event)."""
         if self.alone:
@@ -69,3 +90,18 @@ def _of_diagonal(values: Tensor, start: int, stop: int) -> Tensor:
     """Columns [start, stop) of a diagonal matrix, (*batch, n, count)."""
     block = torch.diag_embed(values[..., start:stop])
     return torch.nn.functional.pad(block, (0, 0, start, values.shape[-1] - stop))
+
+
+def _solved(root: Tensor, right: Tensor) -> Tensor:
+    """L^+ B for a root of `square_root`, which is triangular or has orthogonal columns."""
+    pivots = root.diagonal(dim1=-2, dim2=-1)
+    triangular = (root.triu(1) == 0).all(-1).all(-1) & (pivots != 0).all(-1)
+    triangular = triangular[..., None, None]
+    identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    first = torch.linalg.solve_triangular(
+        torch.where(triangular, root, identity), right, upper=False
+    )
+    if bool(triangular.all()):
+        return first
+    lengths = inverse_deviation(root.square().sum(-2))
+    return torch.where(triangular, first, lengths.square()[..., None] * (root.mT @ right))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import symmetric
-from covprop.gaussian import SamplingError
+from covprop.sampling import SamplingError
 
 Result = tuple[Tensor, Tensor, SamplingError]
 

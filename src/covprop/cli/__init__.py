@@ -1,0 +1,1 @@
+"""The command line: from files to an answer, an exit code and nothing half written."""

@@ -1,0 +1,124 @@
+"""Archives of `torch.export` (.pt2): the description of a program, and its tensors as bytes."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.cli.description import DTYPES, Description, describe
+from covprop.cli.files import Archive, check_affordable
+from covprop.cli.gaussians import Expected
+from covprop.cli.program import Program
+from covprop.cli.refusals import Refusal
+
+LARGEST_TEXT = 2**28
+"""Bytes of a description."""
+FOLDERS = ("weights", "constants")
+
+
+def is_archive(names: list[str]) -> bool:
+    """Whether a zip archive is one of torch.export, by its entries."""
+    return any(name.endswith("archive_format") or "/models/" in name for name in names)
+
+
+def load(path: Path) -> tuple[Program, Expected]:
+    """The program in an archive, and what it takes."""
+    with Archive(path) as archive:
+        root, name = _program_of(archive)
+        order = f"{root}byteorder"
+        if order in archive.sizes and archive.read(order).decode() != sys.byteorder:
+            raise Refusal(f"{path} was written on a machine with another order of bytes")
+        description = _described(archive, f"{root}models/{name}.json")
+        tensors: dict[str, Tensor] = {}
+        for folder in FOLDERS:
+            tensors |= _tensors(archive, f"{root}data/{folder}/", f"{name}_{folder}_config.json")
+    if len(description.inputs) != 1:
+        raise Refusal(
+            f"{path} is a program of {len(description.inputs)} inputs, and the command line gives "
+            "one; use cp.propagate in Python"
+        )
+    missing = sorted(set(description.tensors.values()) - set(tensors))
+    if missing:
+        raise Refusal(f"{path} is damaged: it lacks the tensor {missing[0]!r}")
+    expected = _expected(description)
+    return Program(description, tensors, expected), expected
+
+
+def _described(archive: Archive, name: str) -> Description:
+    content = _json(archive, name)
+    try:
+        return describe(content)
+    except Refusal as refusal:
+        raise Refusal(f"{archive.path} cannot be run: {refusal}") from refusal
+
+
+def _program_of(archive: Archive) -> tuple[str, str]:
+    """The folder that everything is in, and the name of the program."""
+    found = [name for name in archive.sizes if name.endswith(".json") and "models/" in name]
+    if not found:
+        raise Refusal(
+            f"{archive.path} holds no exported program; write one with "
+            "torch.export.save(torch.export.export(model, (example,)), path)"
+        )
+    if len(found) > 1:
+        raise Refusal(f"{archive.path} holds {len(found)} programs, and one is wanted")
+    root, _, rest = found[0].rpartition("models/")
+    return root, rest.removesuffix(".json")
+
+
+def _json(archive: Archive, name: str) -> dict[str, Any]:
+    if archive.sizes.get(name, 0) > LARGEST_TEXT:
+        raise Refusal(f"{archive.path} has a description of more than {LARGEST_TEXT:,} bytes")
+    content = json.loads(archive.read(name))
+    if not isinstance(content, dict):
+        raise Refusal(f"{archive.path} is damaged: {name!r} is no description")
+    return content
+
+
+def _tensors(archive: Archive, folder: str, config: str) -> dict[str, Tensor]:
+    """The tensors of one folder, by their names in the network."""
+    if folder + config not in archive.sizes:
+        raise Refusal(
+            f"{archive.path} has no {config!r}, so it comes from an older torch or holds pickles, "
+            "which run code when they are loaded; export it again, or say --allow-pickle if you "
+            "trust the file"
+        )
+    tensors = {}
+    for name, entry in _json(archive, folder + config)["config"].items():
+        meta = entry["tensor_meta"]
+        if entry["use_pickle"] or meta is None:
+            raise Refusal(
+                f"{archive.path} holds {name!r} as a pickle, which runs code when it is loaded; "
+                "say --allow-pickle if you trust the file"
+            )
+        tensors[name] = _tensor(archive, folder + entry["path_name"], meta)
+    return tensors
+
+
+def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
+    dtype = DTYPES[meta["dtype"]]
+    sizes, strides = ([step["as_int"] for step in meta[key]] for key in ("sizes", "strides"))
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise Refusal(f"{archive.path} is damaged: {entry!r} has sizes {sizes}")
+    check_affordable(archive.path, math.prod(sizes) * dtype.itemsize)
+    content = archive.read(entry)
+    if not content:
+        return torch.zeros(sizes, dtype=dtype)
+    if len(content) % dtype.itemsize:
+        raise Refusal(f"{archive.path} is damaged: {entry!r} ends within a number")
+    flat = torch.frombuffer(bytearray(content), dtype=dtype)
+    offset = meta["storage_offset"]["as_int"]
+    return torch.as_strided(flat, sizes, strides, offset).contiguous()
+
+
+def _expected(description: Description) -> Expected:
+    """Shape and dtype of the input, as far as they are fixed."""
+    (known,) = description.inputs.values()
+    sizes = known.get("sizes")
+    shape = None if sizes is None else tuple(size.get("as_int") for size in sizes)
+    dtype = DTYPES.get(known.get("dtype", 0))
+    return Expected(shape, dtype)

@@ -1,0 +1,187 @@
+"""What a program of `torch.export` says it is: calls of operators, read from JSON."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+
+from covprop.cli.operators import is_check, operator_of, written
+from covprop.cli.refusals import Refusal
+
+MAJOR = 8
+"""Of the schema that torch writes since 2.5; see torch/_export/serde/schema.py."""
+POSITIONAL, KEYWORD = 1, 2
+TRAINING = (
+    "it was exported in training mode, and changes its own buffers; call model.eval() before "
+    "torch.export"
+)
+DTYPES: dict[int, torch.dtype] = {
+    1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64,
+    6: torch.float16, 7: torch.float32, 8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
+}  # fmt: skip
+"""Numbers of types in the schema."""
+FORMATS = {
+    1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d,
+    4: torch.preserve_format,
+}  # fmt: skip
+STRIDED = 7
+SCOPE = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*")
+
+
+class Name(str):
+    """A value that the program made before."""
+
+    __slots__ = ()
+
+
+def _number(value: Any) -> float:
+    """JSON has no infinity; torch writes it as a word."""
+    return float(value) if isinstance(value, str) else value
+
+
+def _strided(value: Any) -> torch.layout:
+    if value != STRIDED:
+        raise Refusal("it uses sparse tensors")
+    return torch.strided
+
+
+def _named_or(value: dict[str, Any]) -> Any:
+    """A size: a number, or one that the program computed."""
+    ((kind, content),) = value.items()
+    return Name(content) if kind == "as_name" else content
+
+
+def _optional(value: dict[str, Any]) -> Any:
+    return Name(value["as_tensor"]["name"]) if "as_tensor" in value else None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+ARGUMENTS: dict[str, Callable[[Any], Any]] = {
+    "as_none": lambda _: None,
+    "as_tensor": lambda value: Name(value["name"]),
+    "as_tensors": lambda value: [Name(item["name"]) for item in value],
+    "as_optional_tensor": _optional,
+    "as_optional_tensors": lambda value: [_optional(item) for item in value],
+    "as_int": _same, "as_ints": list, "as_bool": _same, "as_bools": list, "as_string": _same,
+    "as_float": _number, "as_floats": lambda value: [_number(item) for item in value],
+    "as_sym_int": _named_or, "as_sym_ints": lambda value: [_named_or(item) for item in value],
+    "as_sym_float": _named_or, "as_sym_floats": lambda value: [_named_or(item) for item in value],
+    "as_sym_bool": _named_or, "as_sym_bools": lambda value: [_named_or(item) for item in value],
+    "as_scalar_type": lambda value: DTYPES[value],
+    "as_memory_format": lambda value: FORMATS[value],
+    "as_layout": _strided,
+    "as_device": lambda _: torch.device("cpu"),
+}  # fmt: skip
+"""What an argument is, by its kind in the schema; a program runs where its weights are."""
+
+
+def argument(value: dict[str, Any]) -> Any:
+    """One argument, with names for what the program computes."""
+    ((kind, content),) = value.items()
+    if kind not in ARGUMENTS:
+        raise Refusal(
+            f"it passes {kind.removeprefix('as_')!r} to an operator; if you trust the file, "
+            "--allow-pickle reads it with torch.export.load"
+        )
+    return ARGUMENTS[kind](content)
+
+
+class Call(NamedTuple):
+    """One call: what, with what, what to call its results, and what nobody needs after it."""
+
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    results: list[Any]
+    module: str
+    dead: list[str]
+
+
+@final
+@dataclass(frozen=True)
+class Description:
+    """A program without its tensors: calls, and which names are what."""
+
+    calls: tuple[Call, ...]
+    inputs: dict[str, dict[str, Any]]
+    """Of the user, with what is known of each tensor."""
+    tensors: dict[str, str]
+    """Names in the program, and in the file, of weights, buffers and constants."""
+    constants: dict[str, Any]
+    outputs: tuple[Any, ...]
+
+
+def describe(content: dict[str, Any]) -> Description:
+    """The program that a file describes, if it is one that can be run."""
+    version = content["schema_version"]["major"]
+    if version != MAJOR:
+        raise Refusal(f"its schema has version {version}, and {MAJOR} is known; export it again")
+    graph, signature = content["graph_module"]["graph"], content["graph_module"]["signature"]
+    inputs: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for entry in signature["input_specs"]:
+        ((kind, spec),) = entry.items()
+        if kind == "user_input":
+            name = argument(spec["arg"])
+            if isinstance(name, Name):
+                inputs[name] = graph["tensor_values"].get(name, {})
+        elif kind in ("parameter", "buffer", "tensor_constant"):
+            tensors[spec["arg"]["name"]] = spec[f"{kind}_name"]
+        elif kind == "constant_input":
+            constants[spec["name"]] = argument(spec["value"])
+        else:
+            raise Refusal(f"it takes a {kind.replace('_', ' ')}, which only torch can load")
+    if any("user_output" not in entry for entry in signature["output_specs"]):
+        raise Refusal(TRAINING)
+    calls = [_call(node, tensors) for node in graph["nodes"] if not is_check(node["target"])]
+    outputs = tuple(argument(value) for value in graph["outputs"])
+    return Description(_with_deaths(calls, outputs), inputs, tensors, constants, outputs)
+
+
+def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
+    function = operator_of(node["target"])
+    changed = written(function)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for given in node["inputs"]:
+        name, value = given["name"], argument(given["arg"])
+        if name in changed and isinstance(value, Name) and value in tensors:
+            raise Refusal(TRAINING)
+        if name == "training" and value is True:
+            raise Refusal(TRAINING)
+        if given.get("kind", POSITIONAL) == KEYWORD:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    results = [argument(value) for value in node["outputs"]]
+    stack = str(node["metadata"].get("nn_module_stack", "")).rpartition(";")[2].split(",")
+    module = stack[1].partition("@")[0] if len(stack) > 1 else ""
+    module = module if SCOPE.fullmatch(module) else ""
+    return Call(function, args, kwargs, results, module, [])
+
+
+def _with_deaths(calls: list[Call], outputs: tuple[Any, ...]) -> tuple[Call, ...]:
+    """Each value is let go after its last use: covariances are large."""
+    used = set(_names(outputs))
+    timed = []
+    for call in reversed(calls):
+        mine = set(_names((call.args, call.kwargs, call.results)))
+        timed.append(call._replace(dead=sorted(mine - used)))
+        used |= mine
+    return tuple(reversed(timed))
+
+
+def _names(nest: Any) -> list[str]:
+    if isinstance(nest, Name):
+        return [nest]
+    if isinstance(nest, dict):
+        nest = list(nest.values())
+    return (
+        [name for item in nest for name in _names(item)] if isinstance(nest, list | tuple) else []
+    )

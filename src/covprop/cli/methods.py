@@ -1,0 +1,97 @@
+"""Methods by name: `exact`, `series:4`, `montecarlo:10000` ..., in one table."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from covprop.cli.refusals import Refusal, quoted, sentence
+from covprop.methods import (
+    AssumedDensity,
+    ControlVariate,
+    Exact,
+    Linearized,
+    Method,
+    MonteCarlo,
+    PiecewiseLinear,
+    Series,
+    Split,
+    Unscented,
+    Wu2019,
+)
+
+
+class Choice(NamedTuple):
+    """How a method is made of what follows the colon, and what that is."""
+
+    make: Callable[[str, int], Method]
+    option: str = ""
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{quoted(text)} is no whole number")
+    return int(text)
+
+
+def _series(text: str, seed: int) -> Method:
+    """An order if it is a whole number, else a tolerance."""
+    del seed
+    if not text:
+        return Series()
+    return Series(order=int(text)) if text.isdigit() else Series(tolerance=float(text))
+
+
+def _sampled(text: str, seed: int) -> Method:
+    generator = torch.Generator().manual_seed(seed)
+    return MonteCarlo(_whole(text), generator) if text else MonteCarlo(generator=generator)
+
+
+def _controlled(text: str, seed: int) -> Method:
+    generator = torch.Generator().manual_seed(seed)
+    if not text:
+        return ControlVariate(generator=generator)
+    return ControlVariate(_whole(text), generator=generator)
+
+
+def _split(text: str, seed: int) -> Method:
+    del seed
+    return Split(_whole(text)) if text else Split()
+
+
+def _piecewise(text: str, seed: int) -> Method:
+    """A ReLU by its number among the calls, or by the name of its module."""
+    del seed
+    number = text.removeprefix("-").isdigit()
+    return PiecewiseLinear((int(text) if number else text) if text else None)
+
+
+METHODS: dict[str, Choice] = {
+    "exact": Choice(lambda *_: Exact()),
+    "split": Choice(_split, "COMPONENTS"),
+    "series": Choice(_series, "ORDER or TOLERANCE"),
+    "montecarlo": Choice(_sampled, "SAMPLES"),
+    "controlvariate": Choice(_controlled, "SAMPLES"),
+    "linearized": Choice(lambda *_: Linearized()),
+    "unscented": Choice(lambda *_: Unscented()),
+    "wu2019": Choice(lambda *_: Wu2019()),
+    "piecewise": Choice(_piecewise, "LAYER"),
+    "assumed": Choice(lambda *_: AssumedDensity()),
+}
+NAMES = ", ".join(
+    f"{name}[:{choice.option}]" if choice.option else name for name, choice in METHODS.items()
+)
+
+
+def method(text: str, seed: int) -> Method:
+    """The method of a name such as `series:4`."""
+    name, _, option = text.partition(":")
+    choice = METHODS.get(name.lower())
+    if choice is None:
+        raise Refusal(f"{quoted(text)} is no method; there are {NAMES}")
+    if option and not choice.option:
+        raise Refusal(f"the method {name} takes no option, so {quoted(option)} says nothing")
+    try:
+        return choice.make(option, seed)
+    except (ValueError, OverflowError) as error:
+        raise Refusal(f"{quoted(text)} is no method: {sentence(error)}") from error

@@ -1,0 +1,114 @@
+"""The same by sampling: the network itself on draws of its input."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covprop.errors import UnsupportedOperation
+from covprop.gate import check_module
+from covprop.gaussian import Gaussian
+from covprop.methods import Network
+from covprop.methods.roots import Root
+from covprop.robustness.probabilities import Probabilities
+
+Model = nn.Module | Callable[..., Any]
+
+DRAWN = 2**20
+"""Numbers that are drawn at a time."""
+
+
+class Classifier:
+    """A network as a function from inputs (*batch, *event) to logits (*batch, classes)."""
+
+    def __init__(self, model: Model, x: Gaussian) -> None:
+        """Look at it; a batch norm that would learn is refused, as `cp.propagate` does."""
+        if isinstance(model, nn.Module):
+            check_module(model, x)
+        self.network = Network(model, [x])
+        if len(self.network.outputs) != 1:
+            raise UnsupportedOperation(
+                f"a classifier returns one tensor of logits, and this model "
+                f"{len(self.network.outputs)} that depend on the input; wrap it in a function that "
+                "picks one"
+            )
+
+    @property
+    def classes(self) -> int:
+        """How many; a single logit decides between two."""
+        return max(2, self.network.outputs[0].event_shape.numel())
+
+    def refuse_randomness(self) -> None:
+        """Raise if the decision is drawn."""
+        if self.network.draws:
+            raise UnsupportedOperation(
+                "the model draws random numbers, as dropout does, and has no decision of its own; "
+                "call model.eval(), or give a label"
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits (*batch, classes); a single one stands against 0."""
+        return _with_zero(self.network(x)[0])
+
+    def decision(self) -> Tensor:
+        """The class without noise, (*batch,)."""
+        self.refuse_randomness()
+        with torch.no_grad():
+            return self(self.network.means[0]).argmax(-1)
+
+    def at(self, points: Tensor) -> Tensor:
+        """Logits (count, *batch, classes) at points (count, *batch, *event)."""
+        return _with_zero(self.network.at([points])[0])
+
+
+def _with_zero(logits: Tensor) -> Tensor:
+    return torch.nn.functional.pad(logits, (1, 0)) if logits.shape[-1] == 1 else logits
+
+
+@torch.no_grad()
+def sampled_probabilities(
+    model: Model, x: Gaussian, samples: int = 10_000, generator: torch.Generator | None = None
+) -> Probabilities:
+    """How often each class had the largest logit in samples of the input, (*batch, classes).
+
+    Classes that tie share alike. The standard error is that of a share k / n with one more of
+    either kind, sqrt(q (1 - q) / n), q = (k + 1) / (n + 2): never zero, as no sample is certain.
+    """
+    if type(samples) is not int or samples < 1:
+        raise ValueError(f"samples is a whole number from 1, not {samples!r}")
+    return wins(Classifier(model, x), x, samples, generator)
+
+
+@torch.no_grad()
+def wins(
+    classifier: Classifier, x: Gaussian, samples: int, generator: torch.Generator | None
+) -> Probabilities:
+    """The same for a classifier that has been looked at; x may be another than it has seen."""
+    root = Root.of(x)
+    size = x.event_shape.numel()
+    drawn = max(1, DRAWN // max(1, x.batch_shape.numel() * size))
+    count: Tensor | None = None
+    left = samples
+    while left:
+        some = min(left, drawn, classifier.network.step)
+        numbers = torch.randn(
+            (some, *x.batch_shape, size), dtype=x.dtype, device=x.device, generator=generator
+        )
+        logits = classifier.at(x.mean + root.times(numbers))
+        best = (logits == logits.amax(-1, keepdim=True)).double()
+        shares = (best / best.sum(-1, keepdim=True)).sum(0)
+        count = shares if count is None else count + shares
+        left -= some
+    assert count is not None
+    guess = (count + 1) / (samples + 2)
+    stderr = (guess * (1 - guess) / samples).sqrt()
+    return Probabilities((count / samples).to(x.dtype), stderr.to(x.dtype))
+
+
+def label_share(found: Probabilities, label: Tensor) -> Probabilities:
+    """Of the label alone, (*batch,)."""
+    index = label[..., None]
+    return Probabilities(
+        found.probability.gather(-1, index)[..., 0], found.stderr.gather(-1, index)[..., 0]
+    )

@@ -1,0 +1,104 @@
+"""Call a module on in-flight Gaussians, and make plain ones of what it returns."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
+from covprop.gaussian import Gaussian
+from covprop.kernels.normal import is_finite
+from covprop.lineage import Lineage, Node
+from covprop.methods import LayerwiseMethod, Method, Sketched
+from covprop.retrace import retraced
+from covprop.sampling import SamplingError
+from covprop.tensor import GaussianTensor
+
+
+def run(
+    module: Any,
+    inputs: tuple[Any, ...],
+    named_inputs: dict[str, Any],
+    wrapped: Callable[[Gaussian], GaussianTensor],
+) -> Any:
+    """Call the module with something in place of each Gaussian; an error says in which module."""
+    try:
+        # No name for the in-flight inputs: it would keep them, and all that came of them, alive.
+        return module(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
+    except CovpropError as error:
+        path = _module_path(module, error)
+        if path is None or isinstance(error, TooLarge):
+            raise
+        raise type(error)(f"in module {path}: {error}") from error
+
+
+def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
+    """What a module sees of a Gaussian."""
+    return GaussianTensor(x.mean, Node(lineage.method.begin(x.covariance)), lineage)
+
+
+def wrap(nest: Any, wrapped: Callable[[Gaussian], Any]) -> Any:
+    """A nest with something in place of each Gaussian."""
+    if isinstance(nest, Gaussian):
+        return wrapped(nest)
+    if isinstance(nest, list | tuple) and not hasattr(nest, "_fields"):
+        return type(nest)(wrap(item, wrapped) for item in nest)
+    if isinstance(nest, dict):
+        return {key: wrap(item, wrapped) for key, item in nest.items()}
+    return nest
+
+
+def unwrap(result: Any, method: LayerwiseMethod) -> Any:
+    """A nest with a Gaussian in place of each in-flight one."""
+    if isinstance(result, GaussianTensor):
+        result.check_current()
+        if isinstance(method, Sketched):
+            mean, matrix = retraced(result, method)
+            return finite(mean, Dense(matrix), method)
+        covariance = result.covariance
+        if not isinstance(covariance, Dense | Diagonal | LowRank | Zero):
+            covariance = Dense(covariance.matrix())
+        return finite(result.loc, covariance, method)
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*(unwrap(item, method) for item in result))
+    if isinstance(result, list | tuple):
+        return type(result)(unwrap(item, method) for item in result)
+    if isinstance(result, dict):
+        return {key: unwrap(item, method) for key, item in result.items()}
+    if result is None or isinstance(result, Tensor | bool | int | float | str):
+        return result
+    raise UnsupportedOperation(
+        f"the model returns a {type(result).__name__}; covprop unwraps tensors, tuples, lists and "
+        "dicts"
+    )
+
+
+def finite(
+    mean: Tensor,
+    covariance: Covariance,
+    method: Method,
+    error: SamplingError | None = None,
+) -> Gaussian:
+    """The result, unless it has overflown."""
+    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
+    if not (is_finite(mean) and is_finite(numbers)):
+        raise MomentOverflow(
+            f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
+            "in the model's weights, or convert model and Gaussian to float64"
+        )
+    return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
+
+
+def _module_path(module: object, error: BaseException) -> str | None:
+    """The innermost module of the network whose forward was running."""
+    if not isinstance(module, nn.Module):
+        return None
+    names = {id(layer): name for name, layer in module.named_modules()}
+    path, trace = None, error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            path = f"{names[id(owner)] or 'the model itself'} ({type(owner).__name__})"
+        trace = trace.tb_next
+    return path

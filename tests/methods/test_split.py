@@ -1,0 +1,189 @@
+"""Splitting: exact where quadrature is, the same by batch and one by one, better than one."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import covprop as cp
+from tests.oracles import assert_close
+from tests.test_propagate import assert_same, gaussian
+
+D = torch.float64
+BASES = {"exact": cp.Exact(), "linearized": cp.Linearized(), "series": cp.Series(order=4)}
+every_base = pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+
+
+def network(*widths: int, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layer = nn.Linear(inputs, outputs)
+        nn.init.kaiming_normal_(layer.weight)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).to(D).requires_grad_(requires_grad=False)
+
+
+@every_base
+def test_one_input_is_integrated_by_the_nodes_alone(base: Any) -> None:
+    """With one element nothing is left beside the direction: Gauss-Hermite quadrature."""
+    x = cp.Gaussian(torch.tensor([0.3], dtype=D), torch.tensor([[0.49]], dtype=D))
+    y = cp.propagate(lambda x: x**3, x, cp.Split(4, base=base))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    values, weights = (0.3 + 0.7 * nodes) ** 3, weights / weights.sum()
+    mean = weights @ values
+    assert_close(y.mean, torch.tensor([mean], dtype=D))
+    variance = weights @ (values - mean) ** 2
+    assert_close(y.covariance_matrix, torch.tensor([[variance]], dtype=D))
+
+
+@every_base
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_linear_network_is_exact(base: Any, batch: tuple[int, ...], directions: int) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(4, 3).to(D).requires_grad_(requires_grad=False)
+    for x in (gaussian(*batch), gaussian(*batch, rank=1)):
+        y = cp.propagate(model, x, cp.Split(3, directions, base))
+        assert_same(y, cp.propagate(model, x), 1e-12)
+
+
+def test_directions_are_those_of_an_independent_decomposition() -> None:
+    """The mixture of the input itself has its moments, and lies along S J^T."""
+    x = gaussian()
+    weight = torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=D)
+    y = cp.propagate(lambda x: torch.cat([x @ weight.mT, 0 * x], -1), x, cp.Split(5))
+    along = y.mixture.components.mean[:, 0] - y.mean[0]
+    deviation = float((weight @ x.covariance_matrix @ weight.mT) ** 0.5)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(5)
+    assert_close(along.sort().values, deviation * torch.as_tensor(nodes), atol=1e-9)
+    assert_close(y.mixture.weights.sum(), torch.ones((), dtype=D))
+    assert float(y.mixture.components.variance[:, 0].abs().max()) < 1e-12 * deviation**2
+    assert weights.sum() > 0
+
+
+def test_a_batch_is_the_same_one_by_one() -> None:
+    model, x = network(4, 20, 3), gaussian(5)
+    together = cp.propagate(model, x, cp.Split(3, 2))
+    for i in range(5):
+        assert_same(together[i], cp.propagate(model, x[i], cp.Split(3, 2)), 1e-9)
+
+
+def test_a_network_that_takes_no_batch_has_its_components_one_by_one() -> None:
+    model, x = network(4, 20, 3), gaussian()
+    context = torch.randn(1, 4, dtype=D, generator=torch.Generator().manual_seed(0))
+
+    def alone(x: Any, context: Any) -> Any:
+        return {"y": model((x[None] + context)[0]), "n": 3, "context": context}
+
+    found = cp.propagate(alone, x, context, method=cp.Split(3))
+    shifted = cp.Gaussian(x.mean + context[0], x.covariance_matrix)
+    assert_same(found["y"], cp.propagate(model, shifted, cp.Split(3)), 1e-9)
+    assert found["n"] == 3
+    assert found["context"] is context
+
+
+def test_the_inputs_of_a_network_stay_independent() -> None:
+    x, y = gaussian(2), cp.Gaussian.diagonal(gaussian(2).mean, gaussian(2).variance, 1)
+    model = network(4, 20, 3)
+
+    def both(a: Any, b: Any) -> Any:
+        return model(a + 2 * b), a - b
+
+    found = cp.propagate(both, x, y, method=cp.Split(3, 2))
+    plain = cp.propagate(both, x, y, method=cp.MonteCarlo(200_000, _seeded(0)))
+    for ours, sampled in zip(found, plain, strict=True):
+        assert bool(((ours.mean - sampled.mean).abs() < 0.05 * sampled.stddev).all())
+    exact = cp.propagate(lambda a, b: a - b, x, y)
+    assert_same(found[1], exact, 1e-12)
+
+
+def test_nothing_that_varies_is_nothing_to_split() -> None:
+    x = gaussian()
+    assert_close(cp.propagate(lambda _: torch.ones(2), x, cp.Split()), torch.ones(2))
+    certain = cp.Gaussian.isotropic(torch.ones(4, dtype=D), 0.0)
+    model = network(4, 20, 3)
+    y = cp.propagate(model, certain, cp.Split())
+    assert_close(y.mean, model(certain.mean))
+    assert_close(y.covariance_matrix, torch.zeros(3, 3, dtype=D))
+    scalar = cp.propagate(lambda x: torch.relu(x).sum(), x, cp.Split())
+    assert scalar.mean.shape == ()
+
+
+def test_float32_is_near_float64() -> None:
+    model, x = network(4, 20, 3), gaussian(2)
+    y = cp.propagate(model, x, cp.Split())
+    z = cp.propagate(model.float(), x.to(torch.float32), cp.Split())
+    assert z.dtype == torch.float32
+    assert_close(z.covariance_matrix.double(), y.covariance_matrix, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_direction_that_cannot_turn() -> None:
+    def variance(mean: Any, spread: Any) -> Any:
+        y = cp.propagate(torch.sin, cp.Gaussian(mean, spread, validate_args=False), cp.Split(3))
+        return y.covariance_matrix
+
+    mean = torch.tensor([0.4], dtype=D, requires_grad=True)
+    spread = torch.tensor([[0.3]], dtype=D, requires_grad=True)
+    assert torch.autograd.gradcheck(variance, (mean, spread))
+
+
+def test_components_halve_what_one_gaussian_is_off_by() -> None:
+    """Kaiming's weights and unit noise, where one Gaussian is off by several percent."""
+    errors: dict[int, list[float]] = {1: [], 3: []}
+    for seed in range(8):
+        model = network(30, 30, 30, 30, 1, seed=seed)
+        x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(seed)), 1.0)
+        truth = cp.propagate(model, x, cp.MonteCarlo(40_000, _seeded(seed))).variance
+        for count, method in ((1, cp.Exact()), (3, cp.Split(3))):
+            errors[count].append(float(cp.propagate(model, x, method).variance / truth - 1))
+    one, three = (np.sqrt(np.mean(np.square(errors[count]))) for count in (1, 3))
+    assert three < 0.6 * one
+
+
+def test_a_mixture_samples_and_becomes_a_torch_distribution() -> None:
+    model, x = network(4, 20, 2), gaussian(3)
+    y = cp.propagate(model, x, cp.Split(3))
+    assert y.mixture.components.batch_shape == (3, 3)
+    draws = y.mixture.sample(100_000, _seeded(0))
+    assert draws.shape == (100_000, 3, 2)
+    assert bool(((draws.mean(0) - y.mean).abs() < 5 * y.stddev / 100_000**0.5).all())
+    assert_close(draws.var(0), y.variance, rtol=0.05)
+    torch_s = y.mixture.to_torch()
+    assert_close(torch_s.mean, y.mean)
+    assert_close(torch_s.variance, y.variance)
+
+
+def test_errors_of_sampled_components_are_put_together() -> None:
+    model, x = network(4, 20, 2), gaussian()
+    found = [
+        cp.propagate(model, x, cp.Split(3, base=cp.MonteCarlo(500, _seeded(seed))))
+        for seed in range(60)
+    ]
+    assert found[0].samples == 1500
+    for pick in ("mean", "covariance_matrix"):
+        error = {"mean": "mean_stderr", "covariance_matrix": "covariance_stderr"}[pick]
+        spread = torch.stack([getattr(y, pick) for y in found]).std(0)
+        told = torch.stack([getattr(y, error) for y in found]).mean(0)
+        assert_close(told / spread, torch.ones_like(told), atol=0.4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"components": 1}, "components"), ({"directions": 0}, "directions"), ({"base": 3}, "base")],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        cp.Split(**options)
+
+
+def test_an_operation_without_a_rule_says_so() -> None:
+    with pytest.raises(cp.UnsupportedOperation, match="no rule"):
+        cp.propagate(lambda x: torch.linalg.inv(x.reshape(2, 2)), gaussian(), cp.Split())
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

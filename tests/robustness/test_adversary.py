@@ -1,0 +1,122 @@
+"""Attacks by projected gradient descent, against the closed forms of linear networks."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import covprop as cp
+from covprop import robustness
+from tests.oracles import assert_close
+from tests.robustness.integrals import generator, network, random_gaussian
+
+
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+@pytest.mark.parametrize("classes", [1, 2])
+def test_a_linear_network_loses_the_norm_of_its_weights(norm: float, classes: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, classes).double()
+    inputs = random_gaussian(20, size=6).mean
+    logits = model(inputs).detach()
+    weights = model.weight.detach()
+    if classes == 1:
+        difference, margin = weights[0], logits[:, 0]
+        labels = torch.ones(20, dtype=torch.long)
+    else:
+        difference, margin = weights[0] - weights[1], logits[:, 0] - logits[:, 1]
+        labels = torch.zeros(20, dtype=torch.long)
+    dual = difference.norm() if norm == 2 else difference.abs().sum()
+    radius = 0.4
+    found = robustness.adversarial_accuracy(model, inputs, labels, radius, norm=norm)
+    assert_close(found.margin, margin - radius * dual, atol=1e-9)
+    assert torch.equal(found.correct, margin > 0)
+    assert torch.equal(found.robust, margin > radius * dual)
+    assert found.accuracy == float((margin > radius * dual).double().mean())
+    assert found.clean_accuracy == float((margin > 0).double().mean())
+    moved = found.found - inputs
+    length = moved.norm(dim=-1) if norm == 2 else moved.abs().amax(-1)
+    assert_close(length, torch.full((20,), radius, dtype=torch.float64), rtol=1e-9)
+
+
+def test_a_linear_network_of_many_classes_is_attacked_through_its_nearest_rival() -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(8, 5).double()
+    inputs = random_gaussian(30, size=8, seed=4).mean
+    logits, weights = model(inputs).detach(), model.weight.detach()
+    labels = logits.argmax(-1)
+    radius = 0.2
+    worst = []
+    for row, label in zip(logits, labels.tolist(), strict=True):
+        others = [j for j in range(5) if j != label]
+        lost = radius * (weights[label] - weights[others]).norm(dim=-1)
+        worst.append((row[label] - row[others] - lost).min())
+    found = robustness.adversarial_accuracy(model, inputs, labels, radius)
+    bound = torch.stack(worst)
+    assert bool((found.margin >= bound - 1e-12).all())  # nobody can do more
+    assert float((found.margin - bound < 1e-6).double().mean()) > 0.8  # where it is the nearest
+
+
+def test_a_larger_ball_and_restarts_do_not_help_the_network() -> None:
+    model = network(6, 20, 4)
+    inputs = random_gaussian(12, size=6).mean
+    labels = model(inputs).argmax(-1)
+    margins = []
+    for radius in (0.0, 0.1, 0.3, 1.0):
+        found = robustness.adversarial_accuracy(model, inputs, labels, radius)
+        margins.append(found.margin)
+    for smaller, larger in pairwise(margins):
+        assert bool((larger <= smaller + 1e-3).all())
+    again = robustness.adversarial_accuracy(
+        model, inputs, labels, 0.3, restarts=3, generator=generator()
+    )
+    assert bool((again.margin <= margins[2]).all())
+    same = robustness.adversarial_accuracy(
+        model, inputs, labels, 0.3, restarts=3, generator=generator()
+    )
+    assert torch.equal(again.found, same.found)
+
+
+def test_inputs_stay_within_bounds() -> None:
+    model = network(6, 20, 4)
+    inputs = torch.rand(5, 6, dtype=torch.float64, generator=generator())
+    for norm in (2.0, math.inf):
+        found = robustness.adversarial_accuracy(
+            model, inputs, 0, 0.8, norm=norm, bounds=(0.0, 1.0), restarts=2, generator=generator()
+        )
+        assert float(found.found.min()) >= 0
+        assert float(found.found.max()) <= 1
+        moved = found.found - inputs
+        length = moved.norm(dim=-1) if norm == 2 else moved.abs().amax(-1)
+        assert float(length.max()) <= 0.8 + 1e-12
+
+
+def test_nothing_is_touched() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    model.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    inputs, state = torch.rand(3, 1, 4, 4), torch.get_rng_state()
+    with torch.no_grad():
+        robustness.adversarial_accuracy(model, inputs, 1, 0.1, steps=3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+
+
+def test_models_and_arguments_that_cannot_be_are_refused() -> None:
+    inputs = torch.rand(3, 4)
+    with pytest.raises(cp.UnsupportedOperation, match=r"call model\.eval"):
+        robustness.adversarial_accuracy(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), inputs, 0, 1)
+    with pytest.raises(cp.UnsupportedOperation, match="batch norm"):
+        robustness.adversarial_accuracy(
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), inputs, 0, 1
+        )
+    with pytest.raises(ValueError, match="steps is a whole number"):
+        robustness.adversarial_accuracy(nn.Linear(4, 3), inputs, 0, 1, steps=0)
+    with pytest.raises(ValueError, match="none of the 3 classes"):
+        robustness.adversarial_accuracy(nn.Linear(4, 3), inputs, 3, 1)
+    with pytest.raises(cp.UnsupportedOperation, match="one tensor of logits"):
+        robustness.adversarial_accuracy(lambda x: (x, 2 * x), inputs, 0, 1)
