@@ -19,8 +19,8 @@ from experiments.options import WEIGHTS, Options
 
 SEED = 0
 GIGABYTE = 1e9
-NOISE = 0.3
-"""Of a pixel, where pixels have a deviation of one."""
+NOISE, COHERENT = 0.3, 0.1
+"""Of a pixel, where pixels have a deviation of one: independent, and along few directions."""
 DIRECTIONS = 8
 """Of noise of low rank."""
 TANGENTS = (16, 64)
@@ -123,7 +123,7 @@ def _residual(smoke: bool, name: str, pool: Callable[..., nn.Module]) -> dict[st
     inputs = {
         "isotropic": cp.Gaussian.isotropic(image, NOISE, batch_dims=1),
         "low rank": cp.Gaussian.low_rank(
-            image, NOISE * factor / factor.square().sum(-1).mean().sqrt(), batch_dims=1
+            image, COHERENT * factor / factor.square().sum(-1).mean().sqrt(), batch_dims=1
         ),
     }
     rows, figures = {}, [Figure("accuracy of the network", accuracy)]

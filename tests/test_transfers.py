@@ -9,7 +9,7 @@ import covprop as cp
 from covprop.covariance import LinearMap
 from covprop.retrace import transposed
 from covprop.rules.layers import Convolution, Linear
-from covprop.transfers import Along, Scaled
+from covprop.transfers import Along, Scaled, Taken, Times
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -83,6 +83,10 @@ def test_one_sided_padding_is_left_to_autograd() -> None:
 
 def test_what_autograd_makes_is_what_is_known() -> None:
     factor, rows = numbers(2, 6), numbers(2, 3, 6, seed=1)
+    for known in (Times(1.0), Times(-2.5), Taken(torch.tensor([4, 0, 0, 2, 1, 4]), 7)):
+        size = 7 if isinstance(known, Taken) else 6
+        other = transposed(lambda cross, known=known: known(cross), rows, size)
+        assert_close(transposed(known, rows, size), other)
     assert_close(transposed(Scaled(factor), rows, 6), rows * factor[:, None])
     other = transposed(lambda cross: factor[..., None] * cross, rows, 6)
     assert_close(other, rows * factor[:, None])

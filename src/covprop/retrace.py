@@ -20,7 +20,7 @@ from covprop.methods import Sketched
 from covprop.room import free_bytes
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
-from covprop.transfers import Along, Scaled
+from covprop.transfers import Along, Scaled, Taken, Times
 
 COPIES = 4
 """Rows of the largest layer that the way back holds at a time, for each output."""
@@ -94,7 +94,7 @@ def gathered(node: Node, rows: Tensor) -> Tensor:
 
 def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
     """A^T of rows (*batch, p, m), for a linear map A of columns (*batch, size, p)."""
-    if isinstance(transfer, Along | Scaled):
+    if isinstance(transfer, Along | Scaled | Taken | Times):
         known = transfer.transposed(rows)
         if known is not None:
             return known
@@ -109,7 +109,7 @@ def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
                 "cp.Sketched differentiates every operation, so the model must not switch autograd "
                 "to inference mode"
             ) from error
-    return result.detach().mT
+    return result.detach().mT.contiguous()
 
 
 def fitted(method: Sketched, peak: int, room: int) -> Sketched:

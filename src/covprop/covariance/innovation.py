@@ -6,7 +6,6 @@ sketches A, B of rho:  R_ij ~ w_i w_j (A_i . A_j) (B_i . B_j),  w = a_2.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -18,10 +17,13 @@ HELD = 2**18
 """Products of two rows that are held at a time: they stay in cache."""
 
 
-def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Independent +-1, which have the fourth moment that makes estimates least noisy."""
+def random_signs(
+    shape: torch.Size, like: Tensor, generator: torch.Generator | None, scale: Tensor | None = None
+) -> Tensor:
+    """Independent +-1, or +-scale: the fourth moment that makes estimates least noisy."""
     coins = torch.randint(2, shape, dtype=torch.int8, device=like.device, generator=generator)
-    return coins.to(like.dtype).mul_(2).sub_(1)
+    signs = coins.to(like.dtype)
+    return signs.mul_(2).sub_(1) if scale is None else signs.mul_(2 * scale).sub_(scale)
 
 
 class Pairs(NamedTuple):
@@ -56,45 +58,37 @@ class Innovation:
         return self.variance if self.left is None else self.left
 
     def quadratic(self, rows: Tensor) -> Tensor:
-        """J R J^T of J (*batch, p, n).
+        """J R J^T of J (*batch, p, n), some features at a time.
 
         <M_p, M_q> + sum_i J_pi J_qi (R_ii - S_ii),  M_p = sum_t A_t diag(w_t o J_p) B_t^T,
         S_ii what the first term has on the diagonal.
         """
-        total = (rows * (self.variance - self._estimated)[..., None, :]) @ rows.mT
+        entries = rows[..., 0].numel()
         if self.pairs:
-            seen = self._seen(rows)
+            entries += self.pairs[0].first.shape[-2] * self.pairs[0].second[..., 0].numel()
+        total, seen = torch.zeros((), dtype=rows.dtype, device=rows.device), None
+        for start in range(0, rows.shape[-1], step := max(1, HELD // max(1, entries))):
+            part = slice(start, start + step)
+            some, alone = rows[..., part], self.variance[..., part]
+            if self.pairs:
+                products = self._products(part)  # (*batch, r s, step)
+                alone = alone - products.square().sum(-2)
+                image = some @ products.mT
+                seen = image if seen is None else seen + image
+            total = total + (some * alone[..., None, :]) @ some.mT
+        if seen is not None:
             total = total + seen @ seen.mT
         if self.columns is not None:
             known = rows @ self.columns.mT
             total = total + known @ known.mT
         return symmetric(total)
 
-    @cached_property
-    def _estimated(self) -> Tensor:
-        """The diagonal of what the pairs say."""
-        total = torch.zeros_like(self.variance)
-        for i, (weight, first, second) in enumerate(self.pairs):
-            total = total + weight.square() * first.square().sum(-2) * second.square().sum(-2)
-            for other in self.pairs[:i]:
-                inner = (first * other.first).sum(-2) * (second * other.second).sum(-2)
-                total = total + 2 * weight * other.weight * inner
-        return total
-
-    def _seen(self, rows: Tensor) -> Tensor:
-        """M_p of all rows, flat: (*batch, p, r s), some features at a time."""
-        pairs = self.pairs
-        entries = pairs[0].first.shape[-2] * pairs[0].second[..., 0].numel()
+    def _products(self, part: slice) -> Tensor:
+        """sum_t w_t A_t B_t^T of some features, flat: (*batch, r s, step)."""
         total: Tensor | None = None
-        for start in range(0, rows.shape[-1], step := max(1, HELD // max(1, entries))):
-            part = slice(start, start + step)
-            products: Tensor | None = None
-            for weight, first, second in pairs:
-                left = (first[..., part] * weight[..., None, part])[..., :, None, :]
-                term = left * second[..., None, :, part]  # (*batch, r, s, step)
-                products = term if products is None else products.add_(term)
-            assert products is not None
-            seen = rows[..., part] @ products.flatten(-3, -2).mT
-            total = seen if total is None else total + seen
+        for weight, first, second in self.pairs:
+            left = (first[..., part] * weight[..., None, part])[..., :, None, :]
+            term = left * second[..., None, :, part]
+            total = term if total is None else total.add_(term)
         assert total is not None
-        return total
+        return total.flatten(-3, -2)

@@ -95,6 +95,16 @@ class Sketch(Covariance):
             part = part * math.sqrt(self.count / part.shape[-2])
         return torch.cat([part, *self.exact.values()], dim=-2) if self.exact else part
 
+    def mixed(self, signs: Tensor, start: int, stop: int) -> Tensor:
+        """Combinations of `rows(start, stop)`, which are not written out for it."""
+        count = stop - start
+        weights = signs[..., :count] * math.sqrt(self.count / count)
+        total = weights @ self.tangents[..., start:stop, :]
+        for rows in self.exact.values():
+            total += signs[..., count : count + rows.shape[-2]] @ rows
+            count += rows.shape[-2]
+        return total
+
     def push(self, linear: LinearMap) -> "Sketch":
         """A S."""
         return self._each(linear)
@@ -136,10 +146,11 @@ class Sketch(Covariance):
         shared: directions (*batch, q, n) of what has more than variances; those have what is left.
         """
         alone = innovation.variance if shared is None else innovation.unshared
-        added = random_signs(self.tangents.shape, alone, self.generator)
-        added = added * (alone.clamp(min=0) / self.count).sqrt()[..., None, :]
-        added = added if shared is None else added + shared
-        return replace(self, tangents=self.tangents + added, entry=innovation)
+        spread = (alone.clamp(min=0) / self.count).sqrt()[..., None, :]
+        total = random_signs(self.tangents.shape, spread, self.generator, spread)
+        total = total.add_(self.tangents)  # in place: these are large
+        total = total if shared is None else total.add_(shared)
+        return replace(self, tangents=total, entry=innovation)
 
     def at_rest(self) -> "Sketch":
         """What has entered here, without the tangents."""
@@ -188,7 +199,8 @@ class Product(NamedTuple):
         """For the outputs: as many tangents of each half as are kept."""
         half = self.first.count // 2
         kept = half if self.first.kept is None else min(half, self.first.kept // 2)
-        return Pairs(self.weight, self.first.rows(0, kept), self.second.rows(half, half + kept))
+        sides = self.first.rows(0, kept), self.second.rows(half, half + kept)
+        return Pairs(self.weight, *sides)
 
 
 def random_products(products: Sequence[Product]) -> Tensor:
@@ -198,18 +210,17 @@ def random_products(products: Sequence[Product]) -> Tensor:
     half of the result are made of that half, so that the halves stay independent.
     """
     like = products[0].first
+    quarter, known = like.count // 4, sum(rows.shape[-2] for rows in like.exact.values())
     results = []
     for start in (0, like.count // 2):
-        middle, stop = start + like.count // 4, start + like.count // 2
+        middle, stop = start + quarter, start + 2 * quarter
+        shape = torch.Size((*like.batch_shape, stop - start, quarter + known))
+        signs = [random_signs(shape, like.tangents, like.generator) for _ in range(2)]
         total: Tensor | None = None
-        signs: list[Tensor] = []
         for weight, first, second, combine in products:
-            sides = first.rows(start, middle), second.rows(middle, stop)
-            if not signs:
-                shapes = [(*side.shape[:-2], stop - start, side.shape[-2]) for side in sides]
-                signs = [random_signs(torch.Size(s), sides[0], like.generator) for s in shapes]
-            term = combine(signs[0] @ sides[0], signs[1] @ sides[1]) * weight[..., None, :]
-            total = term if total is None else total + term
+            sides = first.mixed(signs[0], start, middle), second.mixed(signs[1], middle, stop)
+            term = combine(*sides).mul_((weight / math.sqrt(like.count))[..., None, :])
+            total = term if total is None else total.add_(term)
         assert total is not None
         results.append(total)
-    return torch.cat(results, dim=-2) / math.sqrt(like.count)
+    return torch.cat(results, dim=-2)

@@ -17,6 +17,8 @@ from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 
 ORDERS = (1, 2)
+BLOCK = 2**15
+"""Elements whose moments are found at a time."""
 QUARTERS = 4
 """Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
 
@@ -115,20 +117,17 @@ class Sketched(LayerwiseMethod):
     ) -> tuple[Tensor, Covariance]:
         """Exact moments of each unit; the tangents by E[g'], and what is left enters."""
         assert isinstance(covariance, Sketch)
-        point, variance = mean.double(), covariance.diagonal().double()
-        result, output, coefficients = activation.moments(point, variance, self.order)
-        rest = (output - coefficients[0].square() * variance).clamp(min=0)
-        slope = coefficients[0].to(mean.dtype)
+        variance = covariance.diagonal()
+        result, slope, rest, second = _moments(activation, mean, variance, self.order)
         moved = replace(covariance.scale(slope), slope=slope)
         if self.order == 1:
-            return result.to(mean.dtype), moved.plus(rest)
-        second = coefficients[1] * standard_deviation(variance)  # a_2
+            return result, moved.plus(rest)
         left = (rest - second.square()).clamp(min=0)
         # In units of the deviations: a_2 / sigma^2 overflows where hardly anything varies.
-        scaled = covariance.scale(inverse_deviation(variance).to(mean.dtype))
-        product = Product(second.to(mean.dtype), scaled, scaled)
-        innovation = Innovation(rest.to(mean.dtype), (product.pairs(),), left=left.to(mean.dtype))
-        return result.to(mean.dtype), moved.innovated(innovation, random_products([product]))
+        scaled = covariance.scale(inverse_deviation(variance))
+        product = Product(second, scaled, scaled)
+        innovation = Innovation(rest, (product.pairs(),), left=left)
+        return result, moved.innovated(innovation, random_products([product]))
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """There are no covariances between two tensors: tangents have their dependence."""
@@ -140,3 +139,30 @@ class Sketched(LayerwiseMethod):
     def _with(self, begun: Sketch, variance: Tensor) -> Sketch:
         """Independent noise in the tangents, which the covariance of the input tells of."""
         return replace(begun.plus(variance), entry=begun.entry)
+
+
+def _moments(
+    activation: Activation, mean: Tensor, variance: Tensor, order: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """E[g], E[g'], Var(g) - E[g']^2 sigma^2 and a_2 (or zeros), in float64 until the last.
+
+    Where the function is the same for all elements, few at a time, which stay in cache.
+    """
+    size = mean.shape[-1]
+    step = max(1, BLOCK // max(1, mean.numel() // max(1, size))) if activation.uniform else size
+    found = []
+    for start in range(0, max(1, size), max(1, step)):
+        point, spread = (t[..., start : start + step].double() for t in (mean, variance))
+        result, output, coefficients = activation.moments(point, spread, order)
+        rest = (output - coefficients[0].square() * spread).clamp(min=0)
+        second = coefficients[order - 1] * standard_deviation(spread) * (order - 1)
+        found.append([t.to(mean.dtype) for t in (result, coefficients[0], rest, second)])
+    result, *others = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+    slope, rest, second = map(_without_dust, others)
+    return result, slope, rest, second
+
+
+def _without_dust(values: Tensor) -> Tensor:
+    """Zeros for what no sum with the largest would show: denormal numbers are slow."""
+    least = torch.finfo(values.dtype).eps ** 2 * values.abs().amax(-1, keepdim=True)
+    return torch.where(values.abs() < least, 0, values)

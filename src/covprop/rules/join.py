@@ -29,6 +29,7 @@ from covprop.rules.operands import (
     without_constants,
 )
 from covprop.tensor import GaussianTensor
+from covprop.transfers import Times
 
 INCONSISTENT = 1e-3
 """A variance below minus this part of what was joined is no rounding."""
@@ -128,7 +129,7 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
     weights: dict[Node, float] = {}
     for tensor, weight in terms:
         weights[tensor.node] = weights.get(tensor.node, 0.0) + weight
-    edges = [(node, lambda cross, w=weight: w * cross) for node, weight in weights.items()]
+    edges = [(node, Times(weight)) for node, weight in weights.items()]
     matrix = torch.zeros((), dtype=loc.dtype, device=loc.device)
     size = matrix
     nodes = list(weights)
