@@ -397,6 +397,18 @@ def test_joint_and_progress_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert "100%" in capsys.readouterr().err
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("low", [False, True])
+def test_it_is_a_base_of_methods_that_wrap_another(low: bool) -> None:
+    x = gaussian(scale=0.3)
+    if low:
+        factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 3
+        x = cp.Gaussian.low_rank(x.mean, factor, torch.full_like(x.mean, 0.01), batch_dims=1)
+    y = cp.propagate(NETWORKS["chain"], x, cp.Split(3, base=cp.Sketched(256, generator=seeded(0))))
+    z = cp.propagate(NETWORKS["chain"], x, cp.Split(3))
+    assert max(errors(y, z)) < 0.02
+
+
 def test_numbers_that_cannot_be_are_refused() -> None:
     for tangents in (0, 10, 3.0):
         with pytest.raises(ValueError, match="tangents is a multiple of 16"):
