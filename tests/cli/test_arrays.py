@@ -58,6 +58,8 @@ def test_a_compressed_npz_is_read() -> None:
 def test_a_csv_is_a_table() -> None:
     Path("values.csv").write_text("1, 2,3\n4,5,6e0\n")
     assert arrays.load("values.csv").tolist() == [[1, 2, 3], [4, 5, 6]]
+    Path("sheet.csv").write_text("1,2\n", encoding="utf-8-sig")  # as spreadsheets write it
+    assert arrays.load("sheet.csv").tolist() == [[1, 2]]
 
 
 def test_names_are_asked_for_where_there_are_several() -> None:

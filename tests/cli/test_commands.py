@@ -180,6 +180,20 @@ def test_robustness_tells_probabilities_budget_and_sensitivity() -> None:
     assert covprop(*words).told == told  # by the seed
 
 
+def test_samples_decide_what_is_required_where_they_disagree(folder: Path) -> None:
+    (folder / "bumps_by_test.py").write_text(
+        "import torch\n\n\nclass Bumps(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return torch.cat([torch.tanh(20 * x) + 0.5, 0 * x], -1)\n"
+    )
+    np.save(folder / "zero.npy", np.zeros((1, 1)))
+    words = ("--mean", "zero.npy", "--stddev", 1, "--label", 0, "--json")
+    told = covprop("robustness", "bumps_by_test:Bumps", *words).told
+    assert told["agrees"] is False  # tanh is at one of its ends: 0.51, not Phi(0.5)
+    assert told["probabilities"]["probability"][0] > 0.65
+    assert told["lowest_probability"] == pytest.approx(told["sampled"]["probability"][0])
+    assert told["lowest_probability"] < 0.55
+
+
 def test_robustness_says_no_below_the_required_probability() -> None:
     words = ("robustness", *GIVEN, "--samples", 100, "--json")
     kept = covprop(*words).told["lowest_probability"]

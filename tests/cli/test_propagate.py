@@ -120,6 +120,15 @@ def test_a_result_is_an_input_again(folder: Path) -> None:
     check(again.told, cp.propagate(torch.relu, cp.Gaussian(y["mean"], y["covariance"])))
 
 
+def test_a_link_to_a_file_of_another_kind_is_refused(folder: Path) -> None:
+    (folder / "link.npz").symlink_to("mean.npy")
+    before = (folder / "mean.npy").read_bytes()
+    ended = covprop("propagate", "model.pt2", *GIVEN, "--out", "link.npz")
+    assert ended.code == 2
+    assert "--out 'link.npz' is a link to 'mean.npy', which ends with none of" in ended.err
+    assert (folder / "mean.npy").read_bytes() == before
+
+
 def test_a_file_that_exists_is_replaced_with_its_rights_by_the_umask(folder: Path) -> None:
     (folder / "y.json").write_text("old")
     (folder / "link.json").symlink_to("y.json")

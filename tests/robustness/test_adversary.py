@@ -58,6 +58,16 @@ def test_a_linear_network_of_many_classes_is_attacked_through_its_nearest_rival(
     assert float((found.margin - bound < 1e-6).double().mean()) > 0.8  # where it is the nearest
 
 
+def test_a_nearest_class_out_of_reach_does_not_hide_another() -> None:
+    # class 1 comes nearer to the right and never wins within 1; class 2 wins below x = -0.5
+    weights = torch.tensor([[0.0], [0.01], [-1.0]], dtype=torch.float64)
+    model = nn.Linear(1, 3).double()
+    model.load_state_dict({"weight": weights, "bias": torch.tensor([0.0, -0.1, -0.5]).double()})
+    found = robustness.adversarial_accuracy(model, torch.zeros(1, 1).double(), 0, 1.0)
+    assert not bool(found.robust)
+    assert_close(found.margin, torch.tensor([-0.5], dtype=torch.float64), atol=1e-9)
+
+
 def test_a_larger_ball_and_restarts_do_not_help_the_network() -> None:
     model = network(6, 20, 4)
     inputs = random_gaussian(12, size=6).mean

@@ -211,3 +211,9 @@ def test_models_that_draw_or_learn_are_refused() -> None:
         analysed(network(6, 2), x, method=cp.MonteCarlo(10))
     with pytest.raises(ValueError, match="does not vary"):
         analysed(network(6, 2), cp.Gaussian.constant(x.mean))
+
+
+@pytest.mark.parametrize("samples", [0, -1, 2.0])
+def test_samples_are_counted_from_one(samples: object) -> None:
+    with pytest.raises(ValueError, match="samples is a whole number from 1"):
+        analysed(network(6, 30, 4), noisy(2), samples=samples)

@@ -85,7 +85,8 @@ def _csv(path: Path, entry: str | None) -> Tensor:
     """Rows of numbers separated by commas: always (rows, columns)."""
     del entry
     check_affordable(path, DOUBLE * existing(path), "its numbers")
-    with path.open(encoding="utf-8", newline=None) as file, warnings.catch_warnings():
+    # utf-8-sig: spreadsheets begin a file with a byte order mark
+    with path.open(encoding="utf-8-sig", newline=None) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's for a file without numbers, refused below
         values = np.loadtxt(file, delimiter=",", ndmin=2, dtype=np.float64)
     if not values.size:

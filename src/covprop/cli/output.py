@@ -36,6 +36,11 @@ def check_writable(text: str, suffixes: tuple[str, ...], option: str) -> Path:
         raise Refusal(f"{option} {text!r}: the name ends with none of {', '.join(suffixes)}")
     try:
         path = path.resolve()  # a link stays, and what it points at is replaced
+        if path.suffix.lower() not in suffixes:
+            raise Refusal(
+                f"{option} {text!r} is a link to {path.name!r}, which ends with none of "
+                f"{', '.join(suffixes)}"
+            )
         if not path.parent.is_dir():
             raise Refusal(f"{option} {text!r}: the folder {path.parent} does not exist")
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):

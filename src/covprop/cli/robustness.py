@@ -63,8 +63,16 @@ def labels(text: str) -> Tensor:
 
 
 def answer(question: Question, found: Robustness, required: float | None, as_json: bool) -> Answer:
-    """The table; no is the answer if a label is kept with less than the required probability."""
-    kept = float(1 - found.misclassification.probability.max())
+    """The table; no is the answer if a label is kept with less than the required probability.
+
+    Where samples disagree with propagation, they are right, and they decide.
+    """
+    wrong = torch.where(
+        found.agrees,
+        found.misclassification.probability,
+        found.sampled_misclassification.probability,
+    )
+    kept = float(1 - wrong.max())
     told = {"model": question.name, **found.record(), "required_probability": required}
     told["lowest_probability"] = kept
     parts: list[str | Table] = [found.table]

@@ -15,6 +15,9 @@ from covprop.robustness.sampled import Classifier, Model
 STEPS = 40
 STRIDE = 2.5
 """Radii that all steps together could go."""
+PAIR = 2
+RIVALS = 4
+"""Classes that are led to one by one: the nearest may be one that cannot be reached."""
 
 
 @final
@@ -70,8 +73,10 @@ def adversarial_accuracy(
 
     inputs (*batch, *event); radius: of a ball in the norm 2 or math.inf around each; the first
     attack starts at the input itself, further ones (restarts) at random points of the ball, each
-    takes so many steps of 2.5 radius / steps along the gradient of min_j y_label - y_j. bounds: of
-    the inputs' elements. An attack that fails proves nothing. The model is left as it is.
+    takes so many steps of 2.5 radius / steps along the gradient of min_j y_label - y_j; and again
+    from the input along that of y_label - y_j for each of the four nearest classes j, as a nearest
+    class that is out of reach would hold the first one back. bounds: of the inputs' elements. An
+    attack that fails proves nothing. The model is left as it is.
     """
     ball = Ball(radius, norm, bounds)
     classifier = Classifier(model, Gaussian.constant(inputs.detach(), batch_dims))
@@ -98,10 +103,13 @@ def attack(
     length = STRIDE * ball.at(centre, dims) / steps
     best, least, correct = centre, None, None
     chosen = class_numbers(labels, batch, classifier.classes, centre.device)
-    for restart in range(restarts):
-        point = ball.random(centre, dims, generator) if restart else centre
+    starts: list[tuple[Tensor, Tensor | None]] = [(centre, None)]
+    starts += [(centre, rival) for rival in _nearest(classifier, centre, chosen)]
+    starts += [(ball.random(centre, dims, generator), None) for _ in range(restarts - 1)]
+    for start, rival in starts:
+        point = start
         for step in range(steps + 1):
-            margin, gradient = _margin_and_gradient(classifier, point, chosen)
+            margin, gradient = _margin_and_gradient(classifier, point, chosen, rival)
             if least is None or correct is None:
                 least, correct = margin, margin > 0
             better = margin < least
@@ -115,14 +123,32 @@ def attack(
     return Adversarial(ball, correct, least > 0, least, best)
 
 
+@torch.no_grad()
+def _nearest(classifier: Classifier, centre: Tensor, chosen: Tensor) -> list[Tensor]:
+    """The classes beside the label with the largest logits, each (*batch,); none if one is left."""
+    if classifier.classes <= PAIR:
+        return []
+    logits = classifier(centre).scatter(-1, chosen[..., None], -math.inf)
+    return list(logits.topk(min(RIVALS, classifier.classes - 1), dim=-1).indices.unbind(-1))
+
+
 def _margin_and_gradient(
-    classifier: Classifier, point: Tensor, chosen: Tensor
+    classifier: Classifier, point: Tensor, chosen: Tensor, rival: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """The smallest margin, and the gradient of it, or of that to one rival."""
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
-        margin = smallest_margin(classifier(leaf), chosen)
-        (gradient,) = torch.autograd.grad(margin.sum(), leaf)
+        logits = classifier(leaf)
+        margin = smallest_margin(logits, chosen)
+        way = margin if rival is None else _apart(logits, chosen, rival)
+        (gradient,) = torch.autograd.grad(way.sum(), leaf)
     return margin.detach(), gradient
+
+
+def _apart(logits: Tensor, label: Tensor, rival: Tensor) -> Tensor:
+    """y_label - y_rival, (*batch,)."""
+    both = logits.gather(-1, torch.stack([label, rival], dim=-1))
+    return both[..., 0] - both[..., 1]
 
 
 def smallest_margin(logits: Tensor, label: Tensor) -> Tensor:

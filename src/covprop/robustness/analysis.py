@@ -19,7 +19,7 @@ from covprop.robustness.probabilities import (
 )
 from covprop.robustness.randomisation import POINTS
 from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import Classifier, Model, label_share, wins
+from covprop.robustness.sampled import Classifier, Model, check_samples, label_share, wins
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.robustness.softmax import entropy, expected_softmax
 
@@ -51,6 +51,7 @@ def analyse(
     radius is the root of the mean square of the noise (its length, or for norm=math.inf that of an
     element). The model is left as it is, and nothing is recorded for autograd.
     """
+    check_samples(samples)
     x = x.detach()
     classifier = Classifier(model, x)
     predicted = classifier.decision()

@@ -18,7 +18,7 @@ from covprop.robustness.budget import scaled
 from covprop.robustness.logits import Logits, class_numbers
 from covprop.robustness.probabilities import Probabilities, misclassification
 from covprop.robustness.randomisation import POINTS, Randomisation
-from covprop.robustness.sampled import Classifier, Model, label_share, wins
+from covprop.robustness.sampled import Classifier, Model, check_samples, label_share, wins
 
 SAMPLES = 1000
 """For each input and level."""
@@ -180,8 +180,7 @@ def _settled(
     numbers = torch.as_tensor(levels, dtype=torch.float64)
     if numbers.dim() != 1 or not len(numbers) or not bool((numbers >= 0).all()):
         raise ValueError(f"levels are numbers from 0, not {levels!r}")
-    if type(samples) is not int or samples < 1:
-        raise ValueError(f"samples is a whole number from 1, not {samples!r}")
+    check_samples(samples)
     x = inputs if isinstance(inputs, Gaussian) else Gaussian.isotropic(inputs, 1.0, batch_dims)
     return x.detach(), numbers
 

@@ -75,9 +75,14 @@ def sampled_probabilities(
     Classes that tie share alike. The standard error is that of a share k / n with one more of
     either kind, sqrt(q (1 - q) / n), q = (k + 1) / (n + 2): never zero, as no sample is certain.
     """
+    check_samples(samples)
+    return wins(Classifier(model, x), x, samples, generator)
+
+
+def check_samples(samples: int) -> None:
+    """Refuse what is no number of samples."""
     if type(samples) is not int or samples < 1:
         raise ValueError(f"samples is a whole number from 1, not {samples!r}")
-    return wins(Classifier(model, x), x, samples, generator)
 
 
 @torch.no_grad()
