@@ -13,7 +13,8 @@ from torch.distributions import (
     Normal,
 )
 
-from covprop.covariance import Covariance, Dense, Diagonal, Zero
+from covprop.covariance import Covariance, Dense, Diagonal, Sharded, Zero
+from covprop.covariance.sharded import is_distributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.sampling import SamplingError
@@ -27,8 +28,8 @@ class Gaussian:
     The mean has the shape `(*batch, *event)`, the covariance `(*batch, n, n)` with
     `n = prod(event)`.
 
-    The covariance is a tensor or a structure (`covprop.covariance`); its batch shape says which
-    dimensions of the mean are the batch. Immutable: tensors are not copied, and those of a result
+    The covariance is a tensor, a `DTensor` whose rows are sharded (docs/scale.md) or a structure
+    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch. Immutable: tensors are not copied, and those of a result
     may be those of an input, so do not write into them. `validate_args=False` skips checks of
     values.
     """
@@ -47,6 +48,7 @@ class Gaussian:
     ) -> None:
         """Check and keep; the tensors are not copied."""
         covariance = covariance.values if isinstance(covariance, Dense) else covariance
+        covariance = Sharded.from_dtensor(covariance) if is_distributed(covariance) else covariance
         check_tensors(mean, covariance)
         check_shapes(mean, covariance)
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covprop.covariance import Dense, Diagonal, Zero
+from covprop.covariance import Dense, Diagonal, Sharded, Zero
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import is_finite
@@ -53,7 +53,7 @@ def unwrap(result: Any, method: LayerwiseMethod) -> Any:
     if isinstance(result, GaussianTensor):
         result.check_current()
         covariance = result.covariance
-        if not isinstance(covariance, Dense | Diagonal | Zero):
+        if not isinstance(covariance, Dense | Diagonal | Sharded | Zero):
             covariance = Dense(covariance.matrix())
         return finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
@@ -72,12 +72,15 @@ def unwrap(result: Any, method: LayerwiseMethod) -> Any:
 
 def finite(
     mean: Tensor,
-    covariance: Dense | Diagonal | Zero,
+    covariance: Dense | Diagonal | Sharded | Zero,
     method: Method,
     error: SamplingError | None = None,
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    if not (is_finite(mean) and is_finite(covariance.values)):
+    # All processes of a sharded one know the variances, and end in the same way.
+    sharded = isinstance(covariance, Sharded)
+    values = covariance.diagonal() if sharded else covariance.values
+    if not (is_finite(mean) and is_finite(values)):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights, or convert model and Gaussian to float64"

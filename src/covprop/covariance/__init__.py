@@ -3,7 +3,8 @@
 from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
+from covprop.covariance.sharded import Sharded
 from covprop.covariance.streamed import Streamed
 from covprop.covariance.zero import Zero
 
-__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "Streamed", "Zero"]
+__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "Sharded", "Streamed", "Zero"]

@@ -1,0 +1,92 @@
+"""Processes that hold a matrix together, each some of its rows: what they send each other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+
+@final
+@dataclass(frozen=True)
+class Team:
+    """The processes of a mesh of one dimension; every method is called by all of them at once."""
+
+    mesh: DeviceMesh
+
+    @property
+    def size(self) -> int:
+        """How many processes."""
+        return self.mesh.size()
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        return self.mesh.get_local_rank()
+
+    def bounds(self, count: int, rank: int | None = None) -> tuple[int, int]:
+        """The rows [start, stop) of `count` that a process holds, as `DTensor` shares them out."""
+        rank = self.rank if rank is None else rank
+        step = -(-count // self.size)
+        return min(count, rank * step), min(count, (rank + 1) * step)
+
+    def congruence(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Own rows of A S A^T, from own rows of a symmetric S (*batch, mine, n).
+
+        function: A v of vectors (*batch, count, n). It turns the rows of S into those of S A^T,
+        whose transpose is A S; between the two each process sends every other its columns.
+        """
+        return _of_rows(function, self._transposed(_of_rows(function, rows), rows.shape[-1]))
+
+    def _transposed(self, part: Tensor, count: int) -> Tensor:
+        """Own rows (*batch, mine, count) of the transpose, from own rows of a (*batch, count, m)."""
+        batch, width = part.shape[:-2], part.shape[-1]
+        own = len(range(*self.bounds(width)))
+        wide = [len(range(*self.bounds(width, rank))) for rank in range(self.size)]
+        high = [len(range(*self.bounds(count, rank))) for rank in range(self.size)]
+        shapes = [(*batch, columns, part.shape[-2]) for columns in wide]
+        sent = part.new_empty(part.numel())
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        columns = part.split(wide, dim=-1)
+        for piece, shape, values in zip(sent.split(sizes), shapes, columns, strict=True):
+            piece.view(shape).copy_(values.mT)
+        del part, columns, values
+        shapes = [(*batch, own, rows) for rows in high]
+        arriving = [torch.Size(shape).numel() for shape in shapes]
+        received = sent.new_empty(sum(arriving))
+        dist.all_to_all_single(received, sent, arriving, sizes, group=self.mesh.get_group())
+        del sent
+        pieces = zip(received.split(arriving), shapes, strict=True)
+        return torch.cat([piece.view(shape) for piece, shape in pieces], dim=-1)
+
+    def gathered(self, part: Tensor, count: int) -> Tensor:
+        """All `count` rows of which every process has its own, (mine, *any) -> (count, *any)."""
+        step = -(-count // self.size)
+        padded = part.new_zeros(step, *part.shape[1:])
+        padded[: len(part)] = part
+        whole = part.new_empty(self.size * step, *part.shape[1:])
+        if whole.numel():
+            dist.all_gather_into_tensor(whole, padded, group=self.mesh.get_group())
+        return whole[:count]
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all processes."""
+        whole = part.clone()
+        dist.all_reduce(whole, dist.ReduceOp.SUM, group=self.mesh.get_group())
+        return whole
+
+    def largest(self, part: Tensor) -> float:
+        """The largest of one number from every process."""
+        whole = part.clone()
+        dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        return float(whole)
+
+
+def _of_rows(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """A function of all rows; one that has none still learns how wide the result is."""
+    if rows.shape[-2]:
+        return function(rows)
+    return function(rows.new_zeros(*rows.shape[:-2], 1, rows.shape[-1]))[..., :0, :]
