@@ -22,7 +22,7 @@ from tests.registry import registry_kept
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```(?P<language>\w+)\n(?P<content>.*?)```", re.DOTALL)
 OUTPUT = re.compile(r"\s*```text\n(?P<content>.*?)```", re.DOTALL)
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 MEASURED = re.compile(r"[-±\d.]+(e-\d+)?( (µs|ms|s|kB|MB|B)\b)?")
 
 

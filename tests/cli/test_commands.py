@@ -82,19 +82,28 @@ def test_sampling_has_no_plan() -> None:
     assert "a plan lists the covariances" in refused("plan", *GIVEN, "--method", "montecarlo:10")
 
 
-def test_the_demo_is_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "IMAGES", 6)
-    monkeypatch.setattr(demo, "EPOCHS", 3)
-    monkeypatch.setattr(demo, "SAMPLES", 500)
-    ended = covprop("demo", "--json")
-    assert ended.code == 0
-    assert len(ended.told["decisions"]) == demo.SHOWN
+def test_the_demo_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "IMAGES", 2)
+    monkeypatch.setattr(demo, "EPOCHS", 2)
+    monkeypatch.setattr(demo, "SAMPLES", 200)
+    monkeypatch.setattr(demo, "TRACED", 200)
+    ended = covprop("demo", "--json", "--report", "page.html")
+    assert ended.code == 0, ended.err
+    assert len(ended.told["decisions"]) == 2
+    assert ended.told["report"] == str(Path("page.html").resolve())
+    assert Path("page.html").read_text().rstrip().endswith("</html>")
     assert "accuracy on" in ended.err
-    assert Path(ended.told["report"]).exists()
-    shown = covprop("demo")
-    assert "accuracy on" in shown.out
-    assert shown.err == ""
+
+
+def test_the_demo_tells_people_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(report: Path) -> dict[str, object]:
+        sys.stdout.write(f"at work on {report.name}\n")
+        return {}
+
+    monkeypatch.setattr(demo, "main", told)
+    ended = covprop("demo")
+    assert (ended.code, ended.out, ended.err) == (0, "at work on covprop-demo.html\n", "")
+    assert "ends with none of .html" in refused("demo", "--report", "page.txt")
 
 
 def test_the_demo_asks_for_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ COMMANDS = st.sampled_from(["propagate", "compare", "plan", "robustness"])
 def is_long(word: str) -> bool:
     """Work that a user may ask for, and a test does not wait for."""
     digits = word.rpartition(":")[2]
-    return digits.isdigit() and int(digits) > 10_000
+    return digits.isdecimal() and int(digits) > 10_000
 
 
 @examples(COMMANDS, st.lists(st.tuples(OPTIONS, WORDS), max_size=4), WORDS | st.just("model.pt2"))

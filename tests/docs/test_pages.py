@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 
 import covprop as cp
-from tests.pages import ROOT, assert_agree, examples, rewritten, run, words
+from tests.cli.running import covprop
+from tests.pages import ROOT, assert_agree, blocks, examples, rewritten, run, words
 from tests.torchvision_names import without_torchvision
 
 with without_torchvision():
@@ -46,10 +48,9 @@ def model_and_sensor() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_and_files() -> dict[str, Any]:
-    """And models in files, in the folder where the page runs."""
+def model_and_file() -> dict[str, Any]:
+    """And a model in a file, in the folder where the page runs."""
     names = model_and_input()
-    torch.export.save(torch.export.export(names["model"], (names["mean"],)), "model.pt2")
     inside, outside = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3])
         for name in "xy"
@@ -73,7 +74,7 @@ class Page:
 
 
 PAGES = {
-    "README.md": Page(names=model_and_files),
+    "README.md": Page(names=model_and_file),
     "docs/index.md": Page(),
     "docs/quickstart.md": Page(relative=None),  # times and free memory
     "docs/why.md": Page(relative=0.1),
@@ -86,29 +87,37 @@ PAGES = {
     "docs/operations.md": Page(names=model_and_sensor),
     "docs/trust.md": Page(relative=None),  # times
     "docs/bayes.md": Page(),
+    "docs/robustness.md": Page(relative=None),  # a network trained in float32, and samples of it
 }
 ELSEWHERE = {
     "docs/cli.md": "with its commands, in tests/cli/test_page.py",
+    "docs/report.md": "with a network of its own, in tests/report/test_page.py",
     "docs/tutorial-bayes.md": "with few epochs, in tests/bayes/test_tutorial.py",
     "CONTRIBUTING.md": "pieces of the library itself",
 }
 
 
-def test_every_page_with_code_is_run() -> None:
+UNLISTED = Page(relative=None)
+"""Another page is run as it is, and its words compared."""
+
+
+def with_code() -> list[str]:
+    """The pages that have blocks of Python."""
     paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
-    with_code = {path for path in paths if examples(path.read_text())}
-    assert {path.relative_to(ROOT).as_posix() for path in with_code} == {*PAGES, *ELSEWHERE}
+    found = (path for path in paths if examples(path.read_text()))
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*is deprecated:DeprecationWarning"
-)  # on the way to laplace-torch
-@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_listed_that_has_no_code() -> None:
+    assert {*PAGES, *ELSEWHERE} <= set(with_code())
+
+
+@pytest.mark.parametrize("name", [name for name in with_code() if name not in ELSEWHERE])
 def test_a_page_shows_what_its_code_prints(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page, text = PAGES[name], (ROOT / name).read_text()
+    page, text = PAGES.get(name, UNLISTED), (ROOT / name).read_text()
     for example, printed in run(text, page.names(), name):
         if example.shown is None:
             continue
@@ -120,6 +129,22 @@ def test_a_page_shows_what_its_code_prints(
     for picture in tmp_path.glob("*.png"):
         assert picture.name in shown, "a page draws what it does not show"
         assert SMALLEST_PICTURE < picture.stat().st_size < LARGEST_PICTURE
+
+
+def test_the_commands_of_readme_run_on_what_its_code_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text()
+    up_to_the_commands = text[: text.index("covprop propagate")]
+    list(run(up_to_the_commands, page="README.md"))
+    lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("covprop ")]
+    assert len(commands) == 3
+    for command in commands:
+        ended = covprop(*shlex.split(command, comments=True)[1:])
+        assert (ended.code, ended.err) == (0, ""), command
+    assert (tmp_path / "y.html").stat().st_size > SMALLEST_PICTURE
 
 
 def test_pictures_are_small_and_on_a_page() -> None:

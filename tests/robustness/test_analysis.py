@@ -1,33 +1,213 @@
 """Everything about a classifier under noise, in one result."""
 
 import json
+import math
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import covprop as cp
 from covprop import robustness
+from tests.oracles import assert_close
+from tests.robustness.integrals import generator, network, random_gaussian
+
+WIDTH = 0.4
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def analysed(
+    model: nn.Module, x: cp.Gaussian, label: Tensor | int | None = None, **options: object
+) -> robustness.Robustness:
+    return robustness.analyse(
+        model, x, label, **({"samples": 2000, "generator": generator()} | options)
+    )
 
 
-def network(inputs: int, *sizes: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for size in sizes:
-        layers += [nn.Linear(inputs, size), nn.ReLU()]
-        inputs = size
-    return nn.Sequential(*layers[:-1]).double().eval()
+def noisy(*batch: int, size: int = 6) -> cp.Gaussian:
+    mean = random_gaussian(*batch, size=size).mean
+    return cp.Gaussian.isotropic(mean, WIDTH, batch_dims=len(batch))
 
 
-def test_a_record_is_json_and_has_the_shapes_of_the_result() -> None:
-    model = network(6, 20, 4)
-    x = cp.Gaussian.isotropic(torch.randn(2, 6, dtype=torch.float64), 0.3, batch_dims=1)
-    found = robustness.analyse(model, x, generator=generator(), samples=500)
+def test_every_field_is_what_its_own_function_gives() -> None:
+    model, x = network(6, 30, 4), noisy(3)
+    labels = torch.tensor([1, 2, 3])
+    found = analysed(model, x, labels)
+    y = cp.propagate(model, x)
+    assert torch.equal(found.label, labels)
+    assert torch.equal(found.predicted, model(x.mean).argmax(-1))
+    direct = robustness.class_probabilities(y, generator=generator(5))
+    error = 5 * (direct.stderr + found.probabilities.stderr)
+    assert bool(((direct.probability - found.probabilities.probability).abs() <= error).all())
+    wrong = 1 - found.probabilities.probability.gather(-1, labels[:, None])[:, 0]
+    assert_close(found.misclassification.probability, wrong, atol=1e-3)
+    margin = robustness.margins(y, labels)
+    assert_close(found.margin_mean, margin.mean, atol=0)
+    assert_close(found.margin_stddev, margin.stddev, atol=0)
+    assert found.rivals.tolist() == [[0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    softmax = robustness.expected_softmax(y, generator=generator(5)).probability
+    assert_close(found.softmax.probability, softmax, atol=1e-4)
+    assert_close(found.entropy, robustness.entropy(found.softmax), atol=0)
+    assert_close(found.decision_entropy, robustness.entropy(found.probabilities), atol=0)
+    heat = robustness.sensitivity(model, x, labels)
+    assert_close(found.sensitivity, heat, atol=1e-3)
+    attack = robustness.adversarial_accuracy(model, x.mean, labels, WIDTH * math.sqrt(6))
+    assert_close(found.adversary.margin, attack.margin, atol=1e-12)
+    assert found.input_shape == (6,)
+    assert found.method == "Exact()"
+
+
+def test_the_sampled_check_agrees_with_the_network() -> None:
+    model, x = network(6, 30, 4), noisy(2)
+    found = analysed(model, x, samples=20_000)
+    best = model(x.sample(20_000, generator(7))).argmax(-1)
+    shares = torch.stack([(best == c).double().mean(0) for c in range(4)], dim=-1)
+    assert_close(found.sampled.probability, shares, atol=0.02)
+    kept = found.sampled.probability.gather(-1, found.label[:, None])[:, 0]
+    assert_close(found.sampled_misclassification.probability, 1 - kept, atol=0)
+    assert_close(found.sampled.probability, found.probabilities.probability, atol=0.05)
+    assert_close(
+        found.budget_sampled.probability, torch.full((2,), 0.99, dtype=torch.float64), atol=0.02
+    )
+
+
+def test_one_of_a_batch_is_as_if_alone() -> None:
+    model, x = network(6, 30, 4), noisy(3)
+    found = analysed(model, x)
+    one, alone = found[1], analysed(model, x[1])
+    assert_close(one.probabilities.probability, alone.probabilities.probability, atol=1e-10)
+    assert_close(one.sensitivity, alone.sensitivity, atol=1e-10)
+    assert_close(one.budget.level, alone.budget.level, rtol=1e-3)
+    assert one.budget.reason == alone.budget.reason
+    assert not bool(one.budget.levels.isnan().any())
+    assert_close(one.adversary.margin, alone.adversary.margin, atol=1e-10)
+    assert_close(one.margin_mean, alone.margin_mean, atol=1e-12)
+    assert one.label.shape == ()
+    with pytest.raises(IndexError, match="pick one of a batch"):
+        found[0, 1]
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_few_classes_go_all_the_way(classes: int) -> None:
+    model = network(6, 30, classes)
+    found = analysed(model, noisy())
+    assert found.probabilities.probability.shape == (max(2, classes),)
+    assert float(found.probabilities.stderr.max()) == 0
+    assert found.margin_mean.shape == (max(2, classes) - 1,)
+    json.dumps(found.record())
+
+
+def test_a_record_is_json_with_every_field() -> None:
+    found = analysed(network(6, 20, 4), noisy(2))
     told = json.loads(json.dumps(found.record()))
-    assert len(told["probabilities"]["probability"]) == 2
-    assert len(told["sensitivity"][0]) == 6
+    assert set(told) == {*vars(found), "agrees"}
+    for name in ("probabilities", "sampled", "softmax"):
+        value = getattr(found, name)
+        assert told[name] == {
+            "probability": value.probability.tolist(), "stderr": value.stderr.tolist()
+        }  # fmt: skip
+    assert told["sensitivity"] == found.sensitivity.tolist()
     assert told["budget"]["reason"] == list(found.budget.reason)
-    assert "noise budget" in str(found)
+    assert told["adversary"]["robust"] == found.adversary.robust.tolist()
+    assert told["adversary"]["radius"] == found.adversary.ball.radius.tolist()
+
+
+def test_a_table_of_one_input_has_a_row_for_each_class() -> None:
+    found = analysed(network(6, 20, 4), noisy())
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["class", "probability", "sampled", "margin", "expected", "softmax"]
+    numbers = [int(line.split()[0]) for line in lines[1:5]]
+    order = found.probabilities.probability.argsort(descending=True).tolist()
+    assert numbers == order
+    assert lines[1].split()[1] == "*"
+    assert "in 2,000 samples" in str(found)
+    assert "99 % noise budget: found" in str(found)
+    assert "PGD in the 2-norm" in str(found)
+    assert found._repr_html_().count("<tr>") == 5
+
+
+def test_a_table_of_a_batch_has_a_row_for_each_input() -> None:
+    model, x = network(6, 20, 4), noisy(3)
+    wrong = (model(x.mean).argmax(-1) + 1) % 4
+    text = str(analysed(model, x, wrong))
+    assert text.count("misclassified without noise") == 3
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["0", "1", "2"]
+    assert "accuracy without noise 0 %" in text
+    single = analysed(model, noisy(1))  # which has a batch only because the network wants one
+    assert str(single).startswith("class")
+
+
+def test_it_says_where_samples_disagree() -> None:
+    """Two saturated units make logits that are far from Gaussian, a linear network none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[20.0, 0.0], [0.0, 20.0]]))
+        model[2].bias.copy_(torch.tensor([0.5, 0.0, 0.0]))
+    x = cp.Gaussian.isotropic(torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double(), 0.3, batch_dims=1)
+    found = analysed(model, x, 0)
+    assert found.agrees.tolist() == [False, False]
+    assert str(found).count("samples disagree") == 2
+    assert "more than chance" in str(found[0])
+    linear = analysed(network(6, 4), noisy(3))
+    assert linear.agrees.tolist() == [True] * 3
+    assert "disagree" not in str(linear)
+    assert "more than chance" not in str(linear[0])
+
+
+def test_images_batch_norm_and_dense_noise() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    ).eval()  # fmt: skip
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    matrix = 0.02 * random_gaussian(2, size=16).covariance_matrix.float()
+    x = cp.Gaussian(torch.rand(2, 1, 4, 4), matrix)
+    found = analysed(model, x, bounds=(0.0, 1.0), norm=math.inf, radius=0.05, steps=5)
+    assert found.sensitivity.shape == (2, 1, 4, 4)
+    assert found.sensitivity.dtype == torch.float32
+    assert found.adversary.ball.norm == math.inf
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "inf-norm" in str(found[0])
+
+
+def test_other_methods_and_their_mixtures() -> None:
+    """Split inputs are closer to sampling than two moments; the result says which method it was."""
+    model = network(4, 8, 3)
+    x = cp.Gaussian.isotropic(random_gaussian(size=4).mean, 1.5)
+    sampled = robustness.sampled_probabilities(model, x, 200_000, generator(3)).probability
+    plain, split = (analysed(model, x, method=method) for method in (cp.Exact(), cp.Split(7, 2)))
+    errors = [
+        float((found.probabilities.probability - sampled).abs().max()) for found in (plain, split)
+    ]
+    assert errors[1] < 0.7 * errors[0]
+    assert split.method == "Split(components=7, directions=2)"
+    y = cp.propagate(model, x, cp.Split(7, 2))
+    parts = robustness.class_probabilities(y.mixture.components).probability
+    expected = (y.mixture.weights[:, None] * parts).sum(0)
+    assert_close(split.probabilities.probability, expected, atol=1e-12)
+    softmax = robustness.expected_softmax(y.mixture.components, points=2**14).probability
+    expected = (y.mixture.weights[:, None] * softmax).sum(0)
+    assert_close(split.softmax.probability, expected, atol=1e-4)
+
+
+def test_it_is_deterministic_and_nothing_global_is_touched() -> None:
+    model, x = network(6, 20, 4), noisy(2)
+    state = torch.get_rng_state()
+    first, second = analysed(model, x), analysed(model, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.record() == second.record()
+    assert not any(
+        value.requires_grad for value in vars(first).values() if isinstance(value, Tensor)
+    )
+
+
+def test_models_that_draw_or_learn_are_refused() -> None:
+    x = noisy()
+    with pytest.raises(cp.UnsupportedOperation, match=r"call model\.eval"):
+        analysed(nn.Sequential(nn.Dropout(), nn.Linear(6, 2)).double(), x)
+    with pytest.raises(cp.UnsupportedOperation, match="batch norm"):
+        analysed(nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)).double(), noisy(3))
+    with pytest.raises(cp.UnsupportedOperation, match="gives no gradients"):
+        analysed(network(6, 2), x, method=cp.MonteCarlo(10))
+    with pytest.raises(ValueError, match="does not vary"):
+        analysed(network(6, 2), cp.Gaussian.constant(x.mean))

@@ -82,8 +82,8 @@ def propagate(
 ) -> Answer:
     """Mean and covariance of the output for a Gaussian input."""
     chosen = method(method_name, seed)
-    file = output.check_writable(out, tuple(output.WRITERS), "--out")
-    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
+    file = output.wanted(out, tuple(output.WRITERS), "--out")
+    page = output.wanted(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     y = propagation.run(question, chosen, seed)
@@ -116,7 +116,7 @@ def compare(
 ) -> Answer:
     """Methods against Monte Carlo on this network and input."""
     methods = [method(name, seed) for name in method_names or ()]
-    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
+    page = output.wanted(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     comparison = comparing.run(question, methods, samples, seed)
@@ -172,7 +172,7 @@ def robustness(
 ) -> Answer:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
     chosen = method(method_name, seed)
-    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
+    page = output.wanted(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     settings = deciding.Settings(label, probability, samples, radius, norm, seed)
@@ -184,9 +184,10 @@ def robustness(
 
 
 @app.command()
-def demo(as_json: options.Json = False) -> Answer:
-    """A classifier of digits behind a noisy sensor, trained and propagated."""
-    return demonstration.answer(as_json)
+def demo(report: options.DemoReport = "covprop-demo.html", as_json: options.Json = False) -> Answer:
+    """A classifier of digits behind a noisy sensor, trained and asked."""
+    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
+    return demonstration.answer(page, as_json)
 
 
 @app.command("doctor")

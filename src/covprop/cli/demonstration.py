@@ -3,16 +3,17 @@
 import importlib
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from covprop.cli.answers import Answer
 from covprop.cli.refusals import Refusal
 
 
-def answer(as_json: bool) -> Answer:
+def answer(report: Path, as_json: bool) -> Answer:
     """The demo tells as it goes; with --json it tells that to standard error."""
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        found: dict[str, Any] = _demo().main()
+        found: dict[str, Any] = _demo().main(report)
     return Answer(found, (), as_json)
 
 

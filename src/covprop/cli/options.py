@@ -118,3 +118,6 @@ Norm: TypeAlias = Annotated[
 Report: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE.html", help="Write a page with figures.")
 ]
+DemoReport: TypeAlias = Annotated[
+    str, typer.Option("--report", metavar="FILE.html", help="The page that it ends with.")
+]

@@ -24,10 +24,13 @@ LONGEST_NAME = 100
 """Characters of a name that its temporary file repeats."""
 
 
-def check_writable(text: str | None, suffixes: tuple[str, ...], option: str) -> Path | None:
+def wanted(text: str | None, suffixes: tuple[str, ...], option: str) -> Path | None:
+    """The path of an output file that may be left out."""
+    return None if text is None else check_writable(text, suffixes, option)
+
+
+def check_writable(text: str, suffixes: tuple[str, ...], option: str) -> Path:
     """The path of an output file, refused before any work if it could not be written."""
-    if text is None:
-        return None
     path = Path(text)
     if path.suffix.lower() not in suffixes:
         raise Refusal(f"{option} {text!r}: the name ends with none of {', '.join(suffixes)}")

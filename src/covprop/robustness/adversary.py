@@ -1,7 +1,7 @@
 """Projected gradient descent: the usual, coarser measure of robustness."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -41,6 +41,16 @@ class Adversarial:
     def clean_accuracy(self) -> float:
         """The share that is right without an attack."""
         return float(self.correct.double().mean())
+
+    def pick(self, place: tuple[int, ...]) -> "Adversarial":
+        """One of a batch."""
+        radius = self.ball.radius
+        if isinstance(radius, Tensor) and radius.dim():
+            radius = radius[place]
+        return Adversarial(
+            replace(self.ball, radius=radius), self.correct[place], self.robust[place],
+            self.margin[place], self.found[place],
+        )  # fmt: skip
 
 
 def adversarial_accuracy(

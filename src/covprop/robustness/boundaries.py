@@ -22,16 +22,67 @@ from covprop.kernels.normal import (
     standard_deviation,
     standardise,
 )
-from covprop.robustness.logits import differences, others
-from covprop.robustness.orthant import Vectors, orthant_slope
+from covprop.robustness.logits import differences, marginal_differences, others
+from covprop.robustness.orthant import DEGENERATE, Vectors, orthant_slope
 from covprop.robustness.randomisation import Randomisation
+
+HELD = 2**21
+"""Entries of covariances at a boundary that are held at a time."""
+
+
+def gradient(
+    mean: Tensor, covariance: Tensor, weights: Tensor, rounding: float, points: Randomisation
+) -> tuple[Tensor, Tensor]:
+    """dL/dmu (rows, classes) and dL/dS (rows, classes, classes) for weights g (rows, classes)."""
+    slope, curvature = torch.zeros_like(mean), torch.zeros_like(covariance)
+    step = max(1, HELD // mean.shape[-1] ** 2)
+    every = _boundaries(mean, covariance, weights, rounding)
+    for row, pair in zip(*(part.split(step) for part in every), strict=True):
+        tie = Tie.of(mean[row], covariance[row], pair, rounding)
+        change = weights[row].gather(1, pair)
+        change = (change[:, 0] - change[:, 1])[:, None]  # g_i - g_j
+        boundary, by_mean = _density(tie, points)
+        direction = torch.zeros_like(by_mean)  # e_i - e_j
+        direction.scatter_(1, pair[:, :1], 1.0).scatter_(1, pair[:, 1:], -1.0)
+        slope.index_add_(0, row, change * boundary[:, None] * direction)
+        outer = change[:, :, None] * direction[:, :, None] * by_mean[:, None, :]
+        curvature.index_add_(0, row, outer)
+    return slope, (curvature + curvature.mT) / 4
+
+
+def _boundaries(
+    mean: Tensor, covariance: Tensor, weights: Tensor, rounding: float
+) -> tuple[Tensor, Tensor]:
+    """Rows (pairs,) and pairs (pairs, 2) of classes between which something changes.
+
+    Their weights differ, so does what varies, and by a bound the density is more than rounding to
+    the densest of the row: B_ij sigma <= phi(m / sigma) min_k P(y_i > y_k | y_i = y_j).
+    """
+    rows, classes = mean.shape
+    pairs = torch.combinations(torch.arange(classes, device=mean.device))
+    row = torch.arange(rows, device=mean.device).repeat_interleave(len(pairs))
+    pair = pairs.repeat(rows, 1)
+    chosen = weights[row].gather(1, pair)
+    kept = chosen[:, 0] != chosen[:, 1]
+    row, pair = row[kept], pair[kept]
+    every = torch.arange(classes, device=mean.device).expand(len(row), classes)
+    shift, variance, across, size = marginal_differences(mean, covariance, row, pair, every)
+    variance = torch.where(variance > DEGENERATE * rounding * size, variance, 0)
+    own, apart = variance.gather(1, pair[:, 1:]), shift.gather(1, pair[:, 1:])
+    gain = across * inverse_deviation(own).square()
+    rest = (variance - gain * across).clamp(min=0)
+    z = standardise(shift - gain * apart, standard_deviation(rest))
+    chance = cumulative(z).scatter(1, pair, 1.0).amin(-1)
+    bound = density(standardise(apart, standard_deviation(own)))[:, 0] * chance
+    bound = torch.where(own[:, 0] > 0, bound, 0)
+    largest = bound.new_zeros(rows).scatter_reduce(0, row, bound, "amax")
+    dense = bound > torch.finfo(bound.dtype).eps * largest[row]
+    return row[dense], pair[dense]
 
 
 class Tie(NamedTuple):
-    """Pairs of classes (i, j), in some rows: moments of their difference, and all else at a tie."""
+    """Pairs of classes (i, j): moments of their difference, and all else where they tie."""
 
-    row: Tensor
-    """(pairs,)"""
     pair: Tensor
     """(pairs, 2)"""
     mean: Tensor
@@ -44,73 +95,21 @@ class Tie(NamedTuple):
     rest: Vectors
     """y_i - y_k, given that y_i = y_j."""
 
-    def only(self, kept: Tensor) -> "Tie":
-        """Some of them."""
-        return Tie(
-            self.row[kept], self.pair[kept], self.mean[kept], self.variance[kept],
-            self.rivals[kept], self.gain[kept], self.rest[kept],
-        )  # fmt: skip
-
-
-def gradient(
-    mean: Tensor, covariance: Tensor, weights: Tensor, rounding: float, points: Randomisation
-) -> tuple[Tensor, Tensor]:
-    """dL/dmu (rows, classes) and dL/dS (rows, classes, classes) for weights g (rows, classes)."""
-    tie = _significant(_ties(mean, covariance, weights, rounding))
-    slope, curvature = torch.zeros_like(mean), torch.zeros_like(covariance)
-    if not len(tie.row):
-        return slope, curvature
-    change = weights[tie.row].gather(1, tie.pair)
-    change = (change[:, 0] - change[:, 1])[:, None]  # g_i - g_j
-    boundary, by_mean = _density(tie, points)
-    direction = torch.zeros_like(by_mean)  # e_i - e_j
-    direction.scatter_(1, tie.pair[:, :1], 1.0).scatter_(1, tie.pair[:, 1:], -1.0)
-    slope = slope.index_add(0, tie.row, change * boundary[:, None] * direction)
-    outer = change[:, :, None] * direction[:, :, None] * by_mean[:, None, :]
-    curvature = curvature.index_add(0, tie.row, outer)
-    return slope, (curvature + curvature.mT) / 4
-
-
-def _ties(mean: Tensor, covariance: Tensor, weights: Tensor, rounding: float) -> Tie:
-    """Every pair of classes with different weights whose difference varies."""
-    rows, classes = mean.shape
-    pairs = torch.combinations(torch.arange(classes, device=mean.device))
-    row = torch.arange(rows, device=mean.device).repeat_interleave(len(pairs))
-    pair = pairs.repeat(rows, 1)
-    chosen = weights[row].gather(1, pair)
-    kept = chosen[:, 0] != chosen[:, 1]
-    row, pair = row[kept], pair[kept]
-    rivals = others(pair, classes)
-    order = torch.cat([pair[:, 1:], rivals], dim=1)
-    shift, matrix, size = differences(mean[row], covariance[row], pair[:, 0], order)
-    variance = Vectors(shift, matrix, size, rounding).variance[:, 0]
-    across = matrix[:, 1:, 0]
-    gain = across * inverse_deviation(variance)[:, None].square()
-    rest = Vectors(
-        shift[:, 1:] - gain * shift[:, :1],
-        matrix[:, 1:, 1:] - gain[:, :, None] * across[:, None, :],
-        size[:, 1:],
-        rounding,
-    )
-    tie = Tie(row, pair, shift[:, 0], variance, rivals, gain, rest)
-    return tie.only(variance > 0)
-
-
-def _significant(tie: Tie) -> Tie:
-    """Without the boundaries that, by a bound, are rounding to the densest one of their row.
-
-    B_ij sigma <= phi(m / sigma) min_k P(y_i > y_k | y_i = y_j).
-    """
-    if not len(tie.row):
-        return tie
-    bound = density(standardise(tie.mean, standard_deviation(tie.variance)))
-    if tie.rivals.shape[1]:
-        rest = standardise(tie.rest.mean, standard_deviation(tie.rest.variance))
-        bound = bound * cumulative(rest).amin(-1)
-    count = int(tie.row.max()) + 1
-    largest = torch.zeros(count, dtype=bound.dtype, device=bound.device)
-    largest = largest.scatter_reduce(0, tie.row, bound, "amax")
-    return tie.only(bound > torch.finfo(bound.dtype).eps * largest[tie.row])
+    @classmethod
+    def of(cls, mean: Tensor, covariance: Tensor, pair: Tensor, rounding: float) -> "Tie":
+        """From the moments (pairs, classes) of all logits."""
+        rivals = others(pair, mean.shape[-1])
+        order = torch.cat([pair[:, 1:], rivals], dim=1)
+        shift, matrix, size = differences(mean, covariance, pair[:, 0], order)
+        variance, across = matrix[:, 0, 0], matrix[:, 1:, 0]
+        gain = across / variance[:, None]
+        rest = Vectors(
+            shift[:, 1:] - gain * shift[:, :1],
+            matrix[:, 1:, 1:] - gain[:, :, None] * across[:, None, :],
+            size[:, 1:],
+            rounding,
+        )
+        return cls(pair, shift[:, 0], variance, rivals, gain, rest)
 
 
 def _density(tie: Tie, points: Randomisation) -> tuple[Tensor, Tensor]:

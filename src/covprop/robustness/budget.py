@@ -1,7 +1,7 @@
 """How much noise a decision takes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -63,6 +63,21 @@ class NoiseBudget:
         """Whether there is a level at which the probability is the target, (*batch,)."""
         known = [reason in (FOUND, NOT_MONOTONE) for reason in self.reason]
         return torch.tensor(known, device=self.level.device).reshape(self.level.shape)
+
+    def pick(self, place: tuple[int, ...]) -> "NoiseBudget":
+        """One of a batch; with what was tried for it."""
+        numbers = torch.arange(self.level.numel()).reshape(self.level.shape)
+        column: Any = (slice(None), *place)
+        tried = ~self.levels[column].isnan()
+        return replace(
+            self,
+            level=self.level[place],
+            stddev=self.stddev[place],
+            reason=(self.reason[int(numbers[place])],),
+            probability=self.probability[place],
+            levels=self.levels[column][tried],
+            probabilities=self.probabilities[column][tried],
+        )
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers, lists and words, for JSON."""
@@ -168,7 +183,7 @@ class _Search:
         """Phi^-1(P(label)) - Phi^-1(target) at a level (*batch,), noted where active."""
         noisy = scaled(self.shape, level)
         given = Logits.of(propagate(self.model, noisy, method=self.method))
-        lost = misclassification(given, given.labels(self.labels), self.points)
+        lost = misclassification(given, self.labels, self.points)
         unknown = torch.full_like(level, math.nan)
         self.levels.append(torch.where(active, level, unknown))
         self.kept.append(torch.where(active, 1 - lost.probability.double(), unknown))

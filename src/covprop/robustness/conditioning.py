@@ -45,7 +45,7 @@ class Conditioning:
         """A pivoted Cholesky factor; the next pivot is what is least likely to hold.
 
         Columns before it stand at their means within their intervals (Gibson, Glasbey & Elston
-        1994; Genz & Bretz 2009, section 4.1.3). floor (rows, n): variances that are rounding.
+        1994; Genz & Bretz 2009, chapter 4). floor (rows, n): variances that are rounding.
         """
         size = mean.shape[-1]
         rest, expected = covariance.clone(), mean.clone()
@@ -78,23 +78,16 @@ class Conditioning:
     def slope(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """The average of the product, (rows,), and its derivative by the mean, (rows, n).
 
-        Backwards through the columns. With e the probability of the interval (l, h) and x the point
-        of it that has the share w below it, de = phi(h) dh - phi(l) dl and
-        phi(x) dx = w phi(h) dh + (1 - w) phi(l) dl.
+        Backwards through the columns.
         """
         product, columns, xi = self._run(uniform)
-        by_xi = torch.zeros_like(xi)
-        by_mean = torch.zeros_like(self.mean)
+        by_xi, by_mean = torch.zeros_like(xi), torch.zeros_like(self.mean)
+        nothing = torch.zeros_like(product)  # what the last column's xi, never drawn, leads to
         for k in reversed(range(len(columns))):
             column = columns[k]
             by_share = product / torch.where(column.share > 0, column.share, 1)
-            by_low, by_high = -density(column.low) * by_share, density(column.high) * by_share
-            if k < xi.shape[1]:
-                x, part = xi[:, k], uniform[k]
-                pulled = torch.where(column.share > 0, by_xi[:, k], 0)
-                by_low = by_low + pulled * (1 - part) * _density_ratio(column.low, x)
-                by_high = by_high + pulled * part * _density_ratio(column.high, x)
-            by_at = column.pulled_back(by_low, by_high)  # (rows, members, points)
+            drawn = (by_xi[:, k], xi[:, k], uniform[k]) if k < len(uniform) else (nothing,) * 3
+            by_at = column.pulled_back(by_share, *drawn)  # (rows, members, points)
             by_mean.scatter_add_(1, column.constraints, by_at.mean(-1))
             by_xi[:, :k] += column.before.mT @ by_at
         return product.mean(-1), by_mean
@@ -126,10 +119,7 @@ class Conditioning:
         lines = self.factor.gather(1, index[..., None].expand(*index.shape, k + 1))
         entries = torch.where(member, lines[..., k], 0)
         at = self.mean.gather(1, index)[..., None] + lines[..., :k] @ xi[:, :k]
-        bound = -at / torch.where(entries != 0, entries, 1)[..., None]
-        low = torch.where((entries > 0)[..., None], bound, -math.inf)
-        high = torch.where((entries < 0)[..., None], bound, math.inf)
-        return Column.of(index, lines[..., :k], entries, low, high)
+        return Column.of(index, lines[..., :k], entries, at)
 
 
 class Column(NamedTuple):
@@ -141,22 +131,21 @@ class Column(NamedTuple):
     """What the columns before it do to them, (rows, members, k)."""
     entries: Tensor
     """What this one does, (rows, members); 0 for those that fill up the row."""
-    binding: tuple[Tensor, Tensor]
-    """Which member gives the lower end and which the upper, (rows, points)."""
-    low: Tensor
-    high: Tensor
+    ends: list[tuple[Tensor, Tensor]]
+    """The lower end and the member that gives it, (rows, points); the upper one if there is any."""
     share: Tensor
     """(rows, points)"""
 
     @classmethod
-    def of(
-        cls, index: Tensor, before: Tensor, entries: Tensor, low: Tensor, high: Tensor
-    ) -> "Column":
-        """From the ends that each member gives, (rows, members, points)."""
-        lowest, highest = low.max(1), high.min(1)
-        share = cumulative_difference(highest.values, lowest.values).clamp(min=0)
-        binding = (lowest.indices, highest.indices)
-        return cls(index, before, entries, binding, lowest.values, highest.values, share)
+    def of(cls, constraints: Tensor, before: Tensor, entries: Tensor, at: Tensor) -> "Column":
+        """From what the constraints are without this xi, at (rows, members, points)."""
+        bound = -at / torch.where(entries != 0, entries, 1)[..., None]
+        low, below = torch.where((entries > 0)[..., None], bound, -math.inf).max(1)
+        if not bool((entries < 0).any()):  # as always where the covariance is not singular
+            return cls(constraints, before, entries, [(low, below)], cumulative(-low))
+        high, above = torch.where((entries < 0)[..., None], bound, math.inf).min(1)
+        share = cumulative_difference(high, low).clamp(min=0)
+        return cls(constraints, before, entries, [(low, below), (high, above)], share)
 
     def within(self, uniform: Tensor) -> Tensor:
         """The point of the interval below which the uniform part of its probability is.
@@ -164,28 +153,33 @@ class Column(NamedTuple):
         Found in the tail where probabilities are small; where the interval has none, the product is
         zero whatever the point.
         """
-        upper = self.high + self.low > 0
-        start = cumulative(torch.where(upper, -self.high, self.low))
-        at = start + torch.where(upper, 1 - uniform, uniform) * self.share
+        at, sign = (1 - uniform) * self.share, torch.tensor(-1.0).to(uniform)
+        if len(self.ends) > 1:
+            (low, _), (high, _) = self.ends
+            upper = high + low > 0
+            start = cumulative(torch.where(upper, -high, low))
+            at = torch.where(upper, start + at, start + uniform * self.share)
+            sign = torch.where(upper, -1.0, 1.0).to(uniform)
         inside = (at > torch.finfo(at.dtype).tiny) & (at < 1)
-        xi = torch.special.ndtri(torch.where(inside, at, 0.5))
-        return torch.where(inside, torch.where(upper, -xi, xi), 0)
+        return torch.where(inside, sign * torch.special.ndtri(torch.where(inside, at, 0.5)), 0)
 
-    def pulled_back(self, by_low: Tensor, by_high: Tensor) -> Tensor:
-        """Derivatives by the ends as derivatives by the members, (rows, members, points)."""
-        shape = (*self.entries.shape, by_low.shape[-1])
-        by_bound = by_low.new_zeros(shape).scatter_add_(
-            1, self.binding[0][:, None], by_low[:, None]
-        )
-        by_bound.scatter_add_(1, self.binding[1][:, None], by_high[:, None])
+    def pulled_back(self, by_share: Tensor, by_xi: Tensor, xi: Tensor, uniform: Tensor) -> Tensor:
+        """Derivatives by the share and by xi as those by the constraints (rows, members, points).
+
+        With e the share of the interval (l, h) and x the point of it that has the part w below it,
+        de = phi(h) dh - phi(l) dl and phi(x) dx = w phi(h) dh + (1 - w) phi(l) dl.
+        """
+        by_xi = torch.where(self.share > 0, by_xi, 0)
+        by_bound = by_xi.new_zeros(*self.entries.shape, by_xi.shape[-1])
+        for (end, member), sign, part in zip(
+            self.ends, (-1, 1), (1 - uniform, uniform), strict=False
+        ):
+            ratio = torch.exp((xi.square() - end.square()) / 2)  # phi(end) / phi(xi)
+            by_end = sign * density(end) * by_share + by_xi * part * ratio
+            by_bound.scatter_add_(1, member[:, None], by_end[:, None])
         return -by_bound / torch.where(self.entries != 0, self.entries, math.inf)[..., None]
 
 
 def _truncated_mean(z: Tensor) -> Tensor:
     """E[xi | xi > -z] = phi(z) / Phi(z), also far in the tail."""
     return math.sqrt(2 / math.pi) / torch.special.erfcx(-z / SQRT_2)
-
-
-def _density_ratio(end: Tensor, x: Tensor) -> Tensor:
-    """phi(end) / phi(x), 0 at an infinite end."""
-    return torch.exp((x.square() - end.square()) / 2)

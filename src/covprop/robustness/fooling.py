@@ -99,7 +99,7 @@ def fooling_rate(
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> FoolingRate:
-    """Fooling rates under noise of each level (Bibi et al. 2018, section 5), and by sampling.
+    """Fooling rates under noise of each level (Bibi et al. 2018), and by sampling.
 
     inputs: Gaussians, whose standard deviations are multiplied with the levels; or a tensor, of
     whose dimensions batch_dims are a batch, for isotropic noise with the levels as its standard
@@ -115,7 +115,7 @@ def fooling_rate(
     for level in numbers.tolist():
         noisy = scaled(x, torch.full(x.batch_shape, level, dtype=x.dtype, device=x.device))
         given = Logits.of(propagate(model, noisy, method=method))
-        found.append(misclassification(given, given.labels(chosen), fixed))
+        found.append(misclassification(given, chosen, fixed))
         counted.append(label_share(wins(classifier, noisy, samples, generator), chosen))
     each = torch.stack([one.probability for one in found])
     errors = torch.stack([one.stderr.double().mean() for one in found])  # as all have their points

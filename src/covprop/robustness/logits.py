@@ -54,9 +54,8 @@ class Logits:
         return torch.finfo(self.dtype).eps
 
     def labels(self, label: int | Tensor) -> Tensor:
-        """Class numbers (rows,), one for each of the batch or one for all."""
-        numbers = class_numbers(label, self.batch_shape, self.classes, self.mean.device)
-        return numbers.reshape(-1).repeat(1 if self.weights is None else len(self.weights))
+        """Class numbers (batch,), one for each of it or one for all."""
+        return class_numbers(label, self.batch_shape, self.classes, self.mean.device).reshape(-1)
 
     def averaged(self, values: Tensor) -> Tensor:
         """Averages over the components of a mixture: (*any, rows, k) -> (*any, batch, k)."""
@@ -120,6 +119,24 @@ def differences(
     return mean[rows, base][:, None] - mean.gather(1, rivals), matrix, size.detach()
 
 
+def marginal_differences(
+    mean: Tensor, covariance: Tensor, row: Tensor, pair: Tensor, rivals: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of y_i - y_k for pairs (i, j) and rivals k: mean, variance, covariance with y_i - y_j, size.
+
+    mean (rows, classes); row (pairs,), pair (pairs, 2), rivals (pairs, k): each (pairs, k).
+    """
+    first, second = pair.T
+    own = covariance[row, first, first][:, None]
+    to_first = covariance[row, first].gather(1, rivals)
+    to_second = covariance[row, second].gather(1, rivals)
+    theirs = covariance.diagonal(dim1=-2, dim2=-1)[row].gather(1, rivals)
+    shift = mean[row, first][:, None] - mean[row].gather(1, rivals)
+    across = own - covariance[row, first, second][:, None] - to_first + to_second
+    size = own.abs() + 2 * to_first.abs() + theirs.abs()
+    return shift, own - 2 * to_first + theirs, across, size
+
+
 def margins(logits: Gaussian, label: int | Tensor) -> Gaussian:
     """The Gaussian of the label's logit less every other one.
 
@@ -128,7 +145,7 @@ def margins(logits: Gaussian, label: int | Tensor) -> Gaussian:
     """
     given = Logits.of(logits)
     size = logits.event_shape[-1]
-    labels = class_numbers(label, given.batch_shape, given.classes, given.mean.device).reshape(-1)
+    labels = given.labels(label)
     rivals = others(labels[:, None], given.classes)
     mean, matrix, _ = differences(*_flat(logits, size), labels, rivals)
     return Gaussian(

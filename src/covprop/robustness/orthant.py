@@ -63,6 +63,14 @@ class Vectors:
         """Some of them."""
         return Vectors(self.mean[rows], self.covariance[rows], self.size[rows], self.rounding)
 
+    def take(self, index: Tensor) -> "Vectors":
+        """Some elements of each, index (rows, k)."""
+        rows = torch.arange(len(index), device=index.device)[:, None, None]
+        matrix = self.covariance[rows, index[:, :, None], index[:, None, :]]
+        return Vectors(
+            self.mean.gather(1, index), matrix, self.size.gather(1, index), self.rounding
+        )
+
 
 def orthant(vectors: Vectors, points: Randomisation) -> Tensor:
     """P(every element > 0), (replicates, rows): one replicate where it is exact.
@@ -74,8 +82,8 @@ def orthant(vectors: Vectors, points: Randomisation) -> Tensor:
         return _closed(vectors)[None]
     uniform = points.uniform(size - 1, vectors.mean.device)
     parts = [vectors.mean.new_zeros(points.replicates, 0)]
-    for part in _parts(vectors, uniform.numel()):
-        product = part.conditioning().probability(uniform)
+    for part, index in _parts(vectors, uniform.numel()):
+        product = part.conditioning().probability(uniform[: index.shape[1] - 1])
         parts.append(product.unflatten(1, (points.replicates, points.each)).mean(-1).mT)
     return torch.cat(parts, dim=1)
 
@@ -90,18 +98,32 @@ def orthant_slope(vectors: Vectors, points: Randomisation) -> tuple[Tensor, Tens
         return _closed(vectors), _closed_slope(vectors)
     uniform = points.uniform(size - 1, vectors.mean.device)
     values, slopes = [vectors.mean.new_zeros(0)], [vectors.mean.new_zeros(0, size)]
-    for part in _parts(vectors, KEPT * uniform.numel()):
-        value, slope = part.conditioning().slope(uniform)
+    for part, index in _parts(vectors, KEPT * uniform.numel()):
+        value, slope = part.conditioning().slope(uniform[: index.shape[1] - 1])
         values.append(value)
-        slopes.append(slope)
+        slopes.append(slope.new_zeros(len(slope), size).scatter_(1, index, slope))
     return torch.cat(values), torch.cat(slopes)
 
 
-def _parts(vectors: Vectors, each: int) -> Iterator[Vectors]:
-    """Some rows at a time, as each takes so many numbers."""
-    step = max(1, HELD // each)
+def _parts(vectors: Vectors, each: int) -> Iterator[tuple[Vectors, Tensor]]:
+    """Some rows at a time, as each takes so many numbers, and the elements that matter in them."""
+    step = max(1, HELD // max(1, each))
     for start in range(0, len(vectors.mean), step):
-        yield vectors[slice(start, start + step)]
+        part = vectors[slice(start, start + step)]
+        index = _doubtful(part)
+        yield part.take(index), index
+
+
+def _doubtful(vectors: Vectors) -> Tensor:
+    """The elements that may well be negative, (rows, as many as the row with most of them needs).
+
+    What all others together could change, sum_i P(d_i < 0), is rounding to P <= min_i P(d_i > 0).
+    """
+    z = _standardised(vectors)
+    chance = torch.where((vectors.mean == 0) & (vectors.variance == 0), 1, cumulative(-z))
+    least = torch.finfo(z.dtype).eps / z.shape[-1] * cumulative(z).amin(-1, keepdim=True)
+    count = max(1, int((chance > least).sum(-1).max()))
+    return chance.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 
 def _standardised(vectors: Vectors) -> Tensor:

@@ -1,7 +1,7 @@
 """What an analysis found: numbers for people, for scripts and for reports."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -12,6 +12,9 @@ from covprop.robustness.adversary import Adversarial
 from covprop.robustness.budget import FOUND, NoiseBudget
 from covprop.robustness.probabilities import Probabilities
 
+NOISY = 5.0
+"""Standard errors that chance explains."""
+DISAGREES = "samples disagree"
 SHOWN = 50
 """Inputs of a batch, or classes, that a table has a row for."""
 
@@ -65,9 +68,37 @@ class Robustness:
     """Projected gradient descent; its ball is as large as the noise unless another was given."""
 
     @property
+    def agrees(self) -> Tensor:
+        """Whether samples and propagation tell the same misclassification, (*batch,).
+
+        Within five standard errors of both; else the logits are not Gaussian enough, and the
+        samples are right.
+        """
+        ours, theirs = self.misclassification, self.sampled_misclassification
+        error = NOISY * (ours.stderr + theirs.stderr)
+        return (ours.probability - theirs.probability).abs() <= error
+
+    @property
     def table(self) -> Table:
         """A row for each class of one input, or for each input of a batch."""
-        return _of_one(self) if self.label.dim() == 0 else _of_many(self)
+        if self.label.numel() == 1:
+            return _of_one(self[(0,) * self.label.dim()])
+        return _of_many(self)
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> "Robustness":
+        """One input of a batch."""
+        place = index if isinstance(index, tuple) else (index,)
+        if len(place) != self.label.dim():
+            raise IndexError(
+                f"{len(place)} numbers do not pick one of a batch {tuple(self.label.shape)}"
+            )
+        changed: dict[str, Any] = {
+            name: _picked(value, place)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | Probabilities)
+        }
+        budget, adversary = self.budget.pick(place), self.adversary.pick(place)
+        return replace(self, **changed, budget=budget, adversary=adversary)
 
     def __str__(self) -> str:
         """The table."""
@@ -80,7 +111,7 @@ class Robustness:
         """Every field as plain numbers, lists and words, for JSON."""
         told = {
             "method": self.method, "input_shape": self.input_shape, "samples": self.samples,
-            "label": self.label, "predicted": self.predicted,
+            "label": self.label, "predicted": self.predicted, "agrees": self.agrees,
         }  # fmt: skip
         pairs = ("probabilities", "sampled", "misclassification", "sampled_misclassification",
                  "softmax", "budget_sampled")  # fmt: skip
@@ -95,6 +126,12 @@ class Robustness:
             "margin": self.adversary.margin,
         }  # fmt: skip
         return {key: plain(_listed(value)) for key, value in told.items()}
+
+
+def _picked(value: Tensor | Probabilities, place: tuple[int, ...]) -> Tensor | Probabilities:
+    if isinstance(value, Tensor):
+        return value[place]
+    return Probabilities(value.probability[place], value.stderr[place])
 
 
 def _pair(found: Probabilities) -> dict[str, Tensor]:
@@ -131,7 +168,8 @@ def _of_one(found: Robustness) -> Table:
     notes += [
         f"* the label; without noise the network says {int(found.predicted)}",
         f"misclassified with probability {_estimate(found.misclassification)}; in {found.samples:,}"
-        f" samples {_estimate(found.sampled_misclassification)}",
+        f" samples {_estimate(found.sampled_misclassification)}"
+        + ("" if bool(found.agrees) else ", which is more than chance: the samples are right"),
         f"entropy {in_digits(float(found.entropy))} nats of the expected softmax, "
         f"{in_digits(float(found.decision_entropy))} of the decision",
         _budget_note(found),
@@ -173,7 +211,7 @@ def _of_many(found: Robustness) -> Table:
             _estimate(found.sampled_misclassification, place),
             in_digits(float(found.entropy[place])), in_digits(float(found.budget.level[place])),
             "holds" if bool(found.adversary.robust[place]) else "fooled",
-            "" if reason == FOUND else reason,
+            _remarks(found, place, reason),
         )
         for place, reason in zip(places[:SHOWN], found.budget.reason, strict=False)
     )  # fmt: skip
@@ -181,6 +219,7 @@ def _of_many(found: Robustness) -> Table:
     wrong = found.misclassification.probability.double().mean()
     notes = [f"and {left} more inputs"] if left else []
     notes += [
+        "result[i] has the classes of one input",
         f"average probability of misclassification {in_digits(float(wrong))}; "
         f"accuracy without noise {in_percent(found.adversary.clean_accuracy)}, under PGD "
         f"{in_percent(found.adversary.accuracy)}",
@@ -188,6 +227,11 @@ def _of_many(found: Robustness) -> Table:
         f"{found.budget.target:g}",
     ]
     return Table(head, rows, remarks=2, notes=tuple(notes))
+
+
+def _remarks(found: Robustness, place: tuple[int, ...], reason: str) -> str:
+    said = [] if reason == FOUND else [reason]
+    return "; ".join(said if bool(found.agrees[place]) else [*said, DISAGREES])
 
 
 def _estimate(found: Probabilities, place: Any = ()) -> str:

@@ -88,7 +88,7 @@ def sensitivity(
 ) -> Tensor:
     """d(measure) / d(variance of each input element), in the shape of the input's mean.
 
-    From one gradient through `cp.propagate` (Bibi et al. 2018, section 5). Variances, not standard
+    From one gradient through `cp.propagate` (Bibi et al. 2018). Variances, not standard
     deviations: that derivative is finite at zero noise, and times 2 sigma it is that with respect
     to the standard deviation sigma. Of a dense covariance the diagonal changes, all else stays.
 

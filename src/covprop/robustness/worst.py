@@ -224,7 +224,7 @@ class _Ascent:
             leaf = parameter.detach().requires_grad_()
             output = propagate(self.model, self.inside.gaussian(leaf), method=self.method)
             given = Logits.of(output)
-            wrong = misclassification(given, given.labels(self.labels), self.points)
+            wrong = misclassification(given, self.labels, self.points)
             margin = StandardisedMargin()(output, self.labels)
             if not margin.requires_grad:
                 raise UnsupportedOperation(
