@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 DEADLINE = 90.0
 """Seconds after which the processes are ended."""
-PRELOADED = ["torch", "torch.distributed.tensor", "covprop", "numpy"]
+PRELOADED = ["covprop", "mpmath", "pytest", "torch._dynamo", "torch.distributed.tensor"]
+"""By the server; DTensor imports dynamo when it is first used."""
 
 
 class Lost(AssertionError):

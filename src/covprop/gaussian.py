@@ -29,9 +29,9 @@ class Gaussian:
     `n = prod(event)`.
 
     The covariance is a tensor, a `DTensor` whose rows are sharded (docs/scale.md) or a structure
-    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch. Immutable: tensors are not copied, and those of a result
-    may be those of an input, so do not write into them. `validate_args=False` skips checks of
-    values.
+    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch.
+    Immutable: tensors are not copied, and those of a result may be those of an input, so do not
+    write into them. `validate_args=False` skips checks of values.
     """
 
     __slots__ = ("_covariance", "_mean", "_method", "_mixture", "_sampling")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from covprop.covariance import Covariance, LinearMap, Zero
+from covprop.covariance import Covariance, LinearMap, Sharded, Zero
 from covprop.covariance.dense import streams
 from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leaves, map_leaves
 from covprop.errors import name_of
@@ -103,6 +103,12 @@ def free_bytes(device: torch.device) -> int:
     return max(0, min(limits))
 
 
+def free_for(x: Gaussian) -> int:
+    """The memory that is free for it: processes of one machine that share it share that too."""
+    several = isinstance(x.covariance, Sharded) and x.device.type == "cpu"
+    return free_bytes(x.device) // int(os.environ.get("LOCAL_WORLD_SIZE", 1) if several else 1)
+
+
 class _NeedsNumbers(Exception):
     """A rule asked a counted covariance for its numbers."""
 
@@ -113,7 +119,7 @@ class Counted(Covariance):
     """A covariance of which only the size is known.
 
     half: what a streamed one came from; alone: variances are all that there ever is; apart: they
-    are all that there is so far; constant: there are none yet.
+    are all that there is so far; constant: there are none yet; ranks: processes that share it.
     """
 
     batch: torch.Size
@@ -123,14 +129,15 @@ class Counted(Covariance):
     alone: bool = False
     apart: bool = False
     constant: bool = False
+    ranks: int = 1
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """What it takes in the memory of a process."""
         if self.constant:
             return 0
         width = 1 if self.alone or self.apart else self.half or self.count
-        return self.batch.numel() * self.itemsize * self.count * width
+        return self.batch.numel() * self.itemsize * -(-self.count // self.ranks) * width
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -200,20 +207,24 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     early = _early_cost(kind, parent, given, features, out)
     if early is not None:
         return early
+    ranks = parent.ranks
     if kind == "element-wise":
-        counted = Counted(parent.batch, features, out.itemsize, parent.half)
-        return _Cost(counted, 0, PER_PAIR * batch * features**2 / 2, shares=parent.half > 0)
+        counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
+        pairs = batch * features**2 / (2 if ranks == 1 else ranks)  # one process takes half of them
+        return _Cost(counted, 0, PER_PAIR * pairs, shares=parent.half > 0)
     weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
     if features == before and not weights:  # a factor for each element, or a sum
-        counted = Counted(parent.batch, features, out.itemsize, parent.half)
-        return _Cost(counted, 0, 2.0 * batch * features**2)
+        counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
+        return _Cost(counted, 0, 2.0 * batch * features**2 / ranks)
     taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
-    work = 2.0 * batch * taps * features * (before + features)
-    if kind == "linear" and not parent.half and streams(before, features, parent.batch):
+    work = 2.0 * batch * taps * features * (before + features) / ranks
+    streamed = ranks == 1 and not parent.half and streams(before, features, parent.batch)
+    if kind == "linear" and streamed:
         counted = Counted(parent.batch, features, out.itemsize, before)
         return _Cost(counted, counted.nbytes, work)  # it is turned once
-    counted = Counted(parent.batch, features, out.itemsize)
-    return _Cost(counted, unit * (before * features + features**2), work)
+    counted = Counted(parent.batch, features, out.itemsize, ranks=ranks)
+    most = before * features + max(features**2, before * features if ranks > 1 else 0)
+    return _Cost(counted, unit * most // ranks, work)
 
 
 def _early_cost(kind: str, parent: Counted, given: Any, features: int, out: Tensor) -> _Cost | None:
@@ -271,9 +282,10 @@ class Planner:
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
         alone = lineage.method.variances_only
-        size = x.event_shape.numel()
         constant = isinstance(x.covariance, Zero) and not alone
-        counted = Counted(x.batch_shape, size, x.mean.itemsize, alone=alone, constant=constant)
+        ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
+        counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
+        counted = replace(counted, alone=alone, constant=constant)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(

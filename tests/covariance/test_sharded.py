@@ -29,7 +29,7 @@ def team() -> DeviceMesh:
 def spread(matrix: Tensor, mesh: DeviceMesh) -> Any:
     """The matrix as a DTensor, which every process knows whole."""
     # Imported here: the module takes a second, and only the processes need it.
-    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
+    from torch.distributed.tensor import Shard, distribute_tensor
 
     return distribute_tensor(matrix, mesh, [Shard(matrix.dim() - 2)])
 
@@ -85,8 +85,13 @@ DOORS: dict[str, Callable[[Covariance], Covariance]] = {
 }  # fmt: skip
 
 
-def _doors(batch: tuple[int, ...]) -> None:
+def _doors() -> None:
     mesh = team()
+    for batch in BATCHES:
+        _doors_of(batch, mesh)
+
+
+def _doors_of(batch: tuple[int, ...], mesh: DeviceMesh) -> None:
     whole = Dense(matrix_of(batch))
     mine = Sharded.from_dtensor(spread(whole.values, mesh))
     for name, door in DOORS.items():
@@ -110,9 +115,8 @@ def _doors(batch: tuple[int, ...]) -> None:
 
 
 @every_size
-@pytest.mark.parametrize("batch", BATCHES)
-def test_every_door_is_that_of_one_process(size: int, batch: tuple[int, ...]) -> None:
-    together(size, _doors, batch)
+def test_every_door_is_that_of_one_process(size: int) -> None:
+    together(size, _doors)
 
 
 # Networks.
@@ -174,7 +178,7 @@ def test_networks_give_the_numbers_of_one_process(size: int) -> None:
 
 
 def _refusals() -> None:
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = team()
     matrix, mean = matrix_of(()), numbers(N)

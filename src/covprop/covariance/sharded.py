@@ -158,7 +158,9 @@ class Sharded(Covariance):
         found = self.values.new_zeros(())
         for _, _, block in self._blocks(pair, elements):
             if block.numel():
-                found = torch.maximum(found, torch.stack(torch.aminmax(block)).abs().max().to(found))
+                found = torch.maximum(
+                    found, torch.stack(torch.aminmax(block)).abs().max().to(found)
+                )
         return self.team.largest(found)
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:

@@ -42,7 +42,7 @@ class Team:
         return _of_rows(function, self._transposed(_of_rows(function, rows), rows.shape[-1]))
 
     def _transposed(self, part: Tensor, count: int) -> Tensor:
-        """Own rows (*batch, mine, count) of the transpose, from own rows of a (*batch, count, m)."""
+        """Own rows of the transpose (*batch, m, count), from own rows (*batch, mine, m)."""
         batch, width = part.shape[:-2], part.shape[-1]
         own = len(range(*self.bounds(width)))
         wide = [len(range(*self.bounds(width, rank))) for rank in range(self.size)]
@@ -69,7 +69,7 @@ class Team:
         padded[: len(part)] = part
         whole = part.new_empty(self.size * step, *part.shape[1:])
         if whole.numel():
-            dist.all_gather_into_tensor(whole, padded, group=self.mesh.get_group())
+            dist.all_gather(list(whole.split(step)), padded, group=self.mesh.get_group())
         return whole[:count]
 
     def total(self, part: Tensor) -> Tensor:
