@@ -103,10 +103,10 @@ def free_bytes(device: torch.device) -> int:
     return max(0, min(limits))
 
 
-def free_for(x: Gaussian) -> int:
-    """The memory that is free for it: processes of one machine that share it share that too."""
+def sharers(x: Gaussian) -> int:
+    """Processes of this machine that share the memory, because they share the covariance."""
     several = isinstance(x.covariance, Sharded) and x.device.type == "cpu"
-    return free_bytes(x.device) // int(os.environ.get("LOCAL_WORLD_SIZE", 1) if several else 1)
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several else 1
 
 
 class _NeedsNumbers(Exception):

@@ -25,7 +25,7 @@ from covprop.methods import (
     linearize,
 )
 from covprop.methods.base import Advance, Estimate
-from covprop.plan import Plan, Planner, free_bytes, free_for
+from covprop.plan import Plan, Planner, free_bytes, sharers
 from covprop.progress import PointBar, ProgressBar
 from covprop.running import finite, in_flight, run, unwrap, wrap
 from covprop.sampling import SamplingError
@@ -104,7 +104,7 @@ def plan(
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
         run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
-    return Plan(tuple(planner.steps), free_for(given[0]))
+    return Plan(tuple(planner.steps), free_bytes(given[0].device) // sharers(given[0]))
 
 
 def _settled(

@@ -44,23 +44,21 @@ class Team:
     def _transposed(self, part: Tensor, count: int) -> Tensor:
         """Own rows of the transpose (*batch, m, count), from own rows (*batch, mine, m)."""
         batch, width = part.shape[:-2], part.shape[-1]
-        own = len(range(*self.bounds(width)))
-        wide = [len(range(*self.bounds(width, rank))) for rank in range(self.size)]
-        high = [len(range(*self.bounds(count, rank))) for rank in range(self.size)]
-        shapes = [(*batch, columns, part.shape[-2]) for columns in wide]
-        sent = part.new_empty(part.numel())
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        columns = part.split(wide, dim=-1)
-        for piece, shape, values in zip(sent.split(sizes), shapes, columns, strict=True):
-            piece.view(shape).copy_(values.mT)
-        del part, columns, values
-        shapes = [(*batch, own, rows) for rows in high]
-        arriving = [torch.Size(shape).numel() for shape in shapes]
+        wide, high = self._shares(width), self._shares(count)
+        own = wide[self.rank]
+        sizes = [batch.numel() * part.shape[-2] * columns for columns in wide]
+        arriving = [batch.numel() * own * rows for rows in high]
+        sent = _in_columns(part, wide)
+        del part  # whoever called holds no more of it
         received = sent.new_empty(sum(arriving))
         dist.all_to_all_single(received, sent, arriving, sizes, group=self.mesh.get_group())
         del sent
-        pieces = zip(received.split(arriving), shapes, strict=True)
-        return torch.cat([piece.view(shape) for piece, shape in pieces], dim=-1)
+        pieces = zip(received.split(arriving), high, strict=True)
+        return torch.cat([piece.view(*batch, own, rows) for piece, rows in pieces], dim=-1)
+
+    def _shares(self, count: int) -> list[int]:
+        """How many of `count` rows each process holds."""
+        return [len(range(*self.bounds(count, rank))) for rank in range(self.size)]
 
     def gathered(self, part: Tensor, count: int) -> Tensor:
         """All `count` rows of which every process has its own, (mine, *any) -> (count, *any)."""
@@ -83,6 +81,17 @@ class Team:
         whole = part.clone()
         dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.get_group())
         return float(whole)
+
+
+def _in_columns(part: Tensor, widths: list[int]) -> Tensor:
+    """The columns of a (*batch, rows, m), so many at a time, each as a row: one after another."""
+    whole = part.new_empty(part.numel())
+    start = 0
+    for columns in part.split(widths, dim=-1):
+        stop = start + columns.numel()
+        whole[start:stop].view(columns.mT.shape).copy_(columns.mT)
+        start = stop
+    return whole
 
 
 def _of_rows(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
