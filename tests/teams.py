@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 DEADLINE = 90.0
 """Seconds after which the processes are ended."""
-PRELOADED = ["covprop", "mpmath", "pytest", "torch._dynamo", "torch.distributed.tensor"]
-"""By the server; DTensor imports dynamo when it is first used."""
+PRELOADED = ["covprop", "matplotlib.pyplot", "mpmath", "pytest", "rich.console", "torch._dynamo",
+             "torch.distributed.tensor", "typer"]  # fmt: skip
+"""What processes would import, each for itself; DTensor imports dynamo when it is first used."""
 
 
 class Lost(AssertionError):
