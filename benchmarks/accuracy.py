@@ -15,8 +15,8 @@ from benchmarks.timing import interleave, shortest
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], int, int]] = {
     "FC-4": (partial(models.fully_connected, 4), (100,), 20, 500_000),
-    "CNN-4": (partial(models.convolutional, 4), (1, 20, 20), 8, 200_000),
-    "CNN-8": (partial(models.convolutional, 8), (1, 20, 20), 4, 200_000),
+    "CNN-4": (partial(models.convolutional, 4), (1, 20, 20), 4, 150_000),
+    "CNN-8": (partial(models.convolutional, 8), (1, 20, 20), 2, 150_000),
 }
 """How to make one, the shape of its input, how many random ones, samples for the truth of each."""
 

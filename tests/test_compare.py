@@ -333,6 +333,19 @@ def test_a_method_that_fails_does_not_stop_the_others(
     assert fine.agreement is not None
 
 
+def test_a_control_variate_is_a_reference_worth_many_more_samples() -> None:
+    model = network(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    x = cp.Gaussian(gaussian().mean, 0.01 * gaussian().covariance_matrix)
+    reference = cp.ControlVariate(512, generator=generator())
+    quick = cp.compare(model, x, methods=cp.Exact(), reference=reference, show=False)
+    plain = cp.compare(model, x, methods=cp.Exact(), samples=512, generator=generator(), show=False)
+    assert quick.reference.name == "ControlVariate(512)"
+    assert quick.reference.samples == plain.reference.samples == 512
+    for figure in ("mean_error", "variance_ratio", "covariance_error", "wasserstein", "kl"):
+        ours, theirs = (getattr(one.reference, figure).mean() for one in (quick, plain))
+        assert float(ours) < 0.5 * float(theirs)
+
+
 # What it looks like.
 
 

@@ -17,6 +17,7 @@ from covprop.footprint import BRIEF, Footprint, footprint, timed
 from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
+    ControlVariate,
     Exact,
     Linearized,
     Method,
@@ -27,11 +28,13 @@ from covprop.methods import (
     Unscented,
     Wu2019,
 )
+from covprop.methods.control import FEWEST
 from covprop.progress import StageBar
 from covprop.propagate import propagate
 from covprop.verdict import Verdict, rank
 
 SAMPLES = 75_000
+SAMPLING = MonteCarlo(SAMPLES)
 METHODS: tuple[Method, ...] = (
     Exact(), Split(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(),
     AssumedDensity(), Wu2019(),
@@ -39,6 +42,8 @@ METHODS: tuple[Method, ...] = (
 """What is compared unless the user says."""
 RESOLVED = 10.0
 """Standard errors that a mean has to be from zero for a ratio to it to say something."""
+MOST = 1e15
+"""Samples that any reference is worth: of a linear network a control variate knows everything."""
 
 
 @torch.no_grad()
@@ -48,6 +53,7 @@ def compare(
     methods: Method | Iterable[Method] | Mapping[str, Method] = METHODS,
     samples: int = SAMPLES,
     generator: torch.Generator | None = None,
+    reference: MonteCarlo | ControlVariate | None = None,
     show: bool = True,
     progress: bool = False,
     **named_inputs: Any,
@@ -57,8 +63,10 @@ def compare(
     module, inputs: as for `cp.propagate`; the module returns one tensor. methods: a method object,
     several, or a mapping from names to them; by default all that covprop has, and those that refuse
     or fail say why.
-    samples, generator: of the Monte Carlo run that is the reference. Prints the table unless
-    show=False; the result has it as str() and every figure of every output. progress shows a bar.
+    samples, generator: of the Monte Carlo run that is the reference; or another reference, such as
+    cp.ControlVariate(5_000), which is as exact as many more plain samples where the network is
+    nearly linear, and gets there sooner. Prints the table unless show=False; the result has it as
+    str() and every figure of every output. progress shows a bar.
     """
     named = _named(methods)
     _check_inputs(inputs, named_inputs)
@@ -71,11 +79,12 @@ def compare(
     rows = []
     with StageBar(1 + len(named), progress) as bar:
         bar.begin("sampling")
-        reference = _reference(_sampled(run, MonteCarlo(samples, generator), device))
+        sampling = MonteCarlo(samples, generator) if reference is None else reference
+        truth = _reference(_sampled(run, sampling, device), sampling)
         for name, method in named.items():
             bar.begin(name)
-            rows.append(_row(name, method, run, reference, device))
-    comparison = Comparison(reference, tuple(rows))
+            rows.append(_row(name, method, run, truth, device))
+    comparison = Comparison(truth, tuple(rows))
     if show:
         print(comparison)
     return comparison
@@ -127,7 +136,9 @@ def _row(
     return ComparisonRow(name, method, call.seconds, call.peak_bytes, call.result, agreement)
 
 
-def _sampled(run: Callable[[Method], Any], method: MonteCarlo, device: Any) -> Footprint:
+def _sampled(
+    run: Callable[[Method], Any], method: MonteCarlo | ControlVariate, device: Any
+) -> Footprint:
     """A Monte Carlo run; its memory is that of another one, of as many samples as are brief.
 
     Two samples go first, to see what the module returns.
@@ -145,7 +156,10 @@ def _sampled(run: Callable[[Method], Any], method: MonteCarlo, device: Any) -> F
     samples = method.samples
     brief = max(2, min(samples, int(samples * BRIEF / max(seconds, BRIEF))))
     with torch.random.fork_rng(cuda):
-        second = footprint(lambda: run(MonteCarlo(brief, own)), device, repeat=False)
+        again: Method = MonteCarlo(brief, own)
+        if isinstance(method, ControlVariate):
+            again = dataclasses.replace(method, samples=max(brief, FEWEST), generator=own)
+        second = footprint(lambda: run(again), device, repeat=False)
     return Footprint(result, seconds, second.peak_bytes)
 
 
@@ -168,7 +182,7 @@ def _default(field: Any) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def _reference(call: Footprint) -> Reference:
+def _reference(call: Footprint, method: Method = SAMPLING) -> Reference:
     """The sampled Gaussian, and what sampling does to every figure."""
     truth: Gaussian = call.result
     assert truth.samples is not None
@@ -183,15 +197,26 @@ def _reference(call: Footprint) -> Reference:
     matrix = truth.covariance_matrix.double()
     values = torch.linalg.eigvalsh(matrix).clamp(min=0)
     freedom = rank(values, truth.dtype)
+    plain = isinstance(method, MonteCarlo)
+    worth = samples if plain else _worth(variance, of_variance, samples)
     return Reference(
-        f"MonteCarlo({samples:,})", truth, call.seconds, call.peak_bytes, samples,
+        f"{type(method).__name__}({samples:,})", truth, call.seconds, call.peak_bytes, samples,
         _divided(error, mean.abs(), resolved),
         _divided(of_variance, variance, varies),
         _divided(error, variance.sqrt(), varies),
         spread.square().sum((-2, -1)).sqrt() / _norm(matrix),
-        wasserstein_of_sampling(values, samples),
-        freedom * (freedom + 3) / (4 * samples),
+        wasserstein_of_sampling(values, worth),
+        freedom * (freedom + 3) / (4 * worth),
     )  # fmt: skip
+
+
+def _worth(variance: Tensor, error: Tensor, samples: int) -> int:
+    """How many plain samples of a Gaussian know its variances as well, by the median output."""
+    known = (variance > 0) & (error > 0)
+    if not bool(known.any()):
+        return samples
+    median = float((2 * (variance[known] / error[known]).square()).median())
+    return max(samples, int(min(median, MOST)))
 
 
 def wasserstein_of_sampling(values: Tensor, samples: int) -> Tensor:

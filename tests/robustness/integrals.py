@@ -37,7 +37,7 @@ def random_gaussian(*batch: int, size: int, rank: int | None = None, seed: int =
     return cp.Gaussian(mean, factor @ factor.mT)
 
 
-def normal_rule(cells: int = 60) -> tuple[np.ndarray, np.ndarray]:
+def normal_rule(cells: int = 30) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and probability weights of the standard normal distribution."""
     nodes, weights = panels(np.linspace(-REACH, REACH, cells + 1), 8)
     return nodes, weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)

@@ -215,6 +215,36 @@ def test_nearly_singular_covariances_come_near_the_singular_one() -> None:
         assert bool(((near.probability - limit.probability).abs() < error).all())
 
 
+def test_awkward_covariances_agree_with_samples() -> None:
+    """Random ranks, scales over eight decades, equal and constant logits, noise that all share."""
+    draw = generator(11)
+    samples = 20_000
+    for trial in range(60):
+        classes = int(torch.randint(2, 8, (), generator=draw))
+        rank = int(torch.randint(1, classes + 1, (), generator=draw))
+        factor = torch.randn(classes, rank, dtype=torch.float64, generator=draw)
+        factor = factor * 10 ** (8 * torch.rand(rank, dtype=torch.float64, generator=draw) - 6)
+        mean = torch.randn(classes, dtype=torch.float64, generator=draw)
+        if trial % 5 == 0:
+            factor[1], mean[1] = factor[0], mean[0]
+        if trial % 7 == 0:
+            factor[-1] = 0
+        if trial % 3 == 0:
+            factor = factor + 10 * torch.randn(1, rank, dtype=torch.float64, generator=draw)
+        x = cp.Gaussian(mean, (factor @ factor.mT), validate_args=False)
+        matrix = x.covariance_matrix.requires_grad_()
+        found = probabilities(cp.Gaussian(mean, matrix, validate_args=False))
+        (gradient,) = torch.autograd.grad(found.probability[0], matrix)
+        assert bool(torch.isfinite(gradient).all())
+        numbers = torch.randn(samples, rank, dtype=torch.float64, generator=draw)
+        logits = mean + numbers @ factor.mT
+        best = (logits >= logits.amax(-1, keepdim=True) - 1e-9).double()  # rounding of equal ones
+        shares = (best / best.sum(-1, keepdim=True)).mean(0)
+        guess = (samples * shares + 1) / (samples + 2)
+        error = (guess * (1 - guess) / samples).sqrt() + found.stderr
+        assert within(found.probability.detach(), shares, error), f"trial {trial}"
+
+
 # Batches, dtypes, generators, arguments.
 
 
@@ -273,6 +303,22 @@ def test_margins_are_the_label_less_the_others() -> None:
         assert_close(found.covariance_matrix[i], matrix, atol=1e-13)
         assert_close(draws[:, i] @ change.mT, draws[:, i, label, None] - draws[:, i][:, others])
     assert robustness.margins(x.to(torch.float32), 1).dtype == torch.float32
+
+
+def test_margins_and_entropy_agree_with_samples_through_a_network() -> None:
+    model, samples = network(5, 4), 100_000  # linear: its output is Gaussian
+    x = random_gaussian(size=5, seed=8)
+    y = cp.propagate(model, x)
+    logits = model(x.sample(samples, generator(2)))
+    others = logits[:, 1, None] - logits[:, [0, 2, 3]]
+    found = robustness.margins(y, 1)
+    assert within(found.mean, others.mean(0), others.std(0) / math.sqrt(samples))
+    error = others.std(0) / math.sqrt(2 * samples)
+    assert within(found.stddev, others.std(0), error)
+    shares = torch.bincount(logits.argmax(-1), minlength=4).double() / samples
+    decided = robustness.entropy(probabilities(y))
+    slope = (1 + shares.log()).abs() * (shares * (1 - shares) / samples).sqrt()
+    assert within(decided, -(shares * shares.log()).sum(), slope.sum())
 
 
 @pytest.mark.parametrize(

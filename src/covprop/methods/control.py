@@ -14,8 +14,8 @@ from covprop.sampling import SamplingError
 
 GROUPS = 32
 """Independent parts of the samples; they tell the error."""
-SMALLEST = 4
-"""Samples of a group."""
+FEWEST = 4 * GROUPS
+"""Samples, at least."""
 
 
 @final
@@ -42,9 +42,8 @@ class ControlVariate(WrappingMethod):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        least = GROUPS * SMALLEST
-        if type(self.samples) is not int or self.samples < least:
-            raise ValueError(f"samples is a whole number from {least}, not {self.samples!r}")
+        if type(self.samples) is not int or self.samples < FEWEST:
+            raise ValueError(f"samples is a whole number from {FEWEST}, not {self.samples!r}")
         if not isinstance(self.base, Method):
             raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
 

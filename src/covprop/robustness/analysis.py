@@ -70,10 +70,8 @@ def analyse(
         )
         sampled = wins(classifier, x, samples, generator)
         kept = wins(classifier, scaled(x, budget.level), samples, generator)
-    reach = noise_length(x, norm)
-    if radius is not None:
-        reach = torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
-    adversary = attack(classifier, x.mean, chosen, Ball(reach, norm, bounds), steps, 1, generator)
+    ball = Ball(_reach(x, radius, norm), norm, bounds)
+    adversary = attack(classifier, x.mean, chosen, ball, steps, 1, generator)
     return Robustness(
         method=method_name(method),
         input_shape=tuple(x.event_shape),
@@ -95,6 +93,13 @@ def analyse(
         budget_sampled=label_share(kept, chosen),
         adversary=adversary,
     )
+
+
+def _reach(x: Gaussian, radius: float | Tensor | None, norm: float) -> Tensor:
+    """The radius of each input, (*batch,)."""
+    if radius is None:
+        return noise_length(x, norm)
+    return torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
 
 
 def _rivals(label: Tensor, classes: int) -> Tensor:

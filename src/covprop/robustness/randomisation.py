@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-REPLICATES = 32
-"""Independent scramblings of Sobol's sequence; their spread tells the error."""
+from covprop.methods.montecarlo import HALF_CELL, REPLICATES
+
 POINTS = 4096
 """Points of all replicates together."""
-HALF_CELL = 2.0**-31
-"""Half the distance of neighbours in torch's Sobol sequence: keeps it off 0 and 1."""
 
 
 @final
@@ -50,7 +48,7 @@ class Randomisation:
         return _uniform(size, self.each, self.seeds).to(device)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _uniform(size: int, each: int, seeds: tuple[int, ...]) -> Tensor:
     engines = (SobolEngine(size, scramble=True, seed=seed) for seed in seeds)
     points = torch.cat([engine.draw(each, dtype=torch.float64) for engine in engines])

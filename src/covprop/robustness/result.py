@@ -69,14 +69,23 @@ class Robustness:
 
     @property
     def agrees(self) -> Tensor:
-        """Whether samples and propagation tell the same misclassification, (*batch,).
+        """Whether samples and propagation tell the same probability of every class, (*batch,).
 
-        Within five standard errors of both; else the logits are not Gaussian enough, and the
-        samples are right.
+        Within five standard errors; else the logits are not Gaussian enough, and the samples are
+        right.
         """
-        ours, theirs = self.misclassification, self.sampled_misclassification
-        error = NOISY * (ours.stderr + theirs.stderr)
-        return (ours.probability - theirs.probability).abs() <= error
+        ours, theirs = self.probabilities, self.sampled
+        error = (ours.stderr.double().square() + theirs.stderr.double().square()).sqrt()
+        # What was not seen in n samples may still have a probability of about 1 / n.
+        error = error.clamp(min=1 / self.samples)
+        return (self.differences <= NOISY * error).all(-1)
+
+    @property
+    def differences(self) -> Tensor:
+        """How far samples and propagation are apart, (*batch, classes)."""
+        both = (self.probabilities.probability, self.sampled.probability)
+        ours, theirs = (probability.double() for probability in both)
+        return (ours - theirs).abs()
 
     @property
     def table(self) -> Table:
@@ -219,7 +228,6 @@ def _of_many(found: Robustness) -> Table:
     wrong = found.misclassification.probability.double().mean()
     notes = [f"and {left} more inputs"] if left else []
     notes += [
-        "result[i] has the classes of one input",
         f"average probability of misclassification {in_digits(float(wrong))}; "
         f"accuracy without noise {in_percent(found.adversary.clean_accuracy)}, under PGD "
         f"{in_percent(found.adversary.accuracy)}",

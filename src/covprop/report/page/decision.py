@@ -18,8 +18,6 @@ CLASSES = 20
 """Classes of an input that are drawn: all, or the likeliest."""
 RISKIEST = 200
 """Inputs of a batch in the chart of all of them."""
-SURE = 4.0
-"""Standard errors within which a propagated probability agrees with the sampled one."""
 CLOSE = 0.02
 """Difference of two probabilities that is called close."""
 
@@ -156,13 +154,3 @@ def decision_words(found: Robustness, output_names: Sequence[str]) -> str:
         f"at worst. Half of the inputs keep their label with {target} up to "
         f"{in_digits(middle)} times this noise."
     )
-
-
-def disagreement(found: Robustness) -> tuple[bool, float]:
-    """Whether sampled and propagated probabilities agree, and the largest difference of the two."""
-    ours, theirs = found.probabilities, found.sampled
-    apart = (ours.probability.double() - theirs.probability.double()).abs()
-    # Nothing was seen n times: the probability may still be about 1 / n.
-    error = (ours.stderr.double().square() + theirs.stderr.double().square()).sqrt()
-    allowed = SURE * torch.maximum(error, torch.full_like(error, 1 / found.samples))
-    return bool((apart <= allowed).all()), float(apart.max())

@@ -11,7 +11,7 @@ from covprop.comparison import Agreement
 from covprop.gaussian import Gaussian
 from covprop.report.page.choice import Choice, deviations
 from covprop.report.page.decision import CLOSE as CLOSE_PROBABILITY
-from covprop.report.page.decision import decision_words, disagreement
+from covprop.report.page.decision import decision_words
 from covprop.report.page.findings import Findings
 from covprop.report.table import in_digits, in_percent, in_seconds
 from covprop.robustness.result import Robustness
@@ -72,7 +72,7 @@ def _by_comparison(found: Findings) -> Trust | None:
 def _by_decision(found: Findings) -> Trust | None:
     if found.robustness is None:
         return None
-    agrees, apart = disagreement(found.robustness)
+    agrees, apart = found.robustness.agrees.all(), float(found.robustness.differences.max())
     reason = (
         f"{found.robustness.method} against {found.robustness.samples:,} samples of the network: "
         f"probabilities of classes differ by {in_digits(apart, 2)} at most"
