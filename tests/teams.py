@@ -9,12 +9,15 @@ import os
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from covprop import ApproximationWarning
 
 DEADLINE = 90.0
 """Seconds after which the processes are ended."""
@@ -73,6 +76,8 @@ def _with_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", ApproximationWarning)
     work(*arguments)
 
 

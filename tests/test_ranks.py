@@ -89,7 +89,7 @@ def counting(folder: Path, fatal: str | None = None, slow: float = 0.0) -> Any:
 
 
 def _experiment(folder: Path, fatal: str | None, slow: float) -> None:
-    ranks.SILENCE = 2.0  # in place of a minute
+    ranks.SILENCE = 4.0  # in place of a minute
     try:
         with joined() as here:
             runner.run(counting(folder, fatal, slow), Options(out=folder / "r.json"), here)
@@ -115,7 +115,7 @@ def test_an_experiment_of_several_processes_is_that_of_one(size: int, tmp_path: 
 def test_a_process_that_ends_is_named_and_what_is_finished_is_kept(
     fatal: str, told: str, tmp_path: Path
 ) -> None:
-    codes = started(3, _experiment, tmp_path, fatal, 0.6)
+    codes = started(3, _experiment, tmp_path, fatal, 0.4)
     assert codes == [2, -signal.SIGKILL if fatal == "killed" else 1, 2]
     for rank in (0, 2):
         assert (tmp_path / f"told{rank}").read_text() == f"0: of 3 processes {told}"
