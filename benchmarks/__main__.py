@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import accuracy, bayes, environment, layers, mnist, networks, scaling
+from benchmarks import accuracy, bayes, environment, layers, mnist, networks, scaling, sketched
 from experiments.record import write
 
 OUT = Path(__file__).parent / "out"
@@ -31,6 +31,11 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "accuracy": accuracy.run,
     "bayes-step": bayes.step,
     "bayes-members": bayes.members,
+    "sketched-mnist": sketched.mnist,
+    "sketched-resnet18": sketched.resnet18,
+    "sketched-max-pooling": sketched.max_pooling,
+    "sketched-resnet50": sketched.resnet50,
+    "sketched-units": sketched.growth,
 }
 
 

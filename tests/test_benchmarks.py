@@ -54,6 +54,15 @@ def test_training_of_bayesian_networks_is_measured():
     assert result["figures"][0]["target"] == "at least 5"
 
 
+def test_sketches_of_residual_networks_are_measured():
+    result = bench.measured("sketched-units", smoke=True)
+    assert result.get("failure") is None
+    assert len(result["seconds"]) == len(result["units"]) == 2
+    result = bench.measured("sketched-resnet50", smoke=True)
+    assert result.get("failure") is None
+    assert 0 < result["stderr"] < 0.5
+
+
 @torch.no_grad()
 def test_the_naive_network_is_the_published_series():
     torch.manual_seed(0)

@@ -13,20 +13,25 @@ from torch.distributions import (
     Normal,
 )
 
-from covprop.covariance import Covariance, Dense, Diagonal, Sharded, Zero
-from covprop.covariance.sharded import is_distributed
+from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.covariance.sharded import undistributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.sampling import SamplingError
-from covprop.validation import check_shapes, check_tensors, check_values
+from covprop.validation import (
+    check_low_rank,
+    check_shapes,
+    check_stddev,
+    check_tensors,
+    check_values,
+)
 
 
 @final
 class Gaussian:
     """A Gaussian over tensors, or a batch of them.
 
-    The mean has the shape `(*batch, *event)`, the covariance `(*batch, n, n)` with
-    `n = prod(event)`.
+    The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
 
     The covariance is a tensor, a `DTensor` whose rows are sharded (docs/scale.md) or a structure
     (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch.
@@ -47,8 +52,9 @@ class Gaussian:
         mixture: object = None,
     ) -> None:
         """Check and keep; the tensors are not copied."""
-        covariance = covariance.values if isinstance(covariance, Dense) else covariance
-        covariance = Sharded.from_dtensor(covariance) if is_distributed(covariance) else covariance
+        covariance = (
+            covariance.values if isinstance(covariance, Dense) else undistributed(covariance)
+        )
         check_tensors(mean, covariance)
         check_shapes(mean, covariance)
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
@@ -66,18 +72,7 @@ class Gaussian:
         """
         check_tensors(mean, mean)
         width = torch.as_tensor(stddev, dtype=mean.dtype, device=mean.device)
-        if width.dim() > batch_dims:
-            raise InvalidGaussian(
-                f"stddev of shape {tuple(width.shape)} is more than one number for each of "
-                f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
-            )
-        if width.dim() and width.shape != mean.shape[:batch_dims]:
-            raise InvalidGaussian(
-                f"the batch has shape {tuple(mean.shape[:batch_dims])} and stddev "
-                f"{tuple(width.shape)}; give one number, or one for each Gaussian of the batch"
-            )
-        if bool((width < 0).any()):
-            raise InvalidGaussian("a standard deviation cannot be negative")
+        check_stddev(mean, width, batch_dims)
         while width.dim() < mean.dim():
             width = width[..., None]
         return cls.diagonal(mean, width.square().expand(mean.shape), batch_dims)
@@ -102,6 +97,20 @@ class Gaussian:
         return cls(mean, Diagonal(variance.reshape(*batch, size)))
 
     @classmethod
+    def low_rank(
+        cls, mean: Tensor, factor: Tensor, variance: Tensor | None = None, batch_dims: int = 0
+    ) -> "Gaussian":
+        """Few directions of noise, factor (*batch, *event, k), and independent noise beside them.
+
+        variance: of the independent noise, in the shape of the mean; batch_dims: how many leading
+        dimensions of the mean are a batch.
+        """
+        check_low_rank(mean, factor, variance)
+        batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
+        values = None if variance is None else variance.reshape(*batch, size)
+        return cls(mean, LowRank(factor.reshape(*batch, size, factor.shape[-1]), values))
+
+    @classmethod
     def constant(cls, value: Tensor, batch_dims: int = 0) -> "Gaussian":
         """A value that does not vary, and no matrix that says so: what varies is in the model.
 
@@ -112,8 +121,11 @@ class Gaussian:
 
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
-        """From MultivariateNormal, LowRankMultivariateNormal (made dense), Independent(Normal)."""
-        if isinstance(distribution, MultivariateNormal | LowRankMultivariateNormal):
+        """From MultivariateNormal, LowRankMultivariateNormal, Independent(Normal)."""
+        if isinstance(distribution, LowRankMultivariateNormal):
+            structure = LowRank(distribution.cov_factor, distribution.cov_diag)
+            return cls(distribution.mean, structure, validate_args=False)
+        if isinstance(distribution, MultivariateNormal):
             return cls(distribution.mean, distribution.covariance_matrix, validate_args=False)
         if isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
             batch_dims = len(distribution.batch_shape)
@@ -241,32 +253,28 @@ class Gaussian:
         rest[seen] = False
         hidden = rest.nonzero()[:, 0]
         mean = self._mean.reshape(*self.batch_shape, size)
-        matrix = self.covariance_matrix
-        observed = matrix[..., seen[:, None], seen]
+        error = None
         if noise is not None:
             error = torch.as_tensor(noise, dtype=self.dtype, device=self.device)
             if error.dim() <= 1:  # variances
                 error = torch.diag_embed(error.expand(len(seen)))
             if bool((error.diagonal(dim1=-2, dim2=-1) < 0).any()):
                 raise InvalidGaussian("the noise of an observation has a negative variance")
-            observed = observed + error
-        across = matrix[..., hidden[:, None], seen]  # (*batch, hidden, m)
-        gain = across @ torch.linalg.pinv(observed, hermitian=True)
+        gain, covariance = self._covariance.conditioned(seen, hidden, error)
         shift = gain @ (value - mean[..., seen])[..., None]
-        covariance = matrix[..., hidden[:, None], hidden] - gain @ across.mT
-        covariance = (covariance + covariance.mT) / 2
         return Gaussian(
             mean[..., hidden] + shift[..., 0], covariance, validate_args=False, method=self._method
         )
 
     def to_torch(self) -> Distribution:
-        """MultivariateNormal over the flattened event, or Independent(Normal) if diagonal."""
+        """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
+        flat, structure = self._mean.reshape(*self.batch_shape, -1), self._covariance
         try:
-            if isinstance(self._covariance, Diagonal):
+            if isinstance(structure, Diagonal):
                 return Independent(Normal(self._mean, self.stddev), len(self.event_shape))
-            return MultivariateNormal(
-                self._mean.reshape(*self.batch_shape, -1), self.covariance_matrix
-            )
+            if isinstance(structure, LowRank) and structure.values is not None:
+                return LowRankMultivariateNormal(flat, structure.factor, structure.values)
+            return MultivariateNormal(flat, self.covariance_matrix)
         except ValueError as error:
             raise InvalidGaussian(
                 "torch.distributions needs a positive definite covariance and this one is "

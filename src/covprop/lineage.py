@@ -100,6 +100,7 @@ class Lineage:
         self.guard: Callable[[], None] | None = None
         self._holders: list[weakref.ref[Holder]] = []
         self._sources: set[int] = set()
+        self._held: set[Node] = set()
 
     def claim(self, source: object) -> bool:
         """Whether randomness of the model's own, known by what holds it, enters for the first time.
@@ -119,6 +120,8 @@ class Lineage:
     def add(self, holder: "Holder") -> None:
         """Watch a tensor for as long as the program holds it."""
         self._holders.append(weakref.ref(holder))
+        if self.method.returns:
+            self._held.add(holder.node)
 
     def cross(self, u: Node, v: Node) -> Tensor | None:
         """Cov(u, v) as (*batch, n_u, n_v), or None if they are independent."""
@@ -190,6 +193,12 @@ class Lineage:
         """Forget what no two living tensors, nor what comes of them, can meet at."""
         self._holders = [ref for ref in self._holders if ref() is not None]
         held = {holder.node for ref in self._holders if (holder := ref()) is not None}
+        if self.method.returns:
+            self._rest(held)
+        else:
+            self._forget(held)
+
+    def _forget(self, held: set[Node]) -> None:
         living = [node for node in held if not isinstance(node.covariance, Zero)]
         if len(living) <= 1:
             for node in living:
@@ -227,6 +236,13 @@ class Lineage:
                 node.covariance = None
             if node not in expanded and node.serial < newest:
                 node.forget()
+
+    def _rest(self, held: set[Node]) -> None:
+        """Of nodes that no tensor has any more, keep what the way back asks for."""
+        for node in self._held - held:
+            if node.covariance is not None:
+                node.covariance = node.covariance.at_rest()
+        self._held = held
 
 
 def parallel(u: Node, v: Node) -> bool:

@@ -3,12 +3,10 @@
 The means alone go through the network, one forward pass; the covariances are counted.
 """
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, final
 
@@ -86,29 +84,6 @@ class Plan:
         return str(self.table)
 
 
-def free_bytes(device: torch.device) -> int:
-    """The memory that is free on a device, as far as the system tells."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        limits = [1024 * int(fields["MemAvailable"].split()[0])]
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").exists() and (group / "memory.current").exists():
-        limit = (group / "memory.max").read_text().strip()
-        if limit.isdigit():
-            limits.append(int(limit) - int((group / "memory.current").read_text()))
-    return max(0, min(limits))
-
-
-def sharers(x: Gaussian) -> int:
-    """Processes of this machine that share the memory, because they share the covariance."""
-    several = isinstance(x.covariance, Sharded) and x.device.type == "cpu"
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several else 1
-
-
 class _NeedsNumbers(Exception):
     """A rule asked a counted covariance for its numbers."""
 
@@ -119,7 +94,8 @@ class Counted(Covariance):
     """A covariance of which only the size is known.
 
     half: what a streamed one came from; alone: variances are all that there ever is; apart: they
-    are all that there is so far; constant: there are none yet; ranks: processes that share it.
+    are all that there is so far; constant: there are none yet; columns: of a sketch, which is
+    remembered where something `enters`; ranks: processes that share it.
     """
 
     batch: torch.Size
@@ -129,6 +105,8 @@ class Counted(Covariance):
     alone: bool = False
     apart: bool = False
     constant: bool = False
+    columns: int = 0
+    enters: bool = False
     ranks: int = 1
 
     @property
@@ -136,7 +114,7 @@ class Counted(Covariance):
         """What it takes in the memory of a process."""
         if self.constant:
             return 0
-        width = 1 if self.alone or self.apart else self.half or self.count
+        width = 1 if self.alone or self.apart else self.columns or self.half or self.count
         return self.batch.numel() * self.itemsize * -(-self.count // self.ranks) * width
 
     @property
@@ -148,6 +126,10 @@ class Counted(Covariance):
     def size(self) -> int:
         """The number of features."""
         return self.count
+
+    def at_rest(self) -> "Counted":
+        """Of a sketch, what nonlinearities remember."""
+        return self if self.enters else replace(self, constant=True)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise _NeedsNumbers
@@ -171,6 +153,10 @@ class Counted(Covariance):
     def scale(self, factor: Tensor) -> Covariance:
         """It has no numbers."""
         self._refuse(factor)
+
+    def plus(self, variance: Tensor) -> Covariance:
+        """It has no numbers."""
+        self._refuse(variance)
 
     def pairwise(self, pair: Any, elements: Any, variance: Tensor) -> Covariance:
         """It has no numbers."""
@@ -204,7 +190,9 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     kind, unit = KIND[function], batch * out.itemsize
     if kind == "shape" and features == before:
         return _Cost(parent)
-    early = _early_cost(kind, parent, given, features, out)
+    weights = _weights(given)
+    taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
+    early = _early_cost(kind, parent, weights, features, out)
     if early is not None:
         return early
     ranks = parent.ranks
@@ -212,11 +200,9 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
         counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
         pairs = batch * features**2 / (2 if ranks == 1 else ranks)  # one process takes half of them
         return _Cost(counted, 0, PER_PAIR * pairs, shares=parent.half > 0)
-    weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
     if features == before and not weights:  # a factor for each element, or a sum
         counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
         return _Cost(counted, 0, 2.0 * batch * features**2 / ranks)
-    taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
     work = 2.0 * batch * taps * features * (before + features) / ranks
     streamed = ranks == 1 and not parent.half and streams(before, features, parent.batch)
     if kind == "linear" and streamed:
@@ -227,16 +213,25 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     return _Cost(counted, unit * most // ranks, work)
 
 
-def _early_cost(kind: str, parent: Counted, given: Any, features: int, out: Tensor) -> _Cost | None:
+def _weights(given: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves(given) if isinstance(leaf, Tensor) and leaf.dim() > 1]
+
+
+def _early_cost(
+    kind: str, parent: Counted, weights: list[Tensor], features: int, out: Tensor
+) -> _Cost | None:
     """What comes of a constant, and of what has no covariances yet, if it has none either."""
     work = 2.0 * out.numel()
     plain = Counted(parent.batch, features, out.itemsize)
-    if parent.alone:
-        return _Cost(replace(plain, alone=True), work=work)
-    if parent.constant and kind not in ("noise", RANDOM_WEIGHTS):
-        return _Cost(replace(plain, constant=True), work=work)
+    if parent.columns:
+        taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
+        enters = kind in ("element-wise", "products", "maximum")
+        sketch = replace(plain, columns=parent.columns, enters=enters)
+        return _Cost(sketch, work=taps * parent.columns * work)
+    constant = parent.constant and kind not in ("noise", RANDOM_WEIGHTS)
+    if parent.alone or constant:
+        return _Cost(replace(plain, alone=parent.alone, constant=constant), work=work)
     if parent.constant:
-        weights = [t for t in leaves(given) if isinstance(t, Tensor) and t.dim() > 1]
         if kind == "noise" or features == weights[0].shape[0]:
             return _Cost(replace(plain, apart=True), work=work)
         return _Cost(plain, plain.nbytes, work=features * work)
@@ -283,9 +278,11 @@ class Planner:
         """An input, its covariance counted."""
         alone = lineage.method.variances_only
         constant = isinstance(x.covariance, Zero) and not alone
+        columns = lineage.method.columns(x.covariance)
+        constant = constant and not columns
         ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
         counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
-        counted = replace(counted, alone=alone, constant=constant)
+        counted = replace(counted, alone=alone, constant=constant, columns=columns)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
@@ -328,7 +325,8 @@ class Planner:
         assert isinstance(parent, Counted)
         cost = _cost(function, parent, given, out)
         same = cost.counted is parent
-        node = tensors[0].node if same else Node(cost.counted, _edges(tensors))
+        edges = [(tensor.node, lambda cross: cross) for tensor in tensors]
+        node = tensors[0].node if same else Node(cost.counted, edges)
         living = sum(n.covariance.nbytes for n in self._nodes if isinstance(n.covariance, Counted))
         new = 0 if same or cost.shares else cost.counted.nbytes
         self.steps.append(
@@ -343,7 +341,3 @@ class Planner:
     def _add(self, node: Node) -> Node:
         self._nodes.add(node)
         return node
-
-
-def _edges(tensors: list[GaussianTensor]) -> list[tuple[Node, Callable[[Tensor], Tensor]]]:
-    return [(tensor.node, lambda cross: cross) for tensor in tensors]

@@ -21,17 +21,22 @@ from covprop.methods import (
     Network,
     Propagation,
     Root,
+    Sketched,
     WrappingMethod,
     linearize,
 )
 from covprop.methods.base import Advance, Estimate
-from covprop.plan import Plan, Planner, free_bytes, sharers
+from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
+from covprop.retrace import averaged, budget, fitted
+from covprop.room import free_bytes, sharers
 from covprop.running import finite, in_flight, run, unwrap, wrap
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
+WORTH_A_PLAN = 2**20
+"""Numbers in the tangents of the inputs from which memory is planned."""
 
 
 def propagate(
@@ -59,11 +64,19 @@ def propagate(
             if isinstance(method, WrappingMethod):
                 return method.around(bound, advance)
             return _evaluate(bound, method, advance)
-        lineage = Lineage(method)
+        one, runs = method, 1
+        if isinstance(method, Sketched):
+            one, runs = _fitting(module, inputs, named_inputs, method), method.replicates
+        watcher = None
         if progress:
-            steps = plan(module, *inputs, method=method, **named_inputs).steps
-            lineage.watcher = stack.enter_context(ProgressBar(steps))
-        return _along(lineage, module, inputs, named_inputs)
+            steps = plan(module, *inputs, method=one, **named_inputs).steps
+            watcher = stack.enter_context(ProgressBar(steps * runs))
+        results = []
+        for _ in range(runs):
+            lineage = Lineage(one)
+            lineage.watcher = watcher
+            results.append(_along(lineage, module, inputs, named_inputs))
+        return averaged(results, method) if isinstance(method, Sketched) else results[0]
 
 
 def propagate_along(
@@ -79,8 +92,25 @@ def _along(
 ) -> Any:
     method = lineage.method
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
-    result = run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
-    return unwrap(result, method)
+    with ExitStack() as stack:
+        if method.returns:  # autograd is for the way back, operation by operation
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        result = run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
+        return unwrap(result, method)
+
+
+def _fitting(
+    module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any], method: Sketched
+) -> Sketched:
+    """One of the runs of a sketch, with as many tangents remembered as there is room for."""
+    one = method.replicate()
+    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
+    numbers = sum(x.mean.numel() for x in given) * one.tangents
+    if method.order == 1 or (method.memory is None and numbers < WORTH_A_PLAN):
+        return one
+    planned = plan(module, *inputs, method=one, **named_inputs)
+    return fitted(method, planned.peak_bytes, budget(method, given[0].device) // 2)
 
 
 def plan(
@@ -104,7 +134,8 @@ def plan(
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
         run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
-    return Plan(tuple(planner.steps), free_bytes(given[0].device) // sharers(given[0]))
+    free = free_bytes(given[0].device) // sharers(given[0].covariance)
+    return Plan(tuple(planner.steps), free)
 
 
 def _settled(
@@ -156,7 +187,8 @@ class _Bound(Propagation):
         while isinstance(method, WrappingMethod):
             method = method.base
         roots = [Root.of(x) for x in self.inputs]
-        if not isinstance(method, LayerwiseMethod) or method.variances_only:
+        pairs = isinstance(method, LayerwiseMethod) and not method.returns
+        if not isinstance(method, LayerwiseMethod) or method.variances_only or not pairs:
             network = self.network()
             if not network.outputs:
                 return {}

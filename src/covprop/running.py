@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covprop.covariance import Dense, Diagonal, Sharded, Zero
+from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Sharded, Zero
 from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import is_finite
 from covprop.lineage import Lineage, Node
-from covprop.methods import LayerwiseMethod, Method
+from covprop.methods import LayerwiseMethod, Method, Sketched
+from covprop.retrace import retraced
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 
@@ -52,8 +53,11 @@ def unwrap(result: Any, method: LayerwiseMethod) -> Any:
     """A nest with a Gaussian in place of each in-flight one."""
     if isinstance(result, GaussianTensor):
         result.check_current()
+        if isinstance(method, Sketched):
+            mean, matrix = retraced(result, method)
+            return finite(mean, Dense(matrix), method)
         covariance = result.covariance
-        if not isinstance(covariance, Dense | Diagonal | Sharded | Zero):
+        if not isinstance(covariance, Dense | Diagonal | LowRank | Sharded | Zero):
             covariance = Dense(covariance.matrix())
         return finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
@@ -72,15 +76,14 @@ def unwrap(result: Any, method: LayerwiseMethod) -> Any:
 
 def finite(
     mean: Tensor,
-    covariance: Dense | Diagonal | Sharded | Zero,
+    covariance: Covariance,
     method: Method,
     error: SamplingError | None = None,
 ) -> Gaussian:
     """The result, unless it has overflown."""
     # All processes of a sharded one know the variances, and end in the same way.
-    sharded = isinstance(covariance, Sharded)
-    values = covariance.diagonal() if sharded else covariance.values
-    if not (is_finite(mean) and is_finite(values)):
+    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
+    if not (is_finite(mean) and is_finite(numbers)):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights, or convert model and Gaussian to float64"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated
-from covprop.covariance import Covariance, LinearMap, Zero
+from covprop.covariance import Covariance, LinearMap
 from covprop.dispatch import (
     BATCH,
     IN_PLACE,
@@ -23,6 +23,7 @@ from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.layout import relaid
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
+from covprop.transfers import Along
 from covprop.validation import SUPPORTED
 
 
@@ -116,10 +117,8 @@ class GaussianTensor:
     def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
         """The result of an affine operation: its value at the mean, and its linear part."""
         self.expect(loc)
-        kept = linear.at_rest()
-        return self.replace(
-            loc, self.covariance.push(linear), transfer=lambda cross: kept.at_rest()(cross.mT).mT
-        )
+        kept = Along(linear.at_rest())
+        return self.replace(loc, self.covariance.push(linear), transfer=kept)
 
     @property
     def shown(self) -> Tensor:
@@ -139,7 +138,7 @@ class GaussianTensor:
 
     def expect(self, loc: Tensor) -> None:
         """Raise if the covariance of a result with this mean, and what follows, will not fit."""
-        if isinstance(self.covariance, Zero):
+        if self.covariance.narrow:
             return
         batch = max(1, self.batch_shape.numel())
         features = max(self.covariance.size, loc.numel() // batch)

@@ -1,5 +1,6 @@
 """The Gaussian after every operation of a network: where uncertainty grows and where it bends."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.covariance import Dense, Diagonal, Zero
+from covprop.covariance import Dense, Diagonal, LowRank, Sketch, Zero
 from covprop.departure import Departing, Departure
 from covprop.dispatch import leaves, map_leaves
 from covprop.gaussian import Gaussian
@@ -112,11 +113,13 @@ class Tracer:
     ) -> None:
         variance = covariance.diagonal()
         inverse = inverse_deviation(variance)
-        largest = min(1.0, covariance.largest(_correlation, (inverse,)))
+        largest = math.nan  # of a sketch, which has no pairs
+        if not isinstance(covariance, Sketch):
+            largest = min(1.0, covariance.largest(_correlation, (inverse,)))
         whole = None
         if self._keep:
             kept = covariance
-            if not isinstance(kept, Dense | Diagonal | Zero):
+            if not isinstance(kept, Dense | Diagonal | LowRank | Zero):
                 kept = Dense(covariance.matrix())
             whole = Gaussian(mean, kept, validate_args=False, method=self._method)
         shape = list(mean.shape)
@@ -214,6 +217,6 @@ def _departures(
 def _draw(root: Root, count: int, generator: torch.Generator | None) -> Tensor:
     """Samples (count, *batch, *event) of the Gaussian whose root it is."""
     x = root.x
-    shape = (count, *x.batch_shape, x.event_shape.numel())
+    shape = (count, *x.batch_shape, root.width)
     numbers = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
     return x.mean + root.times(numbers)

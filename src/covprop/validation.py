@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, Sharded, Zero
+from covprop.covariance import Covariance, Dense, LowRank, Sharded, Zero
 from covprop.covariance.sharded import is_distributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import is_finite
@@ -46,6 +46,22 @@ def check_tensors(mean: object, covariance: object) -> None:
         )
 
 
+def check_stddev(mean: Tensor, width: Tensor, batch_dims: int) -> None:
+    """One standard deviation for all, or one for each Gaussian of the batch; none negative."""
+    if width.dim() > batch_dims:
+        raise InvalidGaussian(
+            f"stddev of shape {tuple(width.shape)} is more than one number for each of "
+            f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
+        )
+    if width.dim() and width.shape != mean.shape[:batch_dims]:
+        raise InvalidGaussian(
+            f"the batch has shape {tuple(mean.shape[:batch_dims])} and stddev "
+            f"{tuple(width.shape)}; give one number, or one for each Gaussian of the batch"
+        )
+    if bool((width < 0).any()):
+        raise InvalidGaussian("a standard deviation cannot be negative")
+
+
 def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
     """The batch of the covariance leads the mean, and the rest has n elements."""
     if isinstance(covariance, Tensor):
@@ -73,6 +89,23 @@ def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
         )
 
 
+def check_low_rank(mean: object, factor: object, variance: object) -> None:
+    """A factor has the shape of the mean and one dimension more, variances that of the mean."""
+    check_tensors(mean, factor)
+    check_tensors(mean, mean if variance is None else variance)
+    assert isinstance(mean, Tensor)
+    assert isinstance(factor, Tensor)
+    if factor.shape[:-1] != mean.shape:
+        raise InvalidGaussian(
+            f"a factor has the shape of the mean {tuple(mean.shape)} and a last dimension for its "
+            f"columns, not {tuple(factor.shape)}; expand it over the batch with .expand"
+        )
+    if isinstance(variance, Tensor) and variance.shape != mean.shape:
+        raise InvalidGaussian(
+            f"variances have the shape of the mean {tuple(mean.shape)}, not {tuple(variance.shape)}"
+        )
+
+
 @torch.no_grad()
 def check_values(mean: Tensor, covariance: Covariance) -> None:
     """Finite, symmetric and positive semi-definite, up to rounding."""
@@ -88,6 +121,11 @@ def check_values(mean: Tensor, covariance: Covariance) -> None:
     rounding = ROUNDING * torch.finfo(mean.dtype).eps
     if bool((variance < -rounding * variance.abs().amax(-1, keepdim=True)).any()):
         raise InvalidGaussian(f"the covariance has a negative variance ({variance.min():.3g})")
+    independent = covariance.values if isinstance(covariance, LowRank) else None
+    if independent is not None and bool((independent < 0).any()):
+        raise InvalidGaussian(
+            f"independent noise has a negative variance ({independent.min():.3g})"
+        )
     if isinstance(covariance, Dense):
         _check_matrix(covariance.values, variance.clamp(min=0), rounding)
     if isinstance(covariance, Sharded):

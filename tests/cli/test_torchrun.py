@@ -175,6 +175,7 @@ def test_batches_of_every_structure_are_joined() -> None:
         cp.Gaussian(mean, torch.eye(3).expand(4, 3, 3)),
         cp.Gaussian.isotropic(mean, 0.5, batch_dims=1),
         cp.Gaussian.constant(mean, batch_dims=1),
+        cp.Gaussian.low_rank(mean, torch.ones(4, 3, 2), 0.1 * torch.ones(4, 3), batch_dims=1),
     ):
         joined = one_batch([whole[:1], whole[1:3], whole[3:]], None)
         assert type(joined.covariance) is type(whole.covariance)

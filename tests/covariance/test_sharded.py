@@ -73,6 +73,7 @@ DOORS: dict[str, Callable[[Covariance], Covariance]] = {
     "take none": _taken(),
     "take all": _taken(*range(N)),
     "scale": lambda c: c.scale(numbers(*c.batch_shape, N, seed=9)),
+    "plus": lambda c: c.plus(numbers(*c.batch_shape, N, seed=9).square()),
     "pairwise": lambda c: c.pairwise(pair, *_elements(c.batch_shape)),
     "a chain": lambda c: (
         c.pairwise(pair, *_elements(c.batch_shape))
@@ -164,6 +165,10 @@ WITHOUT_WU2019 = ("fully connected", "wide enough for the series", "convolutiona
 """Which has closed forms for ReLU alone."""
 
 
+def _dropout(z: Any) -> Any:
+    return F.dropout(torch.relu(z), 0.3, training=True)
+
+
 @torch.no_grad()
 def _networks() -> None:
     mesh = team()
@@ -174,6 +179,10 @@ def _networks() -> None:
                 cp.propagate(network, spread_x, cp.AssumedDensity()).variance,
                 cp.propagate(network, x, cp.AssumedDensity()).variance,
             )
+            dropped, expected = (cp.propagate(_dropout, z) for z in (spread_x, x))
+            matrix = expected.covariance_matrix
+            got = dropped.covariance.to_dense().values
+            assert_close(got, matrix, atol=tolerance * float(matrix.abs().max()))
             for method in METHODS:
                 if isinstance(method, cp.Wu2019) and name in WITHOUT_WU2019:
                     continue
@@ -208,6 +217,8 @@ def _refusals() -> None:
         lambda: y.to_torch(),
         lambda: cp.propagate(lambda z: torch.relu(z) + z, y),
         lambda: cp.propagate(lambda z: F.max_pool1d(z[None], 2), y),
+        lambda: cp.propagate(torch.relu, y, cp.MonteCarlo(10)),
+        lambda: cp.propagate(torch.relu, y, cp.Sketched(16)),
     ):
         with pytest.raises(cp.UnsupportedOperation, match=r"spread over \d processes"):
             ask()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
+from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, LowRank
 from covprop.covariance.base import symmetric
 from tests.oracles import assert_close
 
@@ -32,6 +32,8 @@ def dense(batch: tuple[int, ...]) -> Dense:
 STRUCTURES: dict[str, Callable[[tuple[int, ...]], Covariance]] = {
     "dense": dense,
     "diagonal": lambda batch: Diagonal(variances(batch)),
+    "low rank": lambda batch: LowRank(numbers(*batch, N, 2), variances(batch)),
+    "a factor alone": lambda batch: LowRank(numbers(*batch, N, 2)),
     "dense without dependence": lambda batch: Dense(torch.diag_embed(variances(batch))),
 }
 every_batch = pytest.mark.parametrize("batch", BATCHES)
@@ -64,7 +66,7 @@ def test_the_basic_facts_are_those_of_the_matrix(name: str, batch: tuple[int, ..
     assert covariance.batch_shape == batch
     assert covariance.size == N
     assert (covariance.dtype, covariance.device) == (matrix.dtype, matrix.device)
-    assert_close(covariance.diagonal(), matrix.diagonal(dim1=-2, dim2=-1), rtol=0.0)
+    assert_close(covariance.diagonal(), matrix.diagonal(dim1=-2, dim2=-1), rtol=1e-14)
 
 
 MATRIX, KERNEL = numbers(N, 4), numbers(3, 2, 3)
@@ -102,7 +104,44 @@ def test_take_leaves_rows_and_columns(
     expected = covariance.matrix()[..., chosen, :][..., :, chosen]
     result = covariance.take(chosen)
     assert result.batch_shape == batch
-    assert_close(result.matrix(), expected, rtol=0.0)
+    assert_close(result.matrix(), expected, rtol=1e-14)  # products of a factor are summed anew
+
+
+@every_structure
+@every_batch
+def test_plus_adds_to_the_diagonal(name: str, batch: tuple[int, ...]) -> None:
+    covariance, variance = STRUCTURES[name](batch), numbers(*batch, N, seed=8).square()
+    expected = covariance.matrix() + torch.diag_embed(variance)
+    assert_close(covariance.plus(variance).matrix(), expected, rtol=1e-14)
+
+
+@every_structure
+@every_batch
+def test_quadratic_is_a_product_from_both_sides(name: str, batch: tuple[int, ...]) -> None:
+    covariance, rows = STRUCTURES[name](batch), numbers(*batch, 4, N, seed=3)
+    result = covariance.quadratic(rows)
+    assert_close(result, rows @ covariance.matrix() @ rows.mT, rtol=1e-12, atol=1e-12)
+    assert_close(result, result.mT, rtol=0.0)
+
+
+@every_structure
+@every_batch
+@pytest.mark.parametrize("noise", [None, 0.3])
+def test_conditioning_is_a_schur_complement(
+    name: str, batch: tuple[int, ...], noise: float | None
+) -> None:
+    covariance = STRUCTURES[name](batch)
+    seen, hidden = torch.tensor([4, 1]), torch.tensor([0, 2, 3, 5])
+    error = None if noise is None else noise * torch.eye(2, dtype=torch.float64)
+    gain, left = covariance.conditioned(seen, hidden, error)
+    matrix = covariance.matrix()
+    observed = matrix[..., seen, :][..., :, seen] + (0.0 if error is None else error)
+    across = matrix[..., hidden, :][..., :, seen]
+    expected = across @ torch.linalg.inv(observed)
+    assert_close(gain, expected, rtol=1e-9, atol=1e-9)
+    rest = matrix[..., hidden, :][..., :, hidden] - expected @ across.mT
+    got = left if isinstance(left, Tensor) else left.matrix()
+    assert_close(got, rest, rtol=1e-8, atol=1e-7)  # a rank of zero is left by rounding alone
 
 
 @every_structure
@@ -159,7 +198,7 @@ def test_map_reaches_every_tensor_inside(name: str) -> None:
     assert covariance.map(torch.Tensor.float).dtype == torch.float32
     first = covariance.map(lambda t: t[0])
     assert type(first) is type(covariance)
-    assert_close(first.matrix(), covariance.matrix()[0], rtol=0.0)
+    assert_close(first.matrix(), covariance.matrix()[0], rtol=1e-14)
 
 
 def test_independent_elements_stay_diagonal_where_they_can() -> None:

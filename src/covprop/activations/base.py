@@ -88,6 +88,11 @@ class Activation(ABC):
         coefficients = self.coefficients(mean, variance, order)
         return self.mean(mean, variance), self.variance(mean, variance), coefficients
 
+    @property
+    def uniform(self) -> bool:
+        """Whether it is the same function of every element, so that some may be treated apart."""
+        return False
+
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance, where nothing else is wanted."""
         return self.mean(mean, variance), self.variance(mean, variance)

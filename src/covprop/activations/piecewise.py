@@ -70,6 +70,11 @@ class Piecewise(Correlated):
         """The covariance at rho = 1, with the factor sigma^2 explicit for its gradient at 0."""
         return self._variance(mean, variance, self._knots(mean, variance))
 
+    @property
+    def uniform(self) -> bool:
+        """Unless slopes are those of single elements."""
+        return not any(isinstance(slope, Tensor) for slope in self.slopes)
+
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
         return self._coefficients(mean, variance, order, self._knots(mean, variance))

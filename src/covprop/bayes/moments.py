@@ -16,7 +16,8 @@ from torch import Tensor
 
 from covprop.bayes.geometry import Dot, Geometry
 from covprop.bayes.weights import Weights
-from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, Zero
+from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, Sketch, Zero
+from covprop.errors import UnsupportedOperation
 from covprop.tensor import GaussianTensor
 
 GATHERED = 2**22
@@ -35,6 +36,11 @@ def propagated(x: GaussianTensor, geometry: Geometry, weights: Weights) -> Gauss
         covariance = Diagonal(linear().variances(x.covariance.diagonal()) + noise, assumed=True)
     elif geometry.positions(weights.kernel, x.event_shape) == 1:
         covariance = _of_one_position(x, loc, geometry, weights, linear)
+    elif isinstance(x.covariance, Sketch):
+        raise UnsupportedOperation(
+            "random weights that are used in several places have no rule with cp.Sketched; use "
+            "cp.Exact() or cp.MonteCarlo()"
+        )
     else:
         x.expect(loc)
         shared = geometry.blocks(_shared_noise(x, geometry, weights))
@@ -66,6 +72,8 @@ def _of_one_position(
     noise = _independent_noise(x, geometry, weights)
     if isinstance(x.covariance, Zero):
         return Diagonal(noise)
+    if isinstance(x.covariance, Sketch):
+        return x.covariance.push(linear()).plus(noise)
     if isinstance(x.covariance, Diagonal) and isinstance(geometry, Dot):
         members = weights.members is not None
         rows = loc.itemsize * loc.numel() * max(loc.shape[-1], x.loc.shape[-1])

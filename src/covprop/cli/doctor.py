@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from covprop.cli.answers import Answer
 from covprop.cli.refusals import ExitCode
 from covprop.gaussian import Gaussian
-from covprop.plan import free_bytes
 from covprop.propagate import propagate
 from covprop.report.table import Table, in_bytes
+from covprop.room import free_bytes
 
 PACKAGES = ("torch", "numpy", "tqdm", "typer", "rich", "safetensors", "onnx", "onnx2pytorch",
             "scikit-learn", "matplotlib")  # fmt: skip

@@ -9,8 +9,8 @@ from typing import final
 import torch
 
 from covprop.cli.refusals import Refusal
-from covprop.plan import free_bytes
 from covprop.report.table import in_bytes
+from covprop.room import free_bytes
 
 SHARE = 0.5
 """Of the memory that is free: what one file may take; reading needs a copy."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from covprop.plan import free_bytes
+from covprop.room import free_bytes
 
 resource: Any = (
     importlib.import_module("resource") if importlib.util.find_spec("resource") else None

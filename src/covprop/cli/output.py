@@ -15,8 +15,8 @@ from torch import Tensor
 
 from covprop.cli.refusals import Refusal
 from covprop.gaussian import Gaussian
-from covprop.plan import free_bytes
 from covprop.report.table import in_bytes
+from covprop.room import free_bytes
 
 COPIES = 3
 """Matrices at a time: the result, the one that is written, and its bytes."""

@@ -3,12 +3,14 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from covprop.cli.question import Question
+from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning
 from covprop.gaussian import Gaussian
 from covprop.mixture import Mixture
@@ -71,11 +73,24 @@ def one_batch(parts: Sequence[Gaussian], method: object, dim: int = 0) -> Gaussi
     if mixture is not None:
         components = [part.mixture.components for part in parts]
         mixture = Mixture(mixture.weights, one_batch(components, method, dim + 1))
-    values = cat(lambda y: y.covariance.values)
     return Gaussian(
-        cat(lambda y: y.mean), first.covariance.map(lambda _: values),
+        cat(lambda y: y.mean), _one_structure([part.covariance for part in parts], dim),
         validate_args=False, method=method, sampling=error, mixture=mixture,
     )  # fmt: skip
+
+
+def _one_structure(parts: Sequence[Covariance], dim: int) -> Covariance:
+    """Whatever tensors a structure is made of, those of all parts one after another."""
+    inside: list[list[Tensor]] = [[] for _ in parts]
+
+    def kept(number: int, tensor: Tensor) -> Tensor:
+        inside[number].append(tensor)
+        return tensor
+
+    for number, part in enumerate(parts):
+        part.map(partial(kept, number))
+    whole = iter([torch.cat(group, dim) for group in zip(*inside, strict=True)])
+    return parts[0].map(lambda _: next(whole))
 
 
 def one_analysis(parts: Sequence[Robustness]) -> Robustness:

@@ -3,8 +3,21 @@
 from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
+from covprop.covariance.low_rank import LowRank
 from covprop.covariance.sharded import Sharded
+from covprop.covariance.sketch import Sketch
 from covprop.covariance.streamed import Streamed
 from covprop.covariance.zero import Zero
 
-__all__ = ["Covariance", "Dense", "Diagonal", "Layer", "LinearMap", "Sharded", "Streamed", "Zero"]
+__all__ = [
+    "Covariance",
+    "Dense",
+    "Diagonal",
+    "Layer",
+    "LinearMap",
+    "LowRank",
+    "Sharded",
+    "Sketch",
+    "Streamed",
+    "Zero",
+]

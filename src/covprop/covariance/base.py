@@ -52,6 +52,9 @@ class Layer(Protocol):
     def diagonal(self, half: Tensor) -> Tensor | None:
         """diag(A H) of H (*batch, n, m), if there is a short way to it."""
 
+    def transposed(self, rows: Tensor) -> Tensor | None:
+        """Rows (*any, m) times A: (*any, n), if there is a short way to it."""
+
     def at_rest(self) -> "Layer":
         """The same without the room that it has made for its work."""
 
@@ -161,6 +164,10 @@ class Covariance(ABC):
         """The covariance of factor * y, factor (*batch, n)."""
 
     @abstractmethod
+    def plus(self, variance: Tensor) -> "Covariance":
+        """With independent noise of these variances (*batch, n)."""
+
+    @abstractmethod
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> "Covariance":
@@ -177,6 +184,34 @@ class Covariance(ABC):
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Covariance":
         """Apply a function to the tensors inside: a change of dtype, an index of the batch."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether what a linear map makes of it is held without a matrix of all pairs."""
+        return False
+
+    def at_rest(self) -> "Covariance":
+        """The same, to be kept for what is asked of it once nothing more is computed with it."""
+        return self
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """A S A^T of a matrix A, given by its rows (*batch, m, n)."""
+        return symmetric(rows @ self.matrix() @ rows.mT)
+
+    def conditioned(
+        self, seen: Tensor, hidden: Tensor, noise: Tensor | None
+    ) -> "tuple[Tensor, Covariance | Tensor]":
+        """What is left of the hidden elements once others are seen, with noise (m, m).
+
+        The gain (*batch, hidden, m) by which what was seen moves the mean, and the covariance.
+        """
+        matrix = self.matrix()
+        observed = matrix[..., seen[:, None], seen]
+        observed = observed if noise is None else observed + noise
+        across = matrix[..., hidden[:, None], seen]
+        gain = across @ torch.linalg.pinv(observed, hermitian=True)
+        left = matrix[..., hidden[:, None], hidden] - gain @ across.mT
+        return gain, symmetric(left)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -82,6 +82,10 @@ class Dense(Covariance):
         """f_i S_ij f_j."""
         return Dense(self.values * (factor[..., :, None] * factor[..., None, :]))
 
+    def plus(self, variance: Tensor) -> "Dense":
+        """More on the diagonal."""
+        return Dense(self.values + torch.diag_embed(variance))
+
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Dense":
         """Evaluate `pair` block by block; a backward pass evaluates each block again."""
         variance = variance.to(self.dtype)

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
 from covprop.covariance.dense import Dense
 
 
@@ -54,6 +54,10 @@ class Diagonal(Covariance):
         """f_i^2 S_ii."""
         return replace(self, values=self.values * factor.square())
 
+    def plus(self, variance: Tensor) -> "Diagonal":
+        """Variances of independent noises add."""
+        return replace(self, values=self.values + variance)
+
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> "Diagonal":
@@ -76,6 +80,10 @@ class Diagonal(Covariance):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Diagonal":
         """Apply a function to the variances."""
         return replace(self, values=function(self.values))
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """Sums of A_pi v_i A_qi."""
+        return symmetric((rows * self.values[..., None, :]) @ rows.mT)
 
     def to_dense(self) -> Dense:
         """Write the zeros out."""

@@ -26,6 +26,11 @@ def is_distributed(value: object) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def undistributed(covariance: Tensor | Covariance) -> Tensor | Covariance:
+    """A `DTensor` as what it is here, anything else as it is."""
+    return Sharded.from_dtensor(covariance) if is_distributed(covariance) else covariance
+
+
 @final
 @dataclass(frozen=True)
 class Sharded(Covariance):
@@ -138,6 +143,14 @@ class Sharded(Covariance):
         left = factor[..., slice(*self.bounds), None]
         rows = self.values * (left * factor[..., None, :])
         return replace(self, values=rows, variance=self.variance * factor.square())
+
+    def plus(self, variance: Tensor) -> "Sharded":
+        """S + diag(v), without any sending."""
+        _check_unfollowed(variance)
+        start, stop = self.bounds
+        rows = self.values.clone()
+        rows.diagonal(offset=start, dim1=-2, dim2=-1).add_(variance[..., start:stop])
+        return replace(self, values=rows, variance=self.variance + variance)
 
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor

@@ -105,6 +105,10 @@ class Streamed(Covariance):
             variance=self.variance * factor.square(),
         )
 
+    def plus(self, variance: Tensor) -> Covariance:
+        """Of the matrix, written out."""
+        return self.dense(self.matrix()).plus(variance)
+
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> Covariance:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction
+from covprop.covariance.diagonal import Diagonal
 
 
 @final
@@ -34,6 +35,11 @@ class Zero(Covariance):
         """The leading dimensions."""
         return self.values.shape[:-1]
 
+    @property
+    def narrow(self) -> bool:
+        """Zeros stay zeros."""
+        return True
+
     def diagonal(self) -> Tensor:
         """Zeros."""
         return self.values
@@ -55,6 +61,10 @@ class Zero(Covariance):
         del factor
         return self
 
+    def plus(self, variance: Tensor) -> Covariance:
+        """Independent noise alone."""
+        return Diagonal(variance)
+
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Zero":
         """Functions of constants are constant."""
         del pair, elements, variance
@@ -69,6 +79,10 @@ class Zero(Covariance):
         """Zeros; nothing is drawn."""
         del generator
         return self.values.expand(count, *self.values.shape)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """Zeros (*batch, m, m)."""
+        return rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Zero":
         """Apply a function to the zeros."""

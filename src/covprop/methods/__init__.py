@@ -17,6 +17,7 @@ from covprop.methods.network import Network
 from covprop.methods.piecewise import PiecewiseLinear
 from covprop.methods.roots import Root
 from covprop.methods.series import Series
+from covprop.methods.sketched import Sketched
 from covprop.methods.split import Split
 from covprop.methods.unscented import Unscented
 from covprop.methods.wu2019 import Wu2019
@@ -35,6 +36,7 @@ __all__ = [
     "Propagation",
     "Root",
     "Series",
+    "Sketched",
     "Split",
     "Unscented",
     "WrappingMethod",

@@ -33,11 +33,19 @@ class LayerwiseMethod(ABC):
     variances_only: ClassVar[bool] = False
     """Whether all that arises between features is left out."""
 
+    returns: ClassVar[bool] = False
+    """Whether the way is gone back from the outputs, so that all of it is kept."""
+
     def begin(self, covariance: Covariance) -> Covariance:
         """The covariance of an input, in the structure that the method wants."""
         if self.variances_only:
             return Diagonal(covariance.diagonal(), assumed=True)
         return Diagonal(covariance.values) if isinstance(covariance, Diagonal) else covariance
+
+    def columns(self, covariance: Covariance) -> int:
+        """How many numbers for each feature take the place of its covariances, 0 if none."""
+        del covariance
+        return 0
 
     @abstractmethod
     def activate(

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-from covprop.covariance import Diagonal
-from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods.network import Network, quiet
@@ -43,14 +41,10 @@ def pushed(jacobians: Sequence[Tensor], inputs: Sequence[Gaussian]) -> Tensor:
     """The sum of J S J^T over independent inputs, (*batch, m, m)."""
     total: Tensor | None = None
     for jacobian, x in zip(jacobians, inputs, strict=True):
-        if isinstance(x.covariance, Diagonal):
-            half = jacobian * x.covariance.values[..., None, :]
-        else:
-            half = jacobian @ x.covariance.matrix()
-        part = half @ jacobian.mT
+        part = x.covariance.quadratic(jacobian)
         total = part if total is None else total + part
     assert total is not None
-    return symmetric(total)
+    return total
 
 
 def _by_columns(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:

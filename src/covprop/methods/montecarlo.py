@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from covprop.errors import UnsupportedOperation
-from covprop.gaussian import Gaussian
 from covprop.methods.base import Advance, Estimate, FunctionMethod
 from covprop.methods.network import Network
 from covprop.methods.roots import Root
@@ -80,7 +79,7 @@ class MonteCarlo(FunctionMethod):
         else:
             pairs = 2 if self.antithetic else 1
             count = max(2, -(-self.samples // pairs))
-            blocks = _normal(network.inputs, count, sampler.block, self.generator)
+            blocks = _normal(sampler.roots, count, sampler.block, self.generator)
             results = sampler.streamed(blocks, count * pairs)
         return [
             _rounded(output.dtype, *result)
@@ -96,7 +95,7 @@ class _Sampler:
         self.roots = [Root.of(x) for x in network.inputs]
         self.chunk = method.chunk or network.step
         batch = network.batch_shape.numel()
-        widths = [x.event_shape.numel() for x in network.inputs]
+        widths = [root.width for root in self.roots]
         widths += [output.event_shape.numel() for output in network.outputs]
         self.block = max(1, DRAWN // max(1, batch * max(widths)))
 
@@ -120,7 +119,7 @@ class _Sampler:
         seeds = torch.randint(2**31 - 1, (REPLICATES,), generator=generator, device=device)
         replicates = [Replicates() for _ in self.network.outputs]
         for seed in seeds.tolist():
-            for block in _quasi_normal(self.network.inputs, each, self.block, seed):
+            for block in _quasi_normal(self.roots, each, self.block, seed):
                 for tally, values in zip(replicates, self.values(block), strict=True):
                     tally.add(values)
                 self.advance(len(block[0]), REPLICATES * each)
@@ -141,21 +140,21 @@ class _Sampler:
 
 
 def _normal(
-    inputs: Sequence[Gaussian], count: int, block: int, generator: torch.Generator | None
+    roots: Sequence[Root], count: int, block: int, generator: torch.Generator | None
 ) -> Iterator[Block]:
     for start in range(0, count, block):
         size = min(block, count - start)
         yield [
             torch.randn(
-                (size, *x.batch_shape, x.event_shape.numel()),
-                dtype=x.dtype, device=x.device, generator=generator,
+                (size, *root.x.batch_shape, root.width),
+                dtype=root.x.dtype, device=root.x.device, generator=generator,
             )
-            for x in inputs
+            for root in roots
         ]  # fmt: skip
 
 
-def _quasi_normal(inputs: Sequence[Gaussian], count: int, block: int, seed: int) -> Iterator[Block]:
-    widths = [x.event_shape.numel() for x in inputs]
+def _quasi_normal(roots: Sequence[Root], count: int, block: int, seed: int) -> Iterator[Block]:
+    inputs, widths = [root.x for root in roots], [root.width for root in roots]
     if sum(widths) > SobolEngine.MAXDIM:
         raise UnsupportedOperation(
             f"torch has Sobol sequences of up to {SobolEngine.MAXDIM} dimensions, and the input "

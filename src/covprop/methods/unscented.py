@@ -47,7 +47,8 @@ class Unscented(FunctionMethod):
 
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """Weighted moments of the outputs about the output at the mean, some points at a time."""
-        size = sum(x.event_shape.numel() for x in network.inputs)
+        roots = [Root.of(x) for x in network.inputs]
+        size = sum(root.width for root in roots)
         if size + self.kappa <= 0:
             raise UnsupportedOperation(
                 f"n + kappa must be positive, and the input has n = {size}; kappa is {self.kappa}"
@@ -56,9 +57,8 @@ class Unscented(FunctionMethod):
         centre = network(*network.means)
         sums = [_Sums(value) for value in centre]
         advance(1, 2 * size + 1)
-        for i, x in enumerate(network.inputs):
-            root = Root.of(x)
-            count = x.event_shape.numel()
+        for i, root in enumerate(roots):
+            count = root.width
             for start in range(0, count, network.step):
                 stop = min(count, start + network.step)
                 offset = math.sqrt(reach) * root.columns(start, stop)

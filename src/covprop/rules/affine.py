@@ -29,6 +29,7 @@ from covprop.rules.operands import (
 )
 from covprop.rules.product import bilinear, labels_of, matrix_product, product
 from covprop.tensor import GaussianTensor, dispatch
+from covprop.transfers import Scaled
 
 Strip: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
@@ -113,9 +114,7 @@ def scaling(
         return affine(function, *args, strip=strip, **kwargs)
     linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
     factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, x.event_shape.numel())
-    return x.replace(
-        loc, x.covariance.scale(factor), transfer=lambda cross: factor[..., None] * cross
-    )
+    return x.replace(loc, x.covariance.scale(factor), transfer=Scaled(factor))
 
 
 def without(position: int, name: str, value: Any = None) -> Strip:

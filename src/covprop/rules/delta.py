@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import Diagonal, LinearMap
+from covprop.covariance import Diagonal, LinearMap, Sketch
 from covprop.dispatch import Batch, rule
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of
 from covprop.rules.operands import (
@@ -70,6 +70,11 @@ def _summed(bend: Callable[[Tensor, Tensor], Tensor], x: GaussianTensor) -> Tens
     size = x.event_shape.numel()
     step = max(1, CHUNK // max(1, x.numel()))
     total: Tensor | float = 0.0
+    if isinstance(x.covariance, Sketch):  # sum_c bend(S_c, S_c) has the same expectation
+        for part in x.covariance.rows().split(step, dim=-2):
+            rows = part.movedim(-2, 0).reshape(-1, *x.shape)
+            total = total + torch.func.vmap(bend)(rows, rows).sum(0)
+        return torch.as_tensor(total)
     for start in range(0, size, step):
         index = torch.arange(start, min(size, start + step), device=x.device)
         units = torch.zeros(len(index), size, dtype=x.dtype, device=x.device)

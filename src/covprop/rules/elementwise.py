@@ -12,10 +12,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
+from covprop.covariance import LowRank, Sketch
 from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
 from covprop.kernels.normal import is_finite
 from covprop.tensor import GaussianTensor, dispatch
+from covprop.transfers import Scaled
 
 
 def apply(
@@ -25,6 +27,8 @@ def apply(
     flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
     observe = x.lineage.observe
     seen = activation if observe is None else observe(activation)
+    if isinstance(x.covariance, LowRank):  # of which an activation makes a matrix of all pairs
+        x.lineage.expect(x.loc.itemsize * x.numel() * x.event_shape.numel())
     try:
         mean, covariance = x.method.activate(seen, flat, x.covariance)
     except UnsupportedOperation as error:
@@ -34,6 +38,8 @@ def apply(
             f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
             "down, or convert model and Gaussian to float64"
         )
+    if isinstance(covariance, Sketch) and covariance.slope is not None:
+        return x.replace(mean.reshape(x.shape), covariance, transfer=Scaled(covariance.slope))
     variance = x.covariance.diagonal()
     if not x.covariance.independent:  # it is a view that would keep the whole matrix
         variance = variance.to(torch.float64, copy=True)

@@ -23,6 +23,8 @@ def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> 
 @rule(*spellings("detach"), kind="shape", treatment="exact", name="detach", batch=Batch.ANYWHERE)
 def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """Leave autograd's graph with mean and covariance."""
+    if not torch.is_grad_enabled():
+        return input.moved(input.loc, view=True)
     covariance = input.covariance.map(torch.Tensor.detach)
     result = input.replace(input.loc.detach(), covariance, transfer=torch.Tensor.detach)
     return GaussianTensor(result.loc, result.node, input.lineage, view_of=input)

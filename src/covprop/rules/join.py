@@ -4,14 +4,15 @@ The covariance of sum_i A_i x_i is sum_ij A_i Cov(x_i, x_j) A_j^T; tensors of on
 one term, so that x - x is exactly zero, and tensors of different origin have no cross term.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import Dense, Diagonal, LinearMap
+from covprop.covariance import Dense, Diagonal, LinearMap, Sketch
 from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.errors import InconsistentBranches, name_of
@@ -28,6 +29,7 @@ from covprop.rules.operands import (
     without_constants,
 )
 from covprop.tensor import GaussianTensor
+from covprop.transfers import Times
 
 INCONSISTENT = 1e-3
 """A variance below minus this part of what was joined is no rounding."""
@@ -60,12 +62,16 @@ def join(
             assert node.covariance is not None
             values = values + linear.variances(node.covariance.diagonal())
         return GaussianTensor(loc, Node(Diagonal(values, assumed=True), edges), x.lineage)
+    for node, linear in terms:
+        assert node.covariance is not None
+        vector = torch.Size((*x.batch_shape, node.covariance.size))
+        check_batch_is_separate(function, linear.function, x, vector)
+    if isinstance(x.covariance, Sketch):
+        return GaussianTensor(loc, Node(_sketched(terms), edges), x.lineage)
     matrix: Tensor | None = None
     size = torch.zeros((), dtype=loc.dtype, device=loc.device)
     for i, (node, linear) in enumerate(terms):
         assert node.covariance is not None
-        vector = torch.Size((*x.batch_shape, node.covariance.size))
-        check_batch_is_separate(function, linear.function, x, vector)
         own = node.covariance.push(linear).matrix()
         size = size + own.diagonal(dim1=-2, dim2=-1)
         matrix = own if matrix is None else matrix + own
@@ -77,6 +83,20 @@ def join(
     assert matrix is not None
     _check_variances(function, matrix, size)
     return GaussianTensor(loc, Node(Dense(symmetric(matrix)), edges), x.lineage)
+
+
+def _sketched(terms: Sequence[tuple[Node, LinearMap]]) -> Sketch:
+    """Tangents add, and their dependence with them."""
+    parts = []
+    for node, linear in terms:
+        assert isinstance(node.covariance, Sketch)
+        parts.append(node.covariance.push(linear))
+    return reduce(Sketch.added, parts)
+
+
+def _weighted(node: Node, weight: float) -> Sketch:
+    assert isinstance(node.covariance, Sketch)
+    return node.covariance.map(lambda rows: weight * rows)
 
 
 def _linear_part(
@@ -109,7 +129,7 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
     weights: dict[Node, float] = {}
     for tensor, weight in terms:
         weights[tensor.node] = weights.get(tensor.node, 0.0) + weight
-    edges = [(node, lambda cross, w=weight: w * cross) for node, weight in weights.items()]
+    edges = [(node, Times(weight)) for node, weight in weights.items()]
     matrix = torch.zeros((), dtype=loc.dtype, device=loc.device)
     size = matrix
     nodes = list(weights)
@@ -117,6 +137,9 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
         for node in nodes:
             size = size + weights[node] ** 2 * node.covariance.diagonal()  # type: ignore[union-attr]
         return GaussianTensor(loc, Node(Diagonal(size, assumed=True), edges), x.lineage)
+    if isinstance(x.covariance, Sketch):
+        sketches = [_weighted(node, weight) for node, weight in weights.items()]
+        return GaussianTensor(loc, Node(reduce(Sketch.added, sketches), edges), x.lineage)
     for i, node in enumerate(nodes):
         assert node.covariance is not None
         matrix = matrix + weights[node] ** 2 * node.covariance.matrix()

@@ -42,6 +42,12 @@ class Linear:
             return None
         return (self.weight * half.mT).sum(-1)
 
+    def transposed(self, rows: Tensor) -> Tensor:
+        """Rows times W."""
+        if rows.shape[-1] == self.weight.shape[0]:
+            return rows @ self.weight
+        return (rows.unflatten(-1, (-1, self.weight.shape[0])) @ self.weight).flatten(-2)
+
     def at_rest(self) -> "Linear":
         """It needs no room."""
         return self
@@ -73,6 +79,28 @@ class Convolution:
                 self.stride, self.padding, self.dilation, self.groups,
             )  # fmt: skip
         return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
+
+    def transposed(self, rows: Tensor) -> Tensor | None:
+        """A transposed convolution; one sided padding has no torch function for it."""
+        left, right, above, below = self._widths
+        if left != right or above != below:
+            return None
+        images = rows.reshape(-1, len(self.weight), *self._sides)
+        kernel = zip(self.dilation, self.weight.shape[-2:], strict=True)
+        reach = [gap * (size - 1) for gap, size in kernel]
+        if self.stride == (1, 1) and self.groups == 1:  # which torch has a faster kernel for
+            turned = self.weight.flip(-2, -1).transpose(0, 1)
+            widths = reach[0] - above, reach[1] - left
+            if min(widths) >= 0:
+                mapped = F.conv2d(images, turned, None, 1, widths, self.dilation)
+                return mapped.reshape(*rows.shape[:-1], -1)
+        sides = zip(self.image[-2:], (above, left), reach, self.stride, strict=True)
+        missing = tuple((side + 2 * around - r - 1) % step for side, around, r, step in sides)
+        mapped = F.conv_transpose2d(
+            images, self.weight, None, self.stride, (above, left), missing, self.groups,
+            self.dilation,
+        )  # fmt: skip
+        return mapped.reshape(*rows.shape[:-1], -1)
 
     def at_rest(self) -> "Convolution":
         """The same without room for patches."""
@@ -124,15 +152,20 @@ class Convolution:
         left, right, above, below = widths
         return left, right, above, below
 
-    @cached_property
+    @property
     def places(self) -> int:
         """Places of one channel of the output."""
+        return math.prod(self._sides)
+
+    @cached_property
+    def _sides(self) -> tuple[int, ...]:
+        """Rows and columns of one channel of the output."""
         left, right, above, below = self._widths
         sides = zip(
             (self.image[-2] + above + below, self.image[-1] + left + right),
             self.weight.shape[-2:], self.dilation, self.stride, strict=True,
         )  # fmt: skip
-        return math.prod((side - gap * (k - 1) - 1) // step + 1 for side, k, gap, step in sides)
+        return tuple((side - gap * (k - 1) - 1) // step + 1 for side, k, gap, step in sides)
 
 
 def _followed(*tensors: Tensor) -> bool:

@@ -23,6 +23,7 @@ from covprop.rules.operands import (
     the_gaussian,
 )
 from covprop.tensor import GaussianTensor
+from covprop.transfers import Taken
 
 
 def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +61,7 @@ def _moved(
     if len(index) == size and bool((index.diff() == 1).all()):
         return x.moved(loc, view=True)
     covariance = x.covariance.take(index)
-    result = x.replace(loc, covariance, transfer=lambda cross: cross.index_select(-2, index))
+    result = x.replace(loc, covariance, transfer=Taken(index, size))
     return GaussianTensor(loc, result.node, x.lineage, view_of=x)
 
 

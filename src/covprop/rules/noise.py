@@ -6,7 +6,6 @@ channel):  E z = E x,  Cov(z) = Cov(x) + p / (1 - p) (Cov(x) + mu mu^T) within e
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from covprop.covariance import Covariance, Dense, Diagonal, Zero
+from covprop.covariance import Covariance, Dense, Sketch
 from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
 from covprop.rules.operands import batch_error
@@ -110,12 +109,12 @@ def _masked(x: GaussianTensor, p: float, masked_dims: int) -> GaussianTensor:
 def _with_noise(x: GaussianTensor, ratio: float, masked_dims: int) -> Covariance:
     mean = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
     if masked_dims == x.dim() or x.method.variances_only:
-        added = ratio * (x.covariance.diagonal() + mean.square())
-        if isinstance(x.covariance, Diagonal):
-            return replace(x.covariance, values=x.covariance.values + added)
-        if isinstance(x.covariance, Zero):
-            return Diagonal(added)
-        return Dense(x.covariance.matrix() + torch.diag_embed(added))
+        return x.covariance.plus(ratio * (x.covariance.diagonal() + mean.square()))
+    if isinstance(x.covariance, Sketch):
+        raise UnsupportedOperation(
+            "dropout of whole channels has no rule with cp.Sketched; use cp.Exact() or "
+            "cp.MonteCarlo()"
+        )
     group = _groups(x, masked_dims)
     same = group[:, None] == group[None, :]
     matrix = x.covariance.matrix()

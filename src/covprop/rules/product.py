@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.covariance import Dense, Diagonal
+from covprop.covariance import Dense, Diagonal, Sketch
 from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.lineage import Node
 from covprop.rules.join import join
 from covprop.rules.operands import batch_error
+from covprop.rules.sketched import sketched_contraction, sketched_product
 from covprop.tensor import GaussianTensor, dispatch
 
 Labels: TypeAlias = list[int]
@@ -37,6 +38,8 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
     a, b = _flat(u), _flat(v)
     if u.method.variances_only:
         return _independent_product(u, v, a, b, shape)
+    if isinstance(u.covariance, Sketch) and isinstance(v.covariance, Sketch):
+        return sketched_product(u, v, a, b, shape)
     first, second = u.covariance.matrix(), v.covariance.matrix()
     cross = u.cross_covariance(v)
     matrix = _outer(a, a) * second + _outer(b, b) * first + first * second
@@ -105,6 +108,8 @@ def bilinear(
         values = (parts + contract(*spread)).reshape(linear.covariance.diagonal().shape)
         node = Node(Diagonal(values, assumed=True), linear.node.edges)
         return GaussianTensor(contract(left, right), node, u.lineage)
+    if isinstance(linear.covariance, Sketch):
+        return sketched_contraction(u, v, linear, contract)
     shift = 1 + max(first + second)
 
     def again(labels: Labels) -> Labels:

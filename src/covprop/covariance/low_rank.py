@@ -1,0 +1,129 @@
+"""A few directions of noise, and independent noise of every feature."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.dense import Dense, square_root
+
+
+@final
+@dataclass(frozen=True)
+class LowRank(Covariance):
+    """F F^T + diag(v): factor (*batch, n, k), values (*batch, n) or None for the factor alone.
+
+    A factor alone stays one through linear maps. Independent noise beside it, and activations, make
+    a matrix of all pairs: such a covariance turns `Dense` there, in `to_dense`.
+    """
+
+    factor: Tensor
+    values: Tensor | None = None
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.factor.shape[:-2]
+
+    @property
+    def rank(self) -> int:
+        """The number of directions k."""
+        return self.factor.shape[-1]
+
+    @property
+    def narrow(self) -> bool:
+        """A factor alone stays one."""
+        return self.values is None
+
+    def diagonal(self) -> Tensor:
+        """sum_k F_ik^2 + v_i."""
+        variance = self.factor.square().sum(-1)
+        return variance if self.values is None else variance + self.values
+
+    def matrix(self) -> Tensor:
+        """The full matrix (*batch, n, n)."""
+        matrix = self.factor @ self.factor.mT
+        return matrix if self.values is None else matrix + torch.diag_embed(self.values)
+
+    def push(self, linear: LinearMap) -> Covariance:
+        """(A F) (A F)^T, or a matrix where independent noise is beside it."""
+        if self.values is not None:
+            return self.to_dense().push(linear)
+        factor = linear(self.factor.mT).mT
+        result = LowRank(factor)
+        return result if self.rank < factor.shape[-2] else result.to_dense()
+
+    def take(self, index: Tensor) -> Covariance:
+        """Rows of the factor; independent noise that appears twice makes the result dense."""
+        if self.values is None:
+            return LowRank(self.factor.index_select(-2, index))
+        if len(index.unique()) < len(index):
+            return self.to_dense().take(index)
+        return LowRank(self.factor.index_select(-2, index), self.values.index_select(-1, index))
+
+    def scale(self, factor: Tensor) -> "LowRank":
+        """f_i F_ik, and f_i^2 v_i."""
+        values = None if self.values is None else self.values * factor.square()
+        return LowRank(self.factor * factor[..., None], values)
+
+    def plus(self, variance: Tensor) -> "LowRank":
+        """Independent noise beside the factor."""
+        return LowRank(self.factor, variance if self.values is None else self.values + variance)
+
+    def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> Dense:
+        """A function of every pair has no low rank."""
+        return self.to_dense().pairwise(pair, elements, variance)
+
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """Over all pairs, written out."""
+        return self.to_dense().largest(pair, elements)
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """F z + sqrt(v) z'."""
+        size = self.rank + (0 if self.values is None else self.size)
+        numbers = torch.randn(
+            (count, *self.batch_shape, size),
+            dtype=self.dtype, device=self.device, generator=generator,
+        )  # fmt: skip
+        return self.coloured(numbers)
+
+    def coloured(self, numbers: Tensor) -> Tensor:
+        """F z + sqrt(v) z' of numbers (count, *batch, k) or (count, *batch, k + n)."""
+        directions = numbers[..., : self.rank]
+        draws = (directions.movedim(0, -2) @ self.factor.mT).movedim(-2, 0)
+        if self.values is None:
+            return draws
+        return draws + numbers[..., self.rank :] * self.values.clamp(min=0).sqrt()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "LowRank":
+        """Apply a function to factor and variances."""
+        values = None if self.values is None else function(self.values)
+        return LowRank(function(self.factor), values)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """(A F) (A F)^T + A diag(v) A^T."""
+        seen = rows @ self.factor  # (*batch, m, k)
+        result = seen @ seen.mT
+        if self.values is not None:
+            result = result + (rows * self.values[..., None, :]) @ rows.mT
+        return symmetric(result)
+
+    def conditioned(
+        self, seen: Tensor, hidden: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Covariance]:
+        """The directions that are left: F_h (1 - F_s^T O^+ F_s) F_h^T + v_h, O what is observed."""
+        rows, rest = self.take(seen), self.take(hidden)
+        observed = rows.matrix() if noise is None else rows.matrix() + noise
+        factor = self.factor.index_select(-2, seen)
+        solved = torch.linalg.pinv(observed, hermitian=True) @ factor  # (*batch, m, k)
+        assert isinstance(rest, LowRank)
+        identity = torch.eye(self.rank, dtype=self.dtype, device=self.device)
+        left = square_root(symmetric(identity - factor.mT @ solved))
+        return rest.factor @ solved.mT, replace(rest, factor=rest.factor @ left)
+
+    def to_dense(self) -> Dense:
+        """Write every pair out."""
+        return Dense(self.matrix())

@@ -1,0 +1,168 @@
+"""Random tangents in place of covariances: for layers too wide for a matrix."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activated, Activation
+from covprop.covariance import Covariance, Diagonal, LowRank, Sketch, Zero
+from covprop.covariance.dense import square_root
+from covprop.covariance.innovation import Innovation
+from covprop.covariance.sketch import Product, random_products
+from covprop.errors import UnsupportedOperation
+from covprop.kernels.normal import inverse_deviation, standard_deviation
+from covprop.methods.base import LayerwiseMethod, Replacements
+
+ORDERS = (1, 2)
+BLOCK = 2**15
+"""Elements whose moments are found at a time."""
+QUARTERS = 4
+"""Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
+
+
+@final
+@dataclass(frozen=True)
+class Sketched(LayerwiseMethod):
+    """The covariance of the outputs as a sum of what enters on the way, without any matrix.
+
+    Sigma_out = J_0 Sigma_x J_0^T + sum_l J_l R_l J_l^T, J the expected Jacobians from the input and
+    from every nonlinearity l to the outputs, R_l = Sigma_z - D Sigma_y D what it adds. Variances of
+    hidden units come from random tangents that carry the noise forward. Memory and time are linear
+    in the number of units. An estimate: `mean_stderr` and `covariance_stderr` tell how far it may
+    be off for want of tangents. No gradients. docs/large.md has formulas and measured errors.
+
+    tangents: how many in all; order: 1 keeps the variances of R_l alone, 2 also what its second
+    order has between units; generator: where random numbers come from (torch's global one by
+    default); outputs: an index of the flattened output, if only some are wanted; replicates:
+    independent runs, each with its share of the tangents, whose spread tells the standard errors (1
+    tells none); exact: how many directions of an input are carried exactly rather than by chance,
+    as many as tangents by default; memory: bytes that may be used beside the model, half of what is
+    free by default; activations: what to use in place of declared activations, by torch function.
+    """
+
+    tangents: int = 64
+    order: int = 2
+    generator: torch.Generator | None = field(default=None, hash=False, compare=False)
+    outputs: Any = field(default=None, kw_only=True, hash=False)
+    replicates: int = field(default=4, kw_only=True)
+    exact: int | None = field(default=None, kw_only=True)
+    memory: int | None = field(default=None, kw_only=True)
+    activations: Replacements = field(default_factory=dict, hash=False, kw_only=True)
+    independent_maxima: bool = field(default=False, init=False)
+    kept: int | None = field(default=None, init=False, repr=False)
+    """Tangents that each nonlinearity remembers, if not all."""
+
+    returns: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        if self.order not in ORDERS:
+            raise ValueError(f"the order of a sketch is 1 or 2, not {self.order!r}")
+        if type(self.replicates) is not int or self.replicates < 1:
+            raise ValueError(f"replicates is a whole number from 1, not {self.replicates!r}")
+        least = QUARTERS * self.replicates
+        if type(self.tangents) is not int or self.tangents < least or self.tangents % least:
+            raise ValueError(
+                f"tangents is a multiple of {least}, {QUARTERS} for each of {self.replicates} "
+                f"replicates, not {self.tangents!r}"
+            )
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise TypeError(
+                "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
+                f"{self.generator!r}"
+            )
+
+    @property
+    def directions(self) -> int:
+        """How many directions of an input are carried exactly at most."""
+        return self.tangents if self.exact is None else self.exact
+
+    def replicate(self, kept: int | None = None) -> "Sketched":
+        """One of the independent runs."""
+        one = replace(
+            self, tangents=self.tangents // self.replicates, replicates=1, exact=self.directions
+        )
+        object.__setattr__(one, "kept", kept)
+        return one
+
+    def begin(self, covariance: Covariance) -> Sketch:
+        """Directions that are few are kept; of others, random combinations."""
+        count, size = self.tangents, covariance.size
+        variance = covariance.diagonal()
+        none = variance.new_zeros(*covariance.batch_shape, count, size)
+        begun = Sketch(none, {}, self.generator, self.kept, covariance)
+        if isinstance(covariance, Zero):
+            return begun
+        if isinstance(covariance, LowRank) and covariance.rank <= self.directions:
+            begun = replace(begun, exact={id(covariance): covariance.factor.mT})
+            return begun if covariance.values is None else self._with(begun, covariance.values)
+        if size <= self.directions:
+            root = square_root(covariance.matrix())
+            return replace(begun, exact={id(covariance): root.mT})
+        if isinstance(covariance, Diagonal):
+            return self._with(begun, covariance.values)
+        draws = covariance.noise(count, self.generator).movedim(0, -2)
+        return replace(begun, tangents=draws / math.sqrt(count))
+
+    def columns(self, covariance: Covariance) -> int:
+        """Tangents, and directions that are carried exactly."""
+        known = covariance.rank if isinstance(covariance, LowRank) else covariance.size
+        return self.tangents + (known if known <= self.directions else 0)
+
+    def activate(
+        self, activation: Activation, mean: Tensor, covariance: Covariance
+    ) -> tuple[Tensor, Covariance]:
+        """Exact moments of each unit; the tangents by E[g'], and what is left enters."""
+        assert isinstance(covariance, Sketch)
+        variance = covariance.diagonal()
+        result, slope, rest, second = _moments(activation, mean, variance, self.order)
+        moved = replace(covariance.scale(slope), slope=slope)
+        if self.order == 1:
+            return result, moved.plus(rest)
+        left = (rest - second.square()).clamp(min=0)
+        # In units of the deviations: a_2 / sigma^2 overflows where hardly anything varies.
+        scaled = covariance.scale(inverse_deviation(variance))
+        product = Product(second, scaled, scaled)
+        innovation = Innovation(rest, (product.pairs(),), left=left)
+        return result, moved.innovated(innovation, random_products([product]))
+
+    def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+        """There are no covariances between two tensors: tangents have their dependence."""
+        del left, right, covariance
+        raise UnsupportedOperation(
+            "cp.Sketched has no covariance of two tensors on the way; use cp.Exact()"
+        )
+
+    def _with(self, begun: Sketch, variance: Tensor) -> Sketch:
+        """Independent noise in the tangents, which the covariance of the input tells of."""
+        return replace(begun.plus(variance), entry=begun.entry)
+
+
+def _moments(
+    activation: Activation, mean: Tensor, variance: Tensor, order: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """E[g], E[g'], Var(g) - E[g']^2 sigma^2 and a_2 (or zeros), in float64 until the last.
+
+    Where the function is the same for all elements, few at a time, which stay in cache.
+    """
+    size = mean.shape[-1]
+    step = max(1, BLOCK // max(1, mean.numel() // max(1, size))) if activation.uniform else size
+    found = []
+    for start in range(0, max(1, size), max(1, step)):
+        point, spread = (t[..., start : start + step].double() for t in (mean, variance))
+        result, output, coefficients = activation.moments(point, spread, order)
+        rest = (output - coefficients[0].square() * spread).clamp(min=0)
+        second = coefficients[order - 1] * standard_deviation(spread) * (order - 1)
+        found.append([t.to(mean.dtype) for t in (result, coefficients[0], rest, second)])
+    result, *others = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+    slope, rest, second = map(_without_dust, others)
+    return result, slope, rest, second
+
+
+def _without_dust(values: Tensor) -> Tensor:
+    """Zeros for what no sum with the largest would show: denormal numbers are slow."""
+    least = torch.finfo(values.dtype).eps ** 2 * values.abs().amax(-1, keepdim=True)
+    return torch.where(values.abs() < least, 0, values)

@@ -1,0 +1,164 @@
+"""Back from an output to all noise that has entered on the way to it.
+
+Cov(out) = J_0 Sigma_x J_0^T + sum_l J_l R_l J_l^T, J_l the expected Jacobian from where R_l enters.
+Its rows are made by the transposes of the edges of the lineage, newest first, and used up at once.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.covariance import Sketch
+from covprop.dispatch import leaves, map_leaves
+from covprop.errors import TooLarge, UnsupportedOperation
+from covprop.gaussian import Gaussian
+from covprop.lineage import Node, Transfer
+from covprop.methods import Sketched
+from covprop.room import free_bytes
+from covprop.sampling import SamplingError
+from covprop.tensor import GaussianTensor
+from covprop.transfers import Along, Scaled, Taken, Times
+
+COPIES = 4
+"""Rows of the largest layer that the way back holds at a time, for each output."""
+
+
+def budget(method: Sketched, device: torch.device) -> int:
+    """Bytes that a sketch may use."""
+    return free_bytes(device) // 2 if method.memory is None else method.memory
+
+
+def retraced(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of a result, or of some of its elements, which are flat then."""
+    sketch, outputs = tensor.covariance, method.outputs
+    assert isinstance(sketch, Sketch)
+    room = budget(method, tensor.device) // 2
+    numbers = torch.arange(sketch.size, device=tensor.device)
+    chosen = numbers if outputs is None else numbers[outputs].reshape(-1)
+    mean = tensor.loc
+    if outputs is not None:
+        mean = mean.reshape(*tensor.batch_shape, sketch.size)[..., chosen]
+    widest = max(_size(node) for node in _ancestors(tensor.node))
+    each = COPIES * widest * tensor.batch_shape.numel() * tensor.loc.itemsize
+    covariance = _blocks(tensor, chosen, max(1, room // max(1, each)))
+    return mean, covariance
+
+
+def _blocks(tensor: GaussianTensor, chosen: Tensor, room: int) -> Tensor:
+    """All outputs together, or, where there is no room, each two groups of them."""
+    count = len(chosen)
+    if count <= room:
+        return gathered(tensor.node, _units(tensor, chosen))
+    groups = chosen.split(max(1, room // 2))
+    places = torch.arange(count, device=chosen.device).split(max(1, room // 2))
+    result = tensor.loc.new_zeros(*tensor.batch_shape, count, count)
+    for i, j in itertools.combinations_with_replacement(range(len(groups)), 2):
+        if i == j and len(groups) > 1:
+            continue  # what it has is in every pair with it
+        both = torch.cat([places[i], places[j]])
+        block = gathered(tensor.node, _units(tensor, torch.cat([groups[i], groups[j]])))
+        result[..., both[:, None], both] = block
+    return result
+
+
+def _units(tensor: GaussianTensor, chosen: Tensor) -> Tensor:
+    sketch = tensor.covariance
+    rows = tensor.loc.new_zeros(len(chosen), sketch.size)
+    rows[torch.arange(len(chosen), device=rows.device), chosen] = 1
+    return rows.expand(*sketch.batch_shape, *rows.shape)
+
+
+def gathered(node: Node, rows: Tensor) -> Tensor:
+    """The covariance (*batch, p, p) of rows (*batch, p, n) of a random vector."""
+    waiting = {node: rows}
+    total = rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
+    while waiting:
+        newest = max(waiting, key=lambda node: node.serial)
+        seen, sketch = waiting.pop(newest), newest.covariance
+        assert isinstance(sketch, Sketch)
+        if newest.opaque:
+            raise UnsupportedOperation(
+                "a rule made a tensor with .replace(mean, covariance), which does not say how it "
+                "depends on its argument; use .through(mean, linear), or pass a transfer"
+            )
+        if sketch.entry is not None:
+            total = total + sketch.entry.quadratic(seen)
+        for parent, transfer in newest.edges:
+            share = transposed(transfer, seen, _size(parent))
+            waiting[parent] = waiting[parent] + share if parent in waiting else share
+    return total
+
+
+def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
+    """A^T of rows (*batch, p, m), for a linear map A of columns (*batch, size, p)."""
+    if isinstance(transfer, Along | Scaled | Taken | Times):
+        known = transfer.transposed(rows)
+        if known is not None:
+            return known
+    with torch.inference_mode(False), torch.enable_grad():
+        zeros = rows.new_zeros(*rows.shape[:-1], size).mT.requires_grad_()
+        try:
+            image = transfer(zeros)
+            (result,) = torch.autograd.grad(image, zeros, rows.mT.to(image.dtype))
+        except RuntimeError as error:
+            raise UnsupportedOperation(
+                f"the way back through an operation failed ({str(error).splitlines()[0]}); "
+                "cp.Sketched differentiates every operation, so the model must not switch autograd "
+                "to inference mode"
+            ) from error
+    return result.detach().mT.contiguous()
+
+
+def fitted(method: Sketched, peak: int, room: int) -> Sketched:
+    """One of the runs, with as many tangents remembered as there is room for; peak: for all."""
+    one = method.replicate()
+    if peak <= room or method.order == 1:  # which remembers none
+        return one
+    kept = one.tangents * room // peak // 2 * 2
+    if kept == 0:
+        raise TooLarge(
+            f"{one.tangents} tangents would need {peak / 1e9:.1f} GB, and {2 * room / 1e9:.1f} GB "
+            "may be used; take fewer tangents or more replicates, order=1, or propagate parts of "
+            "the batch"
+        )
+    return method.replicate(kept)
+
+
+def averaged(results: Sequence[Any], method: Sketched) -> Any:
+    """Independent results as one, and from their spread its standard errors."""
+    each = [iter(list(leaves(result))) for result in results]
+
+    def one(leaf: Any) -> Any:
+        found = [next(values) for values in each]
+        return _average(found, method) if isinstance(leaf, Gaussian) else leaf
+
+    return map_leaves(results[0], one)
+
+
+def _average(found: Sequence[Gaussian], method: Sketched) -> Gaussian:
+    means = torch.stack([y.mean for y in found])
+    matrices = torch.stack([y.covariance_matrix for y in found])
+    error, root = None, len(found) ** 0.5
+    if len(found) > 1:
+        error = SamplingError(method.tangents, means.std(0) / root, matrices.std(0) / root)
+    return Gaussian(
+        means.mean(0), matrices.mean(0), validate_args=False, method=method, sampling=error
+    )
+
+
+def _ancestors(node: Node) -> Iterator[Node]:
+    waiting, seen = [node], {node}
+    while waiting:
+        node = waiting.pop()
+        yield node
+        new = {parent for parent, _ in node.edges} - seen
+        seen |= new
+        waiting += new
+
+
+def _size(node: Node) -> int:
+    assert node.covariance is not None
+    return node.covariance.size

@@ -1,0 +1,457 @@
+"""Sketched: against the dense covariances of Exact where they fit, and its own standard errors."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import covprop as cp
+from covprop import demo
+from tests.architectures import ARCHITECTURES
+from tests.oracles import assert_close
+
+D = torch.float64
+
+
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def gaussian(size: int = 20, batch: int = 2, scale: float = 0.05) -> cp.Gaussian:
+    generator = seeded(5)
+    root = torch.randn(size, size, dtype=D, generator=generator)
+    covariance = scale * root @ root.mT / size + scale / 3 * torch.eye(size, dtype=D)
+    mean = torch.randn(batch, size, dtype=D, generator=generator)
+    return cp.Gaussian(mean, covariance.expand(batch, size, size))
+
+
+class Residual(nn.Module):
+    """Two branches of different depth, twice."""
+
+    def __init__(self, size: int = 20) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (
+            nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, 4),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.relu(self.first(x))
+        return self.last(x + torch.tanh(self.second(torch.relu(x))))
+
+
+def seeded_network(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return build().to(D).eval().requires_grad_(False)
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.reshape(-1, 4, 5)
+
+
+NETWORKS: dict[str, Callable[..., Any]] = {
+    "residual": seeded_network(Residual),
+    "chain": seeded_network(
+        lambda: nn.Sequential(
+            nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.GELU(), nn.Linear(30, 3)
+        )
+    ),
+    "convolution": seeded_network(
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.AvgPool2d(2), nn.Conv2d(4, 2, (2, 1), stride=(1, 2)), nn.Flatten(),
+        )
+    ),
+    "max pooling": lambda x: F.max_pool1d(x.reshape(-1, 2, 10), 2).flatten(1),
+    "concatenation": lambda x: torch.cat([torch.relu(x[:, :10]), 2 * x[:, 5:]], 1)[:, ::5],
+    "stack": lambda x: torch.stack([torch.relu(x), x - 1], 1).sum(1)[:, :6],
+    "product": lambda x: (x[:, :10] * torch.relu(x[:, 10:])).unflatten(1, (2, 5)).sum(-1),
+    "square": lambda x: (x * x).unflatten(1, (2, 10)).sum(-1),
+    "matrix product": lambda x: (heads(x) @ heads(x).mT).flatten(1),
+    "softmax": lambda x: torch.softmax(heads(x), -1).flatten(1),
+    "layer norm": lambda x: F.layer_norm(x, (20,))[:, :5],
+    "dropout": lambda x: F.dropout(x, 0.3, True)[:, :5],
+    "attention": lambda x: F.scaled_dot_product_attention(heads(x), 2 * heads(x), heads(x)).sum(-1),
+}  # fmt: skip
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def errors(y: cp.Gaussian, z: cp.Gaussian) -> tuple[float, float, float]:
+    """Mean and worst relative error of the deviations, worst error of a mean in deviations."""
+    ratio = (y.stddev / z.stddev - 1).abs()
+    return (
+        float(ratio.mean()),
+        float(ratio.max()),
+        float(((y.mean - z.mean) / z.stddev).abs().max()),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
+@every_network
+def test_what_is_left_with_exact_directions_is_the_third_order(name: str) -> None:
+    x = gaussian()
+    y = cp.propagate(NETWORKS[name], x, cp.Sketched(1024, generator=seeded(0)))
+    z = cp.propagate(NETWORKS[name], x)
+    mean, worst, shift = errors(y, z)
+    assert mean < 2e-3
+    assert worst < 5e-3
+    assert shift < 2e-3
+    scale = z.stddev.flatten(1)
+    apart = (y.covariance_matrix - z.covariance_matrix) / (scale[:, :, None] * scale[:, None, :])
+    assert float(apart.abs().max()) < 0.02
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
+@every_network
+def test_random_directions_agree_within_their_standard_errors(name: str) -> None:
+    x = gaussian()
+    y = cp.propagate(
+        NETWORKS[name], x, cp.Sketched(512, generator=seeded(1), exact=0, replicates=16)
+    )
+    z = cp.propagate(NETWORKS[name], x)
+    spread = z.stddev
+    slack = 5e-3  # of a deviation: the third order, and a bias of 1 / tangents
+    assert bool(((y.mean - z.mean).abs() <= 5 * y.mean_stderr + slack * spread).all())
+    scale = spread.flatten(1)
+    room = 3 * slack * scale[:, :, None] * scale[:, None, :]
+    away = (y.covariance_matrix - z.covariance_matrix).abs()
+    assert bool((away <= 5 * y.covariance_stderr + room).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_linear_networks_are_exact(order: int, dtype: torch.dtype) -> None:
+    model = seeded_network(lambda: nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 4))).to(dtype)
+    x = gaussian().to(dtype)
+    y = cp.propagate(model, x, cp.Sketched(16, order, seeded(0), exact=0))
+    z = cp.propagate(model, x)
+    assert y.dtype == dtype
+    tolerance = 100 * torch.finfo(dtype).eps
+    assert_close(y.mean, z.mean, rtol=tolerance, atol=tolerance)
+    assert_close(y.covariance_matrix, z.covariance_matrix, rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+def test_errors_fall_as_tangents_grow() -> None:
+    x, z = gaussian(), cp.propagate(NETWORKS["residual"], gaussian())
+    found = []
+    for tangents in (16, 64, 256):
+        runs = [
+            cp.propagate(
+                NETWORKS["residual"], x, cp.Sketched(tangents, generator=seeded(i), exact=0)
+            )
+            for i in range(8)
+        ]
+        found.append(
+            sum(float(((y.mean - z.mean) / z.stddev).square().mean()) for y in runs) ** 0.5
+        )
+    assert found[0] > 1.5 * found[1] > 2.25 * found[2]  # half each time, as a root of four
+
+
+@torch.no_grad()
+def test_the_second_order_is_what_order_one_lacks() -> None:
+    x = gaussian(scale=0.5)
+    z = cp.propagate(NETWORKS["chain"], x)
+    first, second = (
+        errors(cp.propagate(NETWORKS["chain"], x, cp.Sketched(1024, order, seeded(0))), z)
+        for order in (1, 2)
+    )
+    assert second[0] < first[0] / 3
+
+
+@torch.no_grad()
+def test_one_generator_and_one_seed_give_one_result() -> None:
+    x, method = gaussian(), cp.Sketched(16, generator=seeded(3))
+    state = torch.random.get_rng_state()
+    first = cp.propagate(NETWORKS["residual"], x, method)
+    assert torch.equal(state, torch.random.get_rng_state())
+    again = cp.propagate(NETWORKS["residual"], x, cp.Sketched(16, generator=seeded(3)))
+    other = cp.propagate(NETWORKS["residual"], x, method)  # the generator has moved on
+    assert torch.equal(first.covariance_matrix, again.covariance_matrix)
+    assert torch.equal(first.mean, again.mean)
+    assert not torch.equal(first.mean, other.mean)
+
+
+@torch.no_grad()
+def test_standard_errors_are_those_of_repeated_seeds() -> None:
+    x = gaussian()
+    runs = [
+        cp.propagate(NETWORKS["chain"], x, cp.Sketched(32, generator=seeded(i), exact=0))
+        for i in range(60)
+    ]
+    means, matrices = (
+        torch.stack([y.mean for y in runs]), torch.stack([y.covariance_matrix for y in runs]),
+    )  # fmt: skip
+    told = torch.stack([y.mean_stderr for y in runs]).square().mean(0).sqrt()
+    ratio = told / means.std(0)
+    assert 0.8 < float(ratio.mean()) < 1.25
+    assert bool(((ratio > 0.5) & (ratio < 2)).all())
+    told = torch.stack([y.covariance_stderr for y in runs]).square().mean(0).sqrt()
+    ratio = told / matrices.std(0)
+    assert 0.8 < float(ratio.mean()) < 1.25
+    assert runs[0].samples == 32
+    alone = cp.propagate(NETWORKS["chain"], x, cp.Sketched(32, generator=seeded(0), replicates=1))
+    assert alone.covariance_stderr is None
+
+
+@torch.no_grad()
+def test_a_batch_is_its_elements_one_by_one() -> None:
+    x = gaussian(batch=3)  # with exact directions and order one, what is random is little
+    y = cp.propagate(NETWORKS["convolution"], x, cp.Sketched(256, generator=seeded(0)))
+    for i in range(3):
+        alone = cp.Gaussian(x.mean[i : i + 1], x.covariance_matrix[i : i + 1])
+        z = cp.propagate(NETWORKS["convolution"], alone, cp.Sketched(256, generator=seeded(i)))
+        assert max(errors(y[i], z[0])) < 0.01
+
+
+@torch.no_grad()
+def test_the_order_of_inputs_and_their_directions_do_not_matter() -> None:
+    a, b = gaussian(6, scale=0.2), gaussian(4, scale=0.3)
+
+    def model(u: Tensor, v: Tensor) -> Tensor:
+        return torch.cat([u[:, :4] * v, torch.relu(u[:, 2:] - v)], 1)
+
+    y = cp.propagate(model, a, b, cp.Sketched(512, generator=seeded(0)))
+    z = cp.propagate(model, a, b)
+    assert max(errors(y, z)) < 0.01
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [0.0, 1e-30])
+def test_no_noise_gives_the_output_at_the_mean(scale: float) -> None:
+    mean = gaussian().mean
+    x = cp.Gaussian.isotropic(mean, scale, batch_dims=1)
+    for name in ("residual", "convolution", "max pooling", "product"):
+        y = cp.propagate(NETWORKS[name], x, cp.Sketched(16, generator=seeded(0), exact=0))
+        assert_close(y.mean, NETWORKS[name](mean))
+        assert float(y.variance.max()) <= 100 * scale**2
+
+
+@torch.no_grad()
+def test_a_constant_has_no_variance_and_a_low_rank_input_keeps_its_factor() -> None:
+    x = gaussian()
+    y = cp.propagate(NETWORKS["chain"], cp.Gaussian.constant(x.mean, 1), cp.Sketched(16))
+    assert_close(y.mean, NETWORKS["chain"](x.mean))
+    assert float(y.variance.abs().max()) == 0
+    factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 5
+    for variance in (None, torch.full((2, 20), 0.01, dtype=D)):
+        low = cp.Gaussian.low_rank(x.mean, factor, variance, batch_dims=1)
+        y = cp.propagate(NETWORKS["chain"], low, cp.Sketched(64, generator=seeded(0)))
+        z = cp.propagate(NETWORKS["chain"], low)
+        assert max(errors(y, z)) < (0.02 if variance is None else 0.03)
+
+
+@torch.no_grad()
+def test_some_outputs_alone_are_flat_and_the_same() -> None:
+    x = gaussian()
+    every = cp.propagate(NETWORKS["chain"], x, cp.Sketched(16, generator=seeded(0)))
+    some = cp.propagate(NETWORKS["chain"], x, cp.Sketched(16, generator=seeded(0), outputs=[2, 0]))
+    assert_close(some.mean, every.mean[:, [2, 0]])
+    assert_close(some.covariance_matrix, every.covariance_matrix[:, [2, 0]][:, :, [2, 0]])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("memory", [60_000, 12_000])
+def test_a_limit_of_memory_changes_groups_and_not_the_answer(memory: int) -> None:
+    x = gaussian(batch=1)
+    z = cp.propagate(NETWORKS["residual"], x)
+    limited = cp.Sketched(64, generator=seeded(0), memory=memory)
+    assert max(errors(cp.propagate(NETWORKS["residual"], x, limited), z)) < 0.02
+    with pytest.raises(cp.TooLarge, match="fewer tangents"):
+        cp.propagate(NETWORKS["residual"], x, cp.Sketched(64, memory=1))
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return result
+
+
+@torch.no_grad()
+def test_a_layer_of_fifty_thousand_units_has_no_matrix() -> None:
+    torch.manual_seed(0)
+    side, channels = 80, 8
+    model = nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(channels * side**2 // 4, 3),
+    ).requires_grad_(False)  # fmt: skip
+    x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), 0.1, batch_dims=1)
+    with Largest() as largest:
+        y = cp.propagate(model, x, cp.Sketched(32, generator=seeded(0)))
+    units = channels * side**2
+    assert units > 50_000
+    assert largest.numbers <= 20 * units  # a matrix would have 51,200 times as many
+    truth = cp.propagate(model, x, cp.MonteCarlo(4_000, seeded(1)))
+    assert errors(y, truth)[0] < 0.05
+
+
+@torch.enable_grad()
+def trained() -> tuple[nn.Module, Tensor]:
+    """A convolutional network that tells digits, and digits it has not seen."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        images, labels, others, truth = demo.digits()
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+        optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for _ in range(6):
+            for rows in torch.randperm(len(images)).split(64):
+                optimiser.zero_grad()
+                F.cross_entropy(model(images[rows]), labels[rows]).backward()
+                optimiser.step()
+        model.eval().requires_grad_(False)
+        assert float((model(others).argmax(1) == truth).float().mean()) > 0.95
+        return model, others
+
+
+@torch.no_grad()
+def test_a_trained_network_is_within_one_percent_of_dense() -> None:
+    model, images = trained()
+    x = cp.Gaussian.isotropic(images[:6], 0.1, batch_dims=1)
+    dense = cp.propagate(model, x)
+    method = cp.Sketched(64, generator=seeded(0), exact=0)
+    mean, worst, shift = errors(cp.propagate(model, x, method), dense)
+    assert mean < 0.01
+    assert worst < 0.03
+    assert shift < 0.1
+    alone = cp.propagate(model, x, cp.AssumedDensity())
+    share = (alone.stddev / dense.stddev).mean()
+    assert float(share) < 0.4  # variances alone are no answer
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_goes_through(name: str) -> None:
+    model = ARCHITECTURES[name].build()
+    generator = seeded(4)
+    mean = torch.randn(2, *ARCHITECTURES[name].shape, dtype=D, generator=generator)
+    x = cp.Gaussian.isotropic(mean, 0.01, batch_dims=1)
+    y = cp.propagate(model, x, cp.Sketched(16, generator=generator, exact=0))
+    z = cp.propagate(model, x, cp.Linearized())
+    assert_close(y.mean, z.mean, atol=0.05)
+    assert 0.9 < float((y.stddev / z.stddev).median()) < 1.1
+
+
+def test_parameters_get_no_gradients_and_autograd_may_be_off() -> None:
+    model = seeded_network(Residual).requires_grad_()
+    x = gaussian()
+    y = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0)))
+    assert not y.mean.requires_grad
+    assert not y.covariance_matrix.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with torch.inference_mode():
+        z = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0)))
+    assert_close(z.covariance_matrix, y.covariance_matrix)
+
+
+def test_a_trace_tells_the_variances_of_every_layer() -> None:
+    x = gaussian()
+    found = cp.trace(NETWORKS["chain"], x, cp.Sketched(1024, generator=seeded(0)))
+    expected = cp.trace(NETWORKS["chain"], x)
+    assert len(found.steps) == len(expected.steps)
+    for step, other in zip(found.steps, expected.steps, strict=True):
+        assert_close(step.variance.sum(), other.variance.sum(), rtol=0.03)
+        assert_close(step.variance, other.variance, rtol=0.4)  # 5 sqrt(8 / tangents)
+    assert "relu" in str(found)
+
+
+def test_a_plan_counts_tangents() -> None:
+    x = gaussian(batch=1)
+    planned = cp.plan(NETWORKS["chain"], x, method=cp.Sketched(64, exact=0))
+    assert [step.covariance_bytes for step in planned.steps] == [
+        8 * 64 * features for features in (40, 40, 30, 30, 3)
+    ]
+
+
+@torch.no_grad()
+def test_joint_and_progress_work(capsys: pytest.CaptureFixture[str]) -> None:
+    x = gaussian(batch=1)
+    method = cp.Sketched(64, generator=seeded(0))
+    y, z = cp.joint(NETWORKS["chain"], x, method), cp.joint(NETWORKS["chain"], x)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=0.01)
+    cp.propagate(NETWORKS["chain"], x, method, progress=True)
+    assert "100%" in capsys.readouterr().err
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("low", [False, True])
+def test_it_is_a_base_of_methods_that_wrap_another(low: bool) -> None:
+    x = gaussian(scale=0.3)
+    if low:
+        factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 3
+        x = cp.Gaussian.low_rank(x.mean, factor, torch.full_like(x.mean, 0.01), batch_dims=1)
+    y = cp.propagate(NETWORKS["chain"], x, cp.Split(3, base=cp.Sketched(256, generator=seeded(0))))
+    z = cp.propagate(NETWORKS["chain"], x, cp.Split(3))
+    assert max(errors(y, z)) < 0.02
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    for tangents in (0, 10, 3.0):
+        with pytest.raises(ValueError, match="tangents is a multiple of 16"):
+            cp.Sketched(tangents)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="order"):
+        cp.Sketched(order=3)
+    with pytest.raises(ValueError, match="replicates"):
+        cp.Sketched(replicates=0)
+    with pytest.raises(TypeError, match="generator"):
+        cp.Sketched(generator=3)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_what_it_cannot_do_it_refuses() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(1, 2, 3, 3), 0.1, batch_dims=1)
+    with pytest.raises(cp.UnsupportedOperation, match="whole channels"):
+        cp.propagate(lambda t: F.dropout2d(t, 0.2, True), x, cp.Sketched(16))
+    with pytest.raises(cp.UnsupportedOperation, match="every pair"):
+        cp.propagate(lambda t: t.covariance.matrix(), x, cp.Sketched(16))
+    with pytest.raises(cp.UnsupportedOperation, match="does not say how"):
+        cp.propagate(lambda t: t.replace(t.loc, t.covariance), x, cp.Sketched(16))
+
+    def inner(t: Any) -> Any:
+        with torch.inference_mode():
+            return torch.einsum("...j,jk->...k", t, torch.ones(3, 2))
+
+    with pytest.raises(cp.UnsupportedOperation, match="inference mode"):
+        cp.propagate(inner, x, cp.Sketched(16))
+
+
+@torch.no_grad()
+def test_time_is_linear_in_the_number_of_units() -> None:
+    seconds = []
+    for side in (32, 64):
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2),
+        ).requires_grad_(False)  # fmt: skip
+        x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), 0.1, batch_dims=1)
+        best = 1e9
+        for _ in range(3):
+            started = time.perf_counter()
+            cp.propagate(model, x, cp.Sketched(32, generator=seeded(0)))
+            best = min(best, time.perf_counter() - started)
+        seconds.append(best)
+    assert seconds[1] < 10 * seconds[0]  # four times the units; sixteen if it were quadratic
