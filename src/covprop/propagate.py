@@ -29,7 +29,7 @@ from covprop.methods.base import Advance, Estimate
 from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
 from covprop.retrace import averaged, budget, fitted
-from covprop.room import free_bytes
+from covprop.room import free_bytes, sharers
 from covprop.running import finite, in_flight, run, unwrap, wrap
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
@@ -134,7 +134,8 @@ def plan(
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
         run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
-    return Plan(tuple(planner.steps), free_bytes(given[0].device))
+    free = free_bytes(given[0].device) // sharers(given[0].covariance)
+    return Plan(tuple(planner.steps), free)
 
 
 def _settled(
