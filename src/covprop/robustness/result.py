@@ -9,11 +9,10 @@ from torch import Tensor
 
 from covprop.report.table import Table, in_digits, in_percent, plain
 from covprop.robustness.adversary import Adversarial
+from covprop.robustness.agreement import borne_out
 from covprop.robustness.budget import FOUND, NoiseBudget
 from covprop.robustness.probabilities import Probabilities
 
-NOISY = 5.0
-"""Standard errors that chance explains."""
 DISAGREES = "samples disagree"
 SHOWN = 50
 """Inputs of a batch, or classes, that a table has a row for."""
@@ -71,14 +70,11 @@ class Robustness:
     def agrees(self) -> Tensor:
         """Whether samples and propagation tell the same probability of every class, (*batch,).
 
-        Within five standard errors; else the logits are not Gaussian enough, and the samples are
-        right.
+        To what chance explains, by the standard of `cp.compare`: samples make any input of a right
+        result look wrong with a probability of about 0.01. Else the logits are not Gaussian enough,
+        and the samples are right.
         """
-        ours, theirs = self.probabilities, self.sampled
-        error = (ours.stderr.double().square() + theirs.stderr.double().square()).sqrt()
-        # What was not seen in n samples may still have a probability of about 1 / n.
-        error = error.clamp(min=1 / self.samples)
-        return (self.differences <= NOISY * error).all(-1)
+        return borne_out(self.probabilities, self.sampled, self.samples).all(-1)
 
     @property
     def differences(self) -> Tensor:
