@@ -228,6 +228,29 @@ def test_a_decision_that_sampling_contradicts_is_not_trusted() -> None:
     assert "Differs from sampling" in text
 
 
+def test_the_noise_budget_of_some_without_noise_is_that_of_the_others() -> None:
+    model, mean = network(outputs=4), gaussian(3).mean
+    x = cp.Gaussian.isotropic(mean, torch.tensor([0.0, 0.1, 0.1]), batch_dims=1)
+    found = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
+    text = Reader(page.render(model_name="m", x=x, robustness=found)).shown
+    smaller = min(found.budget.level[1:].tolist())
+    assert f"Half of the inputs with noise keep their label with 99 % up to {smaller:.3g} t" in text
+    assert f"{smaller:.3g} ×this noise, and half of the inputs with noise keep" in text
+
+
+def test_what_does_not_vary_has_no_noise_budget_on_the_page() -> None:
+    model, mean = network(outputs=4), gaussian(2).mean
+    x = cp.Gaussian.isotropic(mean, 0.0, batch_dims=1)
+    found = analyse(model, x, samples=100)
+    text = page.render(model_name="m", x=x, robustness=found)
+    assert "There is no budget: there is no noise to scale." in text
+    assert {told["written"] for told in data_of(text)["decision"]["elements"]} == {""}
+    one = Reader(page.render(model_name="m", x=x[0], robustness=found[0])).shown
+    assert "Noise budget for 99 %: there is no noise to scale." in one
+    assert "nonethere is no noise to scale" in one
+    assert "1020" not in text + one
+
+
 def test_many_classes_show_the_likeliest() -> None:
     model, x = network(outputs=30), gaussian()
     found = analyse(model, x, samples=100, points=64)

@@ -154,6 +154,32 @@ def test_it_says_where_samples_disagree() -> None:
     assert "more than chance" not in str(linear[0])
 
 
+def test_an_input_without_noise_has_no_budget_and_says_so() -> None:
+    model, mean = network(6, 20, 4), random_gaussian(2, size=6).mean
+    width = torch.tensor([0.0, WIDTH]).double()
+    found = analysed(model, cp.Gaussian.isotropic(mean, width, batch_dims=1))
+    first, second = str(found).splitlines()[1:3]
+    assert "there is no noise to scale" in first
+    assert "there is no noise to scale" not in second
+    assert found.budget_sampled.probability[0] == 1
+    lines = str(found[0]).splitlines()
+    assert "99 % noise budget: there is no noise to scale" in lines
+    json.dumps(found.record(), allow_nan=False)
+
+
+def test_a_label_that_is_never_lost_has_a_bound_in_words() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), 0.5, batch_dims=1)
+    found = analysed(shifted, x)
+    assert str(found).count("at least 1,024") == 2
+    assert (
+        "kept up to the largest level, at least 1,024 times this noise (standard deviation 512"
+        in (str(found[0]))
+    )
+
+
 def test_images_batch_norm_and_dense_noise() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -70,7 +70,7 @@ def analyse(
             model, x, chosen, probability, method=method, points=points, generator=generator
         )
         sampled = wins(classifier, x, samples, generator)
-        kept = wins(classifier, scaled(x, budget.level), samples, generator)
+        kept = wins(classifier, scaled(x, budget.level.nan_to_num()), samples, generator)
     ball = Ball(_reach(x, radius, norm), norm, bounds)
     adversary = attack(classifier, x.mean, chosen, ball, steps, 1, generator)
     return Robustness(

@@ -186,11 +186,11 @@ def _of_one(found: Robustness) -> Table:
 
 def _budget_note(found: Robustness) -> str:
     budget = found.budget
-    kept = f"{in_percent(budget.target)} noise budget: {budget.reason[0]}"
-    if not bool(budget.found):
-        return f"{kept} (level {in_digits(float(budget.level))})"
+    said = f"{in_percent(budget.target)} noise budget: {budget.reason[0]}"
+    if not bool(budget.exists):
+        return said
     return (
-        f"{kept}, {in_digits(float(budget.level))} times this noise (standard deviation "
+        f"{said}, {budget.written()} times this noise (standard deviation "
         f"{in_digits(float(budget.stddev))} of an element); sampled there "
         f"{_estimate(found.budget_sampled)}"
     )
@@ -214,7 +214,7 @@ def _of_many(found: Robustness) -> Table:
             ",".join(map(str, place)), str(int(found.label[place])),
             str(int(found.predicted[place])), _estimate(found.misclassification, place),
             _estimate(found.sampled_misclassification, place),
-            in_digits(float(found.entropy[place])), in_digits(float(found.budget.level[place])),
+            in_digits(float(found.entropy[place])), found.budget.written(place),
             "holds" if bool(found.adversary.robust[place]) else "fooled",
             _remarks(found, place, reason),
         )
