@@ -228,6 +228,28 @@ def test_a_decision_that_sampling_contradicts_is_not_trusted() -> None:
     assert "Differs from sampling" in text
 
 
+def test_a_noise_budget_that_samples_refute_is_not_stated_as_a_fact() -> None:
+    """In the tile, in the sentence and on the card of each input."""
+    model, x = network(outputs=4), gaussian(2)
+    right = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
+    fewer = torch.tensor([0.97, float(right.budget_sampled.probability[1])])
+    moved = Probabilities(fewer, torch.tensor([0.001, 0.01]))
+    found = dataclasses.replace(right, budget_sampled=moved, samples=100_000)
+    found = dataclasses.replace(
+        found, budget=dataclasses.replace(found.budget, target=float(fewer[1]))
+    )
+    assert found.budget_agrees.tolist() == [False, True]
+    text = page.render(model_name="m", x=x, robustness=found)
+    doubt = "by propagation; samples disagree about 1 of 2 budgets and keep a label with 97 % there"
+    assert Reader(text).shown.count(doubt) == 2
+    told = data_of(text)["decision"]["elements"]
+    assert [one["doubt"] for one in told] == ["samples keep it with 97 %", ""]
+    one = Reader(page.render(model_name="m", x=x[0], robustness=found[0])).shown
+    assert one.count("by propagation; samples keep it with 97 %") == 2
+    plain = Reader(page.render(model_name="m", x=x[1], robustness=found[1])).shown
+    assert "by propagation" not in plain
+
+
 def test_the_noise_budget_of_some_without_noise_is_that_of_the_others() -> None:
     model, mean = network(outputs=4), gaussian(3).mean
     x = cp.Gaussian.isotropic(mean, torch.tensor([0.0, 0.1, 0.1]), batch_dims=1)

@@ -1,5 +1,6 @@
 """Everything about a classifier under noise, in one result."""
 
+import dataclasses
 import json
 import math
 
@@ -99,7 +100,7 @@ def test_few_classes_go_all_the_way(classes: int) -> None:
 def test_a_record_is_json_with_every_field() -> None:
     found = analysed(network(6, 20, 4), noisy(2))
     told = json.loads(json.dumps(found.record()))
-    assert set(told) == {*vars(found), "agrees"}
+    assert set(told) == {*vars(found), "agrees", "budget_agrees"}
     for name in ("probabilities", "sampled", "softmax"):
         value = getattr(found, name)
         assert told[name] == {
@@ -136,15 +137,62 @@ def test_a_table_of_a_batch_has_a_row_for_each_input() -> None:
     assert str(single).startswith("class")
 
 
-def test_it_says_where_samples_disagree() -> None:
-    """Two saturated units make logits that are far from Gaussian, a linear network none."""
+def saturated() -> tuple[nn.Module, cp.Gaussian]:
+    """Two saturated units make logits that are far from Gaussian."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3)).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[20.0, 0.0], [0.0, 20.0]]))
         model[2].bias.copy_(torch.tensor([0.5, 0.0, 0.0]))
-    x = cp.Gaussian.isotropic(torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double(), 0.3, batch_dims=1)
-    found = analysed(model, x, 0)
+    mean = torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double()
+    return model, cp.Gaussian.isotropic(mean, 0.3, batch_dims=1)
+
+
+def test_a_budget_that_samples_do_not_bear_out_says_what_they_say() -> None:
+    model, x = saturated()
+    found = analysed(model, x, probability=0.9, samples=4000)
+    assert found.budget.found.tolist() == [True, True]
+    noisy = cp.Gaussian.isotropic(x.mean, found.budget.stddev, batch_dims=1)
+    truth = robustness.sampled_probabilities(model, noisy, 100_000, generator(9)).probability
+    kept = truth.gather(-1, found.label[:, None])[:, 0]
+    assert found.budget_agrees.tolist() == ((kept - 0.9).abs() < 0.02).tolist()
+    assert not bool(found.budget_agrees.all())
+    for place in range(2):
+        share = 100 * float(found.budget_sampled.probability[place])
+        words = f"samples keep it with {share:.2g} %"
+        refuted = not bool(found.budget_agrees[place])
+        assert (words in str(found[place]).splitlines()[-3]) == refuted
+        assert (f"at the budget {words}" in str(found).splitlines()[1 + place]) == refuted
+        assert found[place].record()["budget_agrees"] == (not refuted)
+
+
+def test_a_budget_that_samples_bear_out_says_no_more() -> None:
+    linear = analysed(network(6, 4), noisy(3), samples=4000)
+    assert linear.budget.found.tolist() == [True] * 3
+    assert linear.budget_agrees.tolist() == [True] * 3
+    assert "keep it with" not in str(linear) + str(linear[0])
+
+
+def test_samples_may_keep_a_label_more_often_than_at_least_or_lose_what_has_no_budget() -> None:
+    model, x = network(6, 20, 4), noisy(3)
+    wrong = (model(x.mean).argmax(-1) + 1) % 4
+    assert analysed(model, x, wrong).budget_agrees.tolist() == [True] * 3
+
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    kept = analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), 0.5), probability=0.5)
+    assert kept.budget.bounded.tolist() is True
+    assert float(kept.budget_sampled.probability) == 1
+    assert kept.budget_agrees.tolist() is True
+    fewer = dataclasses.replace(
+        kept, budget_sampled=robustness.Probabilities(*torch.tensor([0.4, 0.01]).double())
+    )
+    assert fewer.budget_remark() == "samples keep it with 40 %"
+
+
+def test_it_says_where_samples_disagree() -> None:
+    found = analysed(*saturated(), 0)
     assert found.agrees.tolist() == [False, False]
     assert str(found).count("samples disagree") == 2
     assert "more than chance" in str(found[0])

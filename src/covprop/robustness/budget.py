@@ -50,9 +50,10 @@ class NoiseBudget:
     level (*batch,): what the standard deviations of the given Gaussian are multiplied with; 0 where
     the class is lost without noise or at the smallest level, the largest level where it is kept
     there, NaN where the Gaussian does not vary. stddev (*batch,): the root of the average variance
-    of the input's elements at that level. reason: one of the sentences of `covprop.robustness.budget` for each of the batch, in a flat
-    tuple. probability (*batch,): P(label) at the level. levels, probabilities (evaluations,
-    *batch): all that was tried, ascending, NaN where an element of the batch was not.
+    of the input's elements at that level. reason: one of the sentences of
+    `covprop.robustness.budget` for each of the batch, in a flat tuple. probability (*batch,):
+    P(label) at the level. levels, probabilities (evaluations, *batch): all that was tried,
+    ascending, NaN where an element of the batch was not.
     """
 
     target: float

@@ -84,6 +84,7 @@ def _element(found: Robustness, index: tuple[int, ...]) -> dict[str, Any]:
         "stddev": rounded(float(budget.stddev[index])),
         "found": bool(budget.found[index]), "reason": budget.reason[place],
         "written": budget.written(index) if bool(budget.exists[index]) else "",
+        "doubt": found.budget_remark(index),
         "curve": rounded([tried[known].double(), kept[known].double()]),
         "kept_sampled": _pair(found.budget_sampled, index),
         "robust": bool(found.adversary.robust[index]),
