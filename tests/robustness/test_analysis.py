@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop import robustness
+from covprop.robustness.analysis import STAGES
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, random_gaussian
 
@@ -291,3 +292,16 @@ def test_models_that_draw_or_learn_are_refused() -> None:
 def test_samples_are_counted_from_one(samples: object) -> None:
     with pytest.raises(ValueError, match="samples is a whole number from 1"):
         analysed(network(6, 30, 4), noisy(2), samples=samples)
+
+
+def test_a_bar_counts_every_stage_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = network(6, 20, 4), noisy(2)
+    silent = analysed(model, x)
+    assert capsys.readouterr() == ("", "")
+    shown = analysed(model, x, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.split("\r")[-1]
+    assert "100%" in last
+    assert f"{STAGES}/{STAGES}" in last
+    assert shown.record() == silent.record()
