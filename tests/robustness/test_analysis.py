@@ -288,6 +288,33 @@ def test_models_that_draw_or_learn_are_refused() -> None:
         analysed(network(6, 2), cp.Gaussian.constant(x.mean))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [0.0, 0.1])
+def test_probabilities_in_place_of_logits_are_warned_of(dtype: torch.dtype, width: float) -> None:
+    logits = network(6, 20, 4).to(dtype)
+    model = nn.Sequential(logits, nn.Softmax(dim=-1))
+    x = cp.Gaussian.isotropic(random_gaussian(2, size=6).mean.to(dtype), width, batch_dims=1)
+    with pytest.warns(cp.ApproximationWarning, match="leave the last softmax out") as told:
+        found = analysed(model, x)
+    assert told[0].filename == __file__
+    without = analysed(logits, x)  # which warns of nothing: warnings are errors here
+    assert torch.equal(found.predicted, without.predicted)
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Sigmoid(), nn.LogSoftmax(dim=-1), nn.ReLU(), nn.Softplus()], ids=repr
+)
+def test_other_outputs_are_no_probabilities(last: nn.Module) -> None:
+    analysed(nn.Sequential(network(6, 20, 3), last), noisy(2))
+
+
+def test_logits_that_sum_to_one_at_the_mean_alone_are_logits() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), 0.0))
+
+
 @pytest.mark.parametrize("samples", [0, -1, 2.0])
 def test_samples_are_counted_from_one(samples: object) -> None:
     with pytest.raises(ValueError, match="samples is a whole number from 1"):

@@ -48,17 +48,19 @@ def analyse(
 ) -> Robustness:
     """How a classifier decides under Gaussian noise on its input, by every measure there is.
 
-    model, x, method: as for `cp.propagate`; the model returns logits. label: the class to keep, or
-    one for each of the batch; the network's own decision by default. probability: with which the
-    noise budget keeps the label; samples: of the check by Monte Carlo; points: of cubature; radius,
-    norm, steps, bounds: of the attack by projected gradient descent, by default in a ball whose
-    radius is the root of the mean square of the noise (its length, or for norm=math.inf that of an
-    element); progress shows a bar. The model is left as it is, and nothing is recorded for
-    autograd.
+    model, x, method: as for `cp.propagate`; the model returns logits, so leave a last softmax out
+    (`cp.ApproximationWarning` tells of one), and a single one is the log-odds of class 1. label:
+    the class to keep, or one for each of the batch; the network's own decision by default.
+    probability: with which the noise budget keeps the label; samples: of the check by Monte Carlo;
+    points: of cubature; radius, norm, steps, bounds: of the attack by projected gradient descent,
+    by default in a ball whose radius is the root of the mean square of the noise (its length, or
+    for norm=math.inf that of an element); progress shows a bar. The model is left as it is, and
+    nothing is recorded for autograd.
     """
     check_samples(samples)
     x = x.detach()
     classifier = Classifier(model, x)
+    classifier.warn_of_probabilities(x)
     predicted = classifier.decision()
     chosen = predicted if label is None else class_numbers(
         label, x.batch_shape, classifier.classes, x.device

@@ -1,12 +1,14 @@
 """The same by sampling: the network itself on draws of its input."""
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import UnsupportedOperation
+from covprop.errors import ApproximationWarning, UnsupportedOperation
 from covprop.gate import check_module
 from covprop.gaussian import Gaussian
 from covprop.methods import Network
@@ -17,6 +19,8 @@ Model = nn.Module | Callable[..., Any]
 
 DRAWN = 2**20
 """Numbers that are drawn at a time."""
+PROBED = 4
+"""Points beside the mean that tell probabilities from logits."""
 
 
 class Classifier:
@@ -60,6 +64,28 @@ class Classifier:
     def at(self, points: Tensor) -> Tensor:
         """Logits (count, *batch, classes) at points (count, *batch, *event)."""
         return _with_zero(self.network.at([points])[0])
+
+    def warn_of_probabilities(self, x: Gaussian) -> None:
+        """Warn if outputs are probabilities at the mean and at points around it, so no logits."""
+        if self.network.outputs[0].event_shape.numel() == 1:
+            return  # log-odds between 0 and 1 look just the same
+        own = torch.Generator(x.device).manual_seed(0)  # so that nobody's numbers change
+        width = torch.where(x.stddev > 0, x.stddev, 1)
+        points = [x.mean]
+        for _ in range(PROBED):
+            noise = torch.randn(x.mean.shape, dtype=x.dtype, device=x.device, generator=own)
+            points.append(x.mean + width * noise)
+        rounding = math.sqrt(torch.finfo(x.dtype).eps)
+        with torch.no_grad():
+            outputs = torch.stack([self(point) for point in points])
+        if bool((outputs >= 0).all() & ((outputs.sum(-1) - 1).abs() < rounding).all()):
+            warnings.warn(
+                "the outputs of the model are probabilities, as behind a softmax, and logits are "
+                "wanted: noise makes them less Gaussian, and the expected softmax is that of a "
+                "softmax; leave the last softmax out",
+                ApproximationWarning,
+                stacklevel=3,
+            )
 
 
 def _with_zero(logits: Tensor) -> Tensor:
