@@ -321,6 +321,44 @@ def test_samples_are_counted_from_one(samples: object) -> None:
         analysed(network(6, 30, 4), noisy(2), samples=samples)
 
 
+NEED_GRADIENTS = {
+    "analyse": lambda model, x: robustness.analyse(model, x, samples=100),
+    "sensitivity": robustness.sensitivity,
+    "worst_noise": robustness.worst_noise,
+    "adversarial_accuracy": lambda model, x: robustness.adversarial_accuracy(model, x.mean, 0, 0.1),
+    "fooling_and_adversary": lambda model, x: robustness.fooling_and_adversary(
+        model, x, levels=[0.1], samples=10
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEED_GRADIENTS)
+def test_inference_mode_is_refused_but_what_it_made_is_not(name: str) -> None:
+    model = network(6, 20, 4)
+    with torch.inference_mode():
+        x = noisy(2)
+        with pytest.raises(cp.UnsupportedOperation, match=rf"robustness\.{name} .*torch\.no_grad"):
+            NEED_GRADIENTS[name](model, x)
+        assert robustness.noise_budget(model, x).level.shape == (2,)
+    assert x.mean.is_inference()
+    NEED_GRADIENTS[name](model, x)
+    ball = robustness.Ball(0.1)
+    assert robustness.worst_noise(model, x, 0, ball, steps=1).shift.shape == (2, 6)
+
+
+def test_no_inputs_are_refused() -> None:
+    model, nothing = network(6, 20, 4), torch.zeros(0, 6).double()
+    x = cp.Gaussian.isotropic(nothing, 0.1, batch_dims=1)
+    for call in (
+        lambda: analysed(model, x),
+        lambda: robustness.fooling_rate(model, nothing),
+        lambda: robustness.fooling_and_adversary(model, x),
+        lambda: robustness.adversarial_accuracy(model, nothing, 0, 0.1),
+    ):
+        with pytest.raises(ValueError, match=r"no inputs: the batch has shape \(0,\)"):
+            call()
+
+
 def test_a_bar_counts_every_stage_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     model, x = network(6, 20, 4), noisy(2)
     silent = analysed(model, x)

@@ -20,7 +20,15 @@ from covprop.robustness.probabilities import (
 )
 from covprop.robustness.randomisation import POINTS
 from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import Classifier, Model, check_samples, label_share, wins
+from covprop.robustness.sampled import (
+    Classifier,
+    Model,
+    check_inputs,
+    check_samples,
+    label_share,
+    refuse_inference_mode,
+    wins,
+)
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.robustness.softmax import entropy, expected_softmax
 
@@ -57,7 +65,9 @@ def analyse(
     for norm=math.inf that of an element); progress shows a bar. The model is left as it is, and
     nothing is recorded for autograd.
     """
+    refuse_inference_mode("analyse")
     check_samples(samples)
+    check_inputs(x)
     x = x.detach()
     classifier = Classifier(model, x)
     classifier.warn_of_probabilities(x)

@@ -111,6 +111,23 @@ def check_samples(samples: int) -> None:
         raise ValueError(f"samples is a whole number from 1, not {samples!r}")
 
 
+def check_inputs(x: Gaussian) -> None:
+    """Refuse a batch without inputs."""
+    if not x.batch_shape.numel():
+        raise ValueError(
+            f"there are no inputs: the batch has shape {tuple(x.batch_shape)}; give at least one"
+        )
+
+
+def refuse_inference_mode(function: str) -> None:
+    """Raise where torch gives no gradients, whoever asks for them."""
+    if torch.is_inference_mode_enabled():
+        raise UnsupportedOperation(
+            f"robustness.{function} needs gradients, and torch.inference_mode() gives none; use "
+            "torch.no_grad() instead"
+        )
+
+
 @torch.no_grad()
 def wins(
     classifier: Classifier, x: Gaussian, samples: int, generator: torch.Generator | None
