@@ -273,6 +273,14 @@ def test_what_does_not_vary_has_no_noise_budget_on_the_page() -> None:
     assert "1020" not in text + one
 
 
+@pytest.mark.parametrize(("side", "rows"), [(8, 64), (11, 100)])
+def test_an_input_of_a_hundred_elements_has_them_all_in_its_table(side: int, rows: int) -> None:
+    x = cp.Gaussian.isotropic(torch.rand(side, side), 0.1)
+    text = page.render(model_name="m", x=x)
+    assert len(rows_of(text, "Numbers of the input")) == rows
+    assert ("The first 100 of 121 elements." in text) == (rows < side**2)
+
+
 def test_many_classes_show_the_likeliest() -> None:
     model, x = network(outputs=30), gaussian()
     found = analyse(model, x, samples=100, points=64)
