@@ -61,7 +61,7 @@ LAYERS: dict[str, set[str]] = {
     "bayes": {"errors", "kernels", "covariance", "activations", "dispatch", "gaussian", "methods",
               "propagate", "report", "rules", "tensor"},
     "robustness": {"compare", "errors", "kernels", "covariance", "gate", "gaussian", "methods",
-                   "propagate", "report"},
+                   "progress", "propagate", "report", "verdict"},
     "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
     "report.page": {"", "comparison", "departure", "gaussian", "report", "robustness", "steps",
                     "verdict"},

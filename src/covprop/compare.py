@@ -77,7 +77,7 @@ def compare(
         return propagate(module, *inputs, method=method, **named_inputs)
 
     rows = []
-    with StageBar(1 + len(named), progress) as bar:
+    with StageBar(1 + len(named), progress, unit="method") as bar:
         bar.begin("sampling")
         sampling = MonteCarlo(samples, generator) if reference is None else reference
         truth = _reference(_sampled(run, sampling, device), sampling)

@@ -70,9 +70,9 @@ class PointBar:
 class StageBar:
     """Counts stages of a longer work by name; for a `with` block, and invisible if not shown."""
 
-    def __init__(self, total: int, shown: bool) -> None:
-        """Know how many there will be."""
-        self._bar = tqdm(total=total, unit="method", disable=not shown)
+    def __init__(self, total: int, shown: bool, unit: str = "stage") -> None:
+        """Know how many there will be, and what they are called."""
+        self._bar = tqdm(total=total, unit=unit, disable=not shown)
         self._begun = False
 
     def __enter__(self) -> "StageBar":

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import final
 
 import torch
@@ -176,9 +177,8 @@ class Verdict:
 
     def _wide(self, tests: int, relative: Tensor) -> Tensor:
         """Standard errors that are allowed, for a moment with this relative error."""
-        level = torch.tensor(1 - DOUBT / TESTS / 2 / max(1, tests), dtype=torch.float64)
-        z = torch.special.ndtri(level).to(relative)
-        return z + SKEW * z.square() * torch.where(torch.isfinite(relative), relative, 1)
+        z = allowed_errors(TESTS * tests)
+        return z + SKEW * z**2 * torch.where(torch.isfinite(relative), relative, 1)
 
     @property
     def _samples(self) -> int:
@@ -244,6 +244,11 @@ class Verdict:
         scale, still = self._sampled.sqrt(), self._still
         rounding = ROUNDING * torch.finfo(self.truth.dtype).eps
         return rounding * _pairs(torch.mul, scale, scale) + _pairs(torch.mul, still, still)
+
+
+def allowed_errors(tests: int) -> float:
+    """Standard errors beyond which any of so many figures is off with the probability DOUBT."""
+    return -NormalDist().inv_cdf(DOUBT / 2 / max(1, tests))
 
 
 def rank(values: Tensor, dtype: torch.dtype) -> Tensor:

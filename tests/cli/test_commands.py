@@ -1,5 +1,6 @@
 """`compare`, `plan`, `demo`, `doctor`: what they say, and with which exit code."""
 
+import io
 import json
 import math
 import sys
@@ -178,6 +179,23 @@ def test_robustness_tells_probabilities_budget_and_sensitivity() -> None:
     assert np.shape(told["sensitivity"]) == (1, 4)
     assert told["required_probability"] is None
     assert covprop(*words).told == told  # by the seed
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_robustness_shows_a_bar_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("robustness", *GIVEN, "--samples", 50, "--json")
+    quiet = covprop(*words)
+    assert quiet.err == ""
+    monkeypatch.setattr(io, "StringIO", Terminal)
+    shown = covprop(*words)
+    assert "100%" in shown.err
+    assert shown.told == quiet.told
 
 
 def test_samples_decide_what_is_required_where_they_disagree(folder: Path) -> None:

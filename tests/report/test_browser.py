@@ -33,6 +33,10 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--window-size=1280,1000",
 )  # fmt: skip
+A4 = 688
+"""Pixels between the margins of a page: 182 mm at 96 to the inch."""
+POINTS = 72 / 96
+"""In a pixel."""
 LIGHT, DARK = [255, 255, 255], [20, 24, 29]
 
 
@@ -235,8 +239,26 @@ def test_paper_is_light_and_has_all_tables(shown: Browser) -> None:
     assert all(table.is_displayed() for table in shown.all("details table"))
     assert not shown.one("nav").is_displayed()
     assert shown.text(".showing").startswith("Charts show input ")
-    wide = shown.run("return document.documentElement.scrollWidth - innerWidth")
-    assert wide <= 0
+    assert not any(hint.is_displayed() for hint in shown.all(".screen"))
+    assert len(shown.all(".screen")) == 2
+    sizes = shown.run(
+        "return [...document.querySelectorAll('td, th, .scroll p')]"
+        ".map(part => parseFloat(getComputedStyle(part).fontSize))"
+    )
+    assert min(sizes) * POINTS >= 8 - 1e-3
+    shown.command(
+        "Emulation.setDeviceMetricsOverride", width=A4, height=1000, deviceScaleFactor=1,
+        mobile=False,
+    )  # fmt: skip
+    try:
+        wide = shown.run(
+            "return Math.max(document.documentElement.scrollWidth, "
+            "...[...document.querySelectorAll('table')]"
+            ".map(table => table.getBoundingClientRect().right))"
+        )
+        assert wide <= A4 + 1
+    finally:
+        shown.command("Emulation.clearDeviceMetricsOverride")
     shown.command("Emulation.setEmulatedMedia", media="", features=[])
     shown.run("dispatchEvent(new Event('afterprint'))")
     assert not any(table.is_displayed() for table in shown.all("details table"))

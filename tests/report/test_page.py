@@ -228,6 +228,59 @@ def test_a_decision_that_sampling_contradicts_is_not_trusted() -> None:
     assert "Differs from sampling" in text
 
 
+def test_a_noise_budget_that_samples_refute_is_not_stated_as_a_fact() -> None:
+    """In the tile, in the sentence and on the card of each input."""
+    model, x = network(outputs=4), gaussian(2)
+    right = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
+    fewer = torch.tensor([0.97, float(right.budget_sampled.probability[1])])
+    moved = Probabilities(fewer, torch.tensor([0.001, 0.01]))
+    found = dataclasses.replace(right, budget_sampled=moved, samples=100_000)
+    found = dataclasses.replace(
+        found, budget=dataclasses.replace(found.budget, target=float(fewer[1]))
+    )
+    assert found.budget_agrees.tolist() == [False, True]
+    text = page.render(model_name="m", x=x, robustness=found)
+    doubt = "by propagation; samples disagree about 1 of 2 budgets and keep a label with 97 % there"
+    assert Reader(text).shown.count(doubt) == 2
+    told = data_of(text)["decision"]["elements"]
+    assert [one["doubt"] for one in told] == ["samples keep it with 97 %", ""]
+    one = Reader(page.render(model_name="m", x=x[0], robustness=found[0])).shown
+    assert one.count("by propagation; samples keep it with 97 %") == 2
+    plain = Reader(page.render(model_name="m", x=x[1], robustness=found[1])).shown
+    assert "by propagation" not in plain
+
+
+def test_the_noise_budget_of_some_without_noise_is_that_of_the_others() -> None:
+    model, mean = network(outputs=4), gaussian(3).mean
+    x = cp.Gaussian.isotropic(mean, torch.tensor([0.0, 0.1, 0.1]), batch_dims=1)
+    found = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
+    text = Reader(page.render(model_name="m", x=x, robustness=found)).shown
+    smaller = min(found.budget.level[1:].tolist())
+    assert f"Half of the inputs with noise keep their label with 99 % up to {smaller:.3g} t" in text
+    assert f"{smaller:.3g} ×this noise, and half of the inputs with noise keep" in text
+
+
+def test_what_does_not_vary_has_no_noise_budget_on_the_page() -> None:
+    model, mean = network(outputs=4), gaussian(2).mean
+    x = cp.Gaussian.isotropic(mean, 0.0, batch_dims=1)
+    found = analyse(model, x, samples=100)
+    text = page.render(model_name="m", x=x, robustness=found)
+    assert "There is no budget: there is no noise to scale." in text
+    assert {told["written"] for told in data_of(text)["decision"]["elements"]} == {""}
+    one = Reader(page.render(model_name="m", x=x[0], robustness=found[0])).shown
+    assert "Noise budget for 99 %: there is no noise to scale." in one
+    assert "nonethere is no noise to scale" in one
+    assert "1020" not in text + one
+
+
+@pytest.mark.parametrize(("side", "rows"), [(8, 64), (11, 100)])
+def test_an_input_of_a_hundred_elements_has_them_all_in_its_table(side: int, rows: int) -> None:
+    x = cp.Gaussian.isotropic(torch.rand(side, side), 0.1)
+    text = page.render(model_name="m", x=x)
+    assert len(rows_of(text, "Numbers of the input")) == rows
+    assert ("The first 100 of 121 elements." in text) == (rows < side**2)
+
+
 def test_many_classes_show_the_likeliest() -> None:
     model, x = network(outputs=30), gaussian()
     found = analyse(model, x, samples=100, points=64)

@@ -5,7 +5,15 @@ import math
 
 import pytest
 
-from covprop.report.table import Table, in_bytes, in_digits, in_percent, in_seconds, plain
+from covprop.report.table import (
+    Table,
+    in_bytes,
+    in_digits,
+    in_percent,
+    in_percent_unlike,
+    in_seconds,
+    plain,
+)
 
 
 def test_words_are_flush_left_and_numbers_right() -> None:
@@ -54,3 +62,10 @@ def test_what_json_lacks_becomes_a_word() -> None:
     assert json.loads(json.dumps(plain(value), allow_nan=False)) == {
         "a": "inf", "b": [1.5, "nan"], "c": ["x", None],
     }  # fmt: skip
+
+
+def test_a_share_is_told_from_another_with_as_many_digits_as_that_takes() -> None:
+    assert in_percent_unlike(0.9731, 0.99) == "97 %"
+    assert in_percent_unlike(0.9866, 0.99) == "98.7 %"
+    assert in_percent_unlike(0.99981, 0.9999) == "99.98 %"
+    assert in_percent_unlike(0.99, 0.99) == "99 %"

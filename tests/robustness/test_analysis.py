@@ -1,5 +1,6 @@
 """Everything about a classifier under noise, in one result."""
 
+import dataclasses
 import json
 import math
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop import robustness
+from covprop.robustness.analysis import STAGES
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, random_gaussian
 
@@ -99,7 +101,7 @@ def test_few_classes_go_all_the_way(classes: int) -> None:
 def test_a_record_is_json_with_every_field() -> None:
     found = analysed(network(6, 20, 4), noisy(2))
     told = json.loads(json.dumps(found.record()))
-    assert set(told) == {*vars(found), "agrees"}
+    assert set(told) == {*vars(found), "agrees", "budget_agrees"}
     for name in ("probabilities", "sampled", "softmax"):
         value = getattr(found, name)
         assert told[name] == {
@@ -136,15 +138,62 @@ def test_a_table_of_a_batch_has_a_row_for_each_input() -> None:
     assert str(single).startswith("class")
 
 
-def test_it_says_where_samples_disagree() -> None:
-    """Two saturated units make logits that are far from Gaussian, a linear network none."""
+def saturated() -> tuple[nn.Module, cp.Gaussian]:
+    """Two saturated units make logits that are far from Gaussian."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3)).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[20.0, 0.0], [0.0, 20.0]]))
         model[2].bias.copy_(torch.tensor([0.5, 0.0, 0.0]))
-    x = cp.Gaussian.isotropic(torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double(), 0.3, batch_dims=1)
-    found = analysed(model, x, 0)
+    mean = torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double()
+    return model, cp.Gaussian.isotropic(mean, 0.3, batch_dims=1)
+
+
+def test_a_budget_that_samples_do_not_bear_out_says_what_they_say() -> None:
+    model, x = saturated()
+    found = analysed(model, x, probability=0.9, samples=4000)
+    assert found.budget.found.tolist() == [True, True]
+    noisy = cp.Gaussian.isotropic(x.mean, found.budget.stddev, batch_dims=1)
+    truth = robustness.sampled_probabilities(model, noisy, 100_000, generator(9)).probability
+    kept = truth.gather(-1, found.label[:, None])[:, 0]
+    assert found.budget_agrees.tolist() == ((kept - 0.9).abs() < 0.02).tolist()
+    assert not bool(found.budget_agrees.all())
+    for place in range(2):
+        share = 100 * float(found.budget_sampled.probability[place])
+        words = f"samples keep it with {share:.2g} %"
+        refuted = not bool(found.budget_agrees[place])
+        assert (words in str(found[place]).splitlines()[-3]) == refuted
+        assert (f"at the budget {words}" in str(found).splitlines()[1 + place]) == refuted
+        assert found[place].record()["budget_agrees"] == (not refuted)
+
+
+def test_a_budget_that_samples_bear_out_says_no_more() -> None:
+    linear = analysed(network(6, 4), noisy(3), samples=4000)
+    assert linear.budget.found.tolist() == [True] * 3
+    assert linear.budget_agrees.tolist() == [True] * 3
+    assert "keep it with" not in str(linear) + str(linear[0])
+
+
+def test_samples_may_keep_a_label_more_often_than_at_least_or_lose_what_has_no_budget() -> None:
+    model, x = network(6, 20, 4), noisy(3)
+    wrong = (model(x.mean).argmax(-1) + 1) % 4
+    assert analysed(model, x, wrong).budget_agrees.tolist() == [True] * 3
+
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    kept = analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), 0.5), probability=0.5)
+    assert kept.budget.bounded.tolist() is True
+    assert float(kept.budget_sampled.probability) == 1
+    assert kept.budget_agrees.tolist() is True
+    fewer = dataclasses.replace(
+        kept, budget_sampled=robustness.Probabilities(*torch.tensor([0.4, 0.01]).double())
+    )
+    assert fewer.budget_remark() == "samples keep it with 40 %"
+
+
+def test_it_says_where_samples_disagree() -> None:
+    found = analysed(*saturated(), 0)
     assert found.agrees.tolist() == [False, False]
     assert str(found).count("samples disagree") == 2
     assert "more than chance" in str(found[0])
@@ -152,6 +201,32 @@ def test_it_says_where_samples_disagree() -> None:
     assert linear.agrees.tolist() == [True] * 3
     assert "disagree" not in str(linear)
     assert "more than chance" not in str(linear[0])
+
+
+def test_an_input_without_noise_has_no_budget_and_says_so() -> None:
+    model, mean = network(6, 20, 4), random_gaussian(2, size=6).mean
+    width = torch.tensor([0.0, WIDTH]).double()
+    found = analysed(model, cp.Gaussian.isotropic(mean, width, batch_dims=1))
+    first, second = str(found).splitlines()[1:3]
+    assert "there is no noise to scale" in first
+    assert "there is no noise to scale" not in second
+    assert found.budget_sampled.probability[0] == 1
+    lines = str(found[0]).splitlines()
+    assert "99 % noise budget: there is no noise to scale" in lines
+    json.dumps(found.record(), allow_nan=False)
+
+
+def test_a_label_that_is_never_lost_has_a_bound_in_words() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), 0.5, batch_dims=1)
+    found = analysed(shifted, x)
+    assert str(found).count("at least 1,024") == 2
+    assert (
+        "kept up to the largest level, at least 1,024 times this noise (standard deviation 512"
+        in (str(found[0]))
+    )
 
 
 def test_images_batch_norm_and_dense_noise() -> None:
@@ -213,7 +288,85 @@ def test_models_that_draw_or_learn_are_refused() -> None:
         analysed(network(6, 2), cp.Gaussian.constant(x.mean))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [0.0, 0.1])
+def test_probabilities_in_place_of_logits_are_warned_of(dtype: torch.dtype, width: float) -> None:
+    logits = network(6, 20, 4).to(dtype)
+    model = nn.Sequential(logits, nn.Softmax(dim=-1))
+    x = cp.Gaussian.isotropic(random_gaussian(2, size=6).mean.to(dtype), width, batch_dims=1)
+    with pytest.warns(cp.ApproximationWarning, match="leave the last softmax out") as told:
+        found = analysed(model, x)
+    assert told[0].filename == __file__
+    without = analysed(logits, x)  # which warns of nothing: warnings are errors here
+    assert torch.equal(found.predicted, without.predicted)
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Sigmoid(), nn.LogSoftmax(dim=-1), nn.ReLU(), nn.Softplus()], ids=repr
+)
+def test_other_outputs_are_no_probabilities(last: nn.Module) -> None:
+    analysed(nn.Sequential(network(6, 20, 3), last), noisy(2))
+
+
+def test_logits_that_sum_to_one_at_the_mean_alone_are_logits() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), 0.0))
+
+
 @pytest.mark.parametrize("samples", [0, -1, 2.0])
 def test_samples_are_counted_from_one(samples: object) -> None:
     with pytest.raises(ValueError, match="samples is a whole number from 1"):
         analysed(network(6, 30, 4), noisy(2), samples=samples)
+
+
+NEED_GRADIENTS = {
+    "analyse": lambda model, x: robustness.analyse(model, x, samples=100),
+    "sensitivity": robustness.sensitivity,
+    "worst_noise": robustness.worst_noise,
+    "adversarial_accuracy": lambda model, x: robustness.adversarial_accuracy(model, x.mean, 0, 0.1),
+    "fooling_and_adversary": lambda model, x: robustness.fooling_and_adversary(
+        model, x, levels=[0.1], samples=10
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEED_GRADIENTS)
+def test_inference_mode_is_refused_but_what_it_made_is_not(name: str) -> None:
+    model = network(6, 20, 4)
+    with torch.inference_mode():
+        x = noisy(2)
+        with pytest.raises(cp.UnsupportedOperation, match=rf"robustness\.{name} .*torch\.no_grad"):
+            NEED_GRADIENTS[name](model, x)
+        assert robustness.noise_budget(model, x).level.shape == (2,)
+    assert x.mean.is_inference()
+    NEED_GRADIENTS[name](model, x)
+    ball = robustness.Ball(0.1)
+    assert robustness.worst_noise(model, x, 0, ball, steps=1).shift.shape == (2, 6)
+
+
+def test_no_inputs_are_refused() -> None:
+    model, nothing = network(6, 20, 4), torch.zeros(0, 6).double()
+    x = cp.Gaussian.isotropic(nothing, 0.1, batch_dims=1)
+    for call in (
+        lambda: analysed(model, x),
+        lambda: robustness.fooling_rate(model, nothing),
+        lambda: robustness.fooling_and_adversary(model, x),
+        lambda: robustness.adversarial_accuracy(model, nothing, 0, 0.1),
+    ):
+        with pytest.raises(ValueError, match=r"no inputs: the batch has shape \(0,\)"):
+            call()
+
+
+def test_a_bar_counts_every_stage_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = network(6, 20, 4), noisy(2)
+    silent = analysed(model, x)
+    assert capsys.readouterr() == ("", "")
+    shown = analysed(model, x, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.split("\r")[-1]
+    assert "100%" in last
+    assert f"{STAGES}/{STAGES}" in last
+    assert shown.record() == silent.record()

@@ -1,5 +1,6 @@
 """Noise budgets against closed forms, samples and networks made to be awkward."""
 
+import dataclasses
 import json
 import math
 
@@ -107,6 +108,53 @@ def test_what_no_noise_changes_is_kept_to_the_largest_level() -> None:
     assert not bool(found.found)
 
 
+def without_noise(kind: str, mean: Tensor) -> cp.Gaussian:
+    """Gaussians whose first element of the batch does not vary, of any structure."""
+    size = mean.shape[-1]
+    variance = torch.ones_like(mean)
+    variance[0] = 0
+    if kind == "diagonal":
+        return cp.Gaussian.diagonal(mean, variance, batch_dims=1)
+    if kind == "low rank":
+        return cp.Gaussian.low_rank(mean, variance[..., None], variance, batch_dims=1)
+    return cp.Gaussian(mean, variance[:, :, None] * torch.eye(size).to(mean))
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "dense", "low rank"])
+def test_where_there_is_no_noise_there_is_no_level(kind: str) -> None:
+    model, mean = linear(), random_gaussian(3, size=4).mean
+    found = robustness.noise_budget(model, without_noise(kind, mean))
+    assert found.reason == (reasons.NO_NOISE, reasons.FOUND, reasons.FOUND)
+    assert found.level.isnan().tolist() == [True, False, False]
+    assert found.found.tolist() == [False, True, True]
+    assert float(found.stddev[0]) == 0
+    assert float(found.probability[0]) == 1
+    assert found.pick((0,)).levels.tolist() == [0.0]
+    alone = robustness.noise_budget(model, without_noise(kind, mean)[1])
+    assert_close(found.level[1], alone.level, rtol=1e-12)
+    decided = model(mean).argmax(-1)
+    wrong = robustness.noise_budget(model, without_noise(kind, mean), 1 - decided)
+    assert set(wrong.reason) == {reasons.MISCLASSIFIED}
+    told = json.loads(json.dumps(found.record(), allow_nan=False))
+    assert told["level"][0] == "nan"
+
+
+def test_levels_are_written_as_they_are_known() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return torch.cat([x + 1, x], dim=-1)
+
+    found = robustness.noise_budget(shifted, torch.zeros(1).double())
+    assert found.written() == "at least 1,024"
+    assert found.bounded.tolist() is True
+    still = robustness.noise_budget(shifted, cp.Gaussian.isotropic(torch.zeros(1), 0.0))
+    assert still.written() == "-"
+    for level, text in [(0.53512, "0.535"), (12.34, "12.3"), (123.4, "123"), (1023.6, "1,024")]:
+        moved = dataclasses.replace(
+            found, level=torch.tensor(level).double(), reason=(reasons.FOUND,)
+        )
+        assert moved.written() == text
+
+
 def test_what_the_least_noise_changes_is_lost() -> None:
     model = nn.Linear(1, 2).double()
     with torch.no_grad():
@@ -192,5 +240,12 @@ def test_what_has_no_bracket_is_left_alone() -> None:
 
 
 def test_a_record_of_it_is_plain() -> None:
+    """One input has one reason; a batch has one for each, nested as its levels are."""
     found = robustness.noise_budget(linear(), torch.ones(4).double())
-    assert json.loads(json.dumps(found.record()))["reason"] == [reasons.FOUND]
+    told = json.loads(json.dumps(found.record()))
+    assert told["reason"] == reasons.FOUND
+    assert told["level"] == float(found.level)
+    many = robustness.noise_budget(linear(), torch.ones(2, 1, 4).double(), batch_dims=2)
+    told = json.loads(json.dumps(many.record()))
+    assert told["reason"] == [[reasons.FOUND], [reasons.FOUND]]
+    assert told["level"] == many.level.tolist()

@@ -347,3 +347,12 @@ def test_other_arguments_that_cannot_be_are_refused() -> None:
     with pytest.raises(TypeError, match=r"cp\.Gaussian"):
         probabilities(torch.zeros(3))  # type: ignore[arg-type]
     assert probabilities(cp.Gaussian.isotropic(torch.zeros(1, 3), 1.0)).probability.shape == (3,)
+
+
+@pytest.mark.parametrize("label", [None, "cat", [1, [2]]])
+def test_a_label_that_is_no_number_is_refused(label: object) -> None:
+    logits = cp.Gaussian(torch.zeros(3), torch.eye(3))
+    with pytest.raises(TypeError, match="a label is a class number, or a tensor of one for each"):
+        robustness.misclassification_probability(logits, label)
+    with pytest.raises(TypeError, match="a label is a class number"):
+        robustness.margins(logits, label)

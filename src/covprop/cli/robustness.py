@@ -1,6 +1,7 @@
 """`covprop robustness`: how a classifier decides under noise, and whether that is good enough."""
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import final
 
@@ -38,7 +39,7 @@ NORMS = {"2": 2.0, "inf": torch.inf}
 
 
 def run(question: Question, method: Method, settings: Settings, ranks: Ranks) -> Robustness:
-    """The analysis; all its randomness comes from the seed."""
+    """The analysis, with a bar on a terminal; all its randomness comes from the seed."""
     if settings.norm not in NORMS:
         raise Refusal(f"--norm is 2 or inf, and not {quoted(settings.norm)}")
     generator = torch.Generator(question.x.device).manual_seed(settings.seed + ranks.rank)
@@ -51,7 +52,7 @@ def run(question: Question, method: Method, settings: Settings, ranks: Ranks) ->
             return analyse(
                 question.module, question.x, own, method=method, probability=settings.probability,
                 samples=settings.samples, radius=settings.radius, norm=NORMS[settings.norm],
-                generator=generator,
+                generator=generator, progress=ranks.rank == 0 and sys.stderr.isatty(),
             )  # fmt: skip
 
     return shared(question, ranks, work, one_analysis)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MINUTE = 60.0
+MOST_DIGITS = 6
+"""That `g` writes by itself."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,14 @@ def in_seconds(seconds: float) -> str:
 def in_percent(share: float) -> str:
     """A share to two digits; what is not known is a dash."""
     return "-" if math.isnan(share) else f"{in_digits(100 * share, 2)} %"
+
+
+def in_percent_unlike(share: float, other: float) -> str:
+    """A share to two digits, or to as many as tell it from another."""
+    digits = 2
+    while digits < MOST_DIGITS and in_digits(100 * share, digits) == in_digits(100 * other, digits):
+        digits += 1
+    return f"{in_digits(100 * share, digits)} %"
 
 
 def in_digits(value: float, digits: int = 3) -> str:

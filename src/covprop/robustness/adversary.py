@@ -10,7 +10,7 @@ from torch import Tensor
 from covprop.gaussian import Gaussian
 from covprop.robustness.balls import Ball
 from covprop.robustness.logits import class_numbers
-from covprop.robustness.sampled import Classifier, Model
+from covprop.robustness.sampled import Classifier, Model, check_inputs, refuse_inference_mode
 
 STEPS = 40
 STRIDE = 2.5
@@ -78,8 +78,11 @@ def adversarial_accuracy(
     class that is out of reach would hold the first one back. bounds: of the inputs' elements. An
     attack that fails proves nothing. The model is left as it is.
     """
+    refuse_inference_mode("adversarial_accuracy")
     ball = Ball(radius, norm, bounds)
-    classifier = Classifier(model, Gaussian.constant(inputs.detach(), batch_dims))
+    x = Gaussian.constant(inputs.detach(), batch_dims)
+    check_inputs(x)
+    classifier = Classifier(model, x)
     classifier.refuse_randomness()
     return attack(classifier, inputs, labels, ball, steps, restarts, generator)
 
@@ -137,7 +140,7 @@ def _margin_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """The smallest margin, and the gradient of it, or of that to one rival."""
     with torch.enable_grad():
-        leaf = point.detach().requires_grad_()
+        leaf = point.detach().clone().requires_grad_()  # of one that inference_mode made, too
         logits = classifier(leaf)
         margin = smallest_margin(logits, chosen)
         way = margin if rival is None else _apart(logits, chosen, rival)

@@ -6,6 +6,7 @@ from torch import Tensor
 from covprop.compare import method_name
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
+from covprop.progress import StageBar
 from covprop.propagate import EXACT, propagate
 from covprop.robustness.adversary import STEPS, attack
 from covprop.robustness.balls import Ball
@@ -19,12 +20,22 @@ from covprop.robustness.probabilities import (
 )
 from covprop.robustness.randomisation import POINTS
 from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import Classifier, Model, check_samples, label_share, wins
+from covprop.robustness.sampled import (
+    Classifier,
+    Model,
+    check_inputs,
+    check_samples,
+    label_share,
+    refuse_inference_mode,
+    wins,
+)
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.robustness.softmax import entropy, expected_softmax
 
 SAMPLES = 10_000
 """Of Monte Carlo through the network, unless the user says."""
+STAGES = 8
+"""Of an analysis, for the bar."""
 
 
 def analyse(
@@ -41,38 +52,52 @@ def analyse(
     steps: int = STEPS,
     bounds: tuple[float, float] | None = None,
     generator: torch.Generator | None = None,
+    progress: bool = False,
 ) -> Robustness:
     """How a classifier decides under Gaussian noise on its input, by every measure there is.
 
-    model, x, method: as for `cp.propagate`; the model returns logits. label: the class to keep, or
-    one for each of the batch; the network's own decision by default. probability: with which the
-    noise budget keeps the label; samples: of the check by Monte Carlo; points: of cubature; radius,
-    norm, steps, bounds: of the attack by projected gradient descent, by default in a ball whose
-    radius is the root of the mean square of the noise (its length, or for norm=math.inf that of an
-    element). The model is left as it is, and nothing is recorded for autograd.
+    model, x, method: as for `cp.propagate`; the model returns logits, so leave a last softmax out
+    (`cp.ApproximationWarning` tells of one), and a single one is the log-odds of class 1. label:
+    the class to keep, or one for each of the batch; the network's own decision by default.
+    probability: with which the noise budget keeps the label; samples: of the check by Monte Carlo;
+    points: of cubature; radius, norm, steps, bounds: of the attack by projected gradient descent,
+    by default in a ball whose radius is the root of the mean square of the noise (its length, or
+    for norm=math.inf that of an element); progress shows a bar. The model is left as it is, and
+    nothing is recorded for autograd.
     """
+    refuse_inference_mode("analyse")
     check_samples(samples)
+    check_inputs(x)
     x = x.detach()
     classifier = Classifier(model, x)
+    classifier.warn_of_probabilities(x)
     predicted = classifier.decision()
     chosen = predicted if label is None else class_numbers(
         label, x.batch_shape, classifier.classes, x.device
     )  # fmt: skip
     of = Misclassification(points, generator)
-    heat = sensitivity(model, x, chosen, of, method=method)
-    with torch.no_grad():
+    ball = Ball(_reach(x, radius, norm), norm, bounds)
+    with StageBar(STAGES, progress) as bar, torch.no_grad():
+        bar.begin("sensitivity")
+        heat = sensitivity(model, x, chosen, of, method=method)
+        bar.begin("propagation")
         logits = propagate(model, x, method=method)
+        margin = margins(logits, chosen)
+        bar.begin("class probabilities")
         found = class_probabilities(logits, points=points, generator=generator)
         wrong = misclassification_probability(logits, chosen, points=points, generator=generator)
+        bar.begin("expected softmax")
         softmax = expected_softmax(logits, points=points, generator=generator)
-        margin = margins(logits, chosen)
+        bar.begin("noise budget")
         budget = noise_budget(
             model, x, chosen, probability, method=method, points=points, generator=generator
         )
+        bar.begin("samples")
         sampled = wins(classifier, x, samples, generator)
-        kept = wins(classifier, scaled(x, budget.level), samples, generator)
-    ball = Ball(_reach(x, radius, norm), norm, bounds)
-    adversary = attack(classifier, x.mean, chosen, ball, steps, 1, generator)
+        bar.begin("samples at the budget")
+        kept = wins(classifier, scaled(x, budget.level.nan_to_num()), samples, generator)
+        bar.begin("attack")
+        adversary = attack(classifier, x.mean, chosen, ball, steps, 1, generator)
     return Robustness(
         method=method_name(method),
         input_shape=tuple(x.event_shape),

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.methods import Method
 from covprop.propagate import EXACT, propagate
-from covprop.report.table import plain
+from covprop.report.table import in_digits, plain
 from covprop.robustness.bracket import End, narrowed
 from covprop.robustness.logits import Logits
 from covprop.robustness.probabilities import misclassification
@@ -35,6 +36,10 @@ NOT_MONOTONE = "found, but the probability was also seen to rise with the noise"
 MISCLASSIFIED = "misclassified without noise"
 KEPT = "kept up to the largest level"
 LOST = "lost at the smallest level"
+NO_NOISE = "there is no noise to scale"
+
+WHOLE = 100.0
+"""Levels from which on digits behind the point say nothing."""
 
 
 @final
@@ -44,10 +49,11 @@ class NoiseBudget:
 
     level (*batch,): what the standard deviations of the given Gaussian are multiplied with; 0 where
     the class is lost without noise or at the smallest level, the largest level where it is kept
-    there. stddev (*batch,): the root of the average variance of the input's elements at that level.
-    reason: one of the sentences of `covprop.robustness.budget` for each of the batch, in a flat
-    tuple. probability (*batch,): P(label) at the level. levels, probabilities (evaluations,
-    *batch): all that was tried, ascending, NaN where an element of the batch was not.
+    there, NaN where the Gaussian does not vary. stddev (*batch,): the root of the average variance
+    of the input's elements at that level. reason: one of the sentences of
+    `covprop.robustness.budget` for each of the batch, in a flat tuple. probability (*batch,):
+    P(label) at the level. levels, probabilities (evaluations, *batch): all that was tried,
+    ascending, NaN where an element of the batch was not.
     """
 
     target: float
@@ -63,6 +69,23 @@ class NoiseBudget:
         """Whether there is a level at which the probability is the target, (*batch,)."""
         known = [reason in (FOUND, NOT_MONOTONE) for reason in self.reason]
         return torch.tensor(known, device=self.level.device).reshape(self.level.shape)
+
+    @property
+    def bounded(self) -> Tensor:
+        """Whether the level is the largest that was tried, and the budget at least that."""
+        bounded = [reason == KEPT for reason in self.reason]
+        return torch.tensor(bounded, device=self.level.device).reshape(self.level.shape)
+
+    @property
+    def exists(self) -> Tensor:
+        """Whether the level is a noise that keeps the class, (*batch,)."""
+        return self.found | self.bounded
+
+    def written(self, place: tuple[int, ...] = ()) -> str:
+        """The level of one of a batch as it is read: a dash where there is none."""
+        level = float(self.level[place])
+        text = f"{level:,.0f}" if level >= WHOLE else in_digits(level)
+        return f"at least {text}" if bool(self.bounded[place]) else text
 
     def pick(self, place: tuple[int, ...]) -> "NoiseBudget":
         """One of a batch; with what was tried for it."""
@@ -81,7 +104,8 @@ class NoiseBudget:
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers, lists and words, for JSON."""
-        told: dict[str, Any] = {"target": self.target, "reason": list(self.reason)}
+        reason = np.array(self.reason, dtype=object).reshape(self.level.shape).tolist()
+        told: dict[str, Any] = {"target": self.target, "reason": reason}
         for name in ("level", "stddev", "probability", "levels", "probabilities"):
             told[name] = plain(getattr(self, name).tolist())
         return told
@@ -109,7 +133,9 @@ def noise_budget(
     root of Phi^-1(P(label)) - Phi^-1(probability) in 1 / level, in which a linear network of two
     classes is a straight line. P(label) falls with the noise in practice, not by any theorem: all
     that was tried is in the result, and `reason` says where it was seen to rise. The points of
-    cubature are drawn once, so that the function is continuous.
+    cubature are drawn once, so that the function is continuous. An input whose covariance is zero
+    has no noise to scale, and its level is NaN; a batch of constants (`cp.Gaussian.constant`) is
+    refused.
 
     label: the network's own decision by default; tolerance: of the level, relative to itself;
     largest: the level at which the search ends.
@@ -167,16 +193,19 @@ class _Search:
         level = torch.ones(self.shape.batch_shape, dtype=torch.float64, device=self.shape.device)
         level = level.clamp(max=largest)
         right = self.excess(torch.zeros_like(level), everywhere) >= 0
-        first = End(level, self.excess(level, right))
+        varies = (self.shape.covariance.diagonal() > 0).any(-1)
+        sought = right & varies
+        first = End(level, self.excess(level, sought))
         keeps = first.value >= 0
-        first, second = self._bracketed(first, right, keeps, largest)
-        inside = right & (torch.sign(first.value) != torch.sign(second.value))
+        first, second = self._bracketed(first, sought, keeps, largest)
+        inside = sought & (torch.sign(first.value) != torch.sign(second.value))
         root = narrowed(
             lambda place, active: self.excess(1 / place, active),
             End(1 / first.place, first.value), End(1 / second.place, second.value),
             inside, tolerance,
         )  # fmt: skip
-        level = torch.where(inside, 1 / root.place, torch.where(right & keeps, second.place, 0))
+        level = torch.where(inside, 1 / root.place, torch.where(sought & keeps, second.place, 0))
+        level = torch.where(right & ~varies, math.nan, level)
         return self._result(level, right, inside, keeps)
 
     def excess(self, level: Tensor, active: Tensor) -> Tensor:
@@ -193,12 +222,12 @@ class _Search:
         return found.clamp(-SATURATION, SATURATION) - wanted.to(level.device)
 
     def _bracketed(
-        self, first: End, right: Tensor, keeps: Tensor, largest: float
+        self, first: End, sought: Tensor, keeps: Tensor, largest: float
     ) -> tuple[End, End]:
         """Another level each: twice the last one where it keeps the class, half of it if not."""
         second = first
         while True:
-            open_ = right & (torch.sign(first.value) == torch.sign(second.value))
+            open_ = sought & (torch.sign(first.value) == torch.sign(second.value))
             open_ &= torch.where(keeps, second.place < largest, second.place > SMALLEST)
             if not bool(open_.any()):
                 return first, second
@@ -214,18 +243,22 @@ class _Search:
         levels, kept, errors = (part.gather(0, order) for part in (levels, kept, errors))
         slack = NOISY * (errors[1:] + errors[:-1])
         slack = slack + ROUNDING * torch.finfo(self.shape.dtype).eps
+        still = level.isnan()
         rises = (kept.diff(dim=0) > slack).any(0)
         reason = [
             FOUND if is_inside and not rose else NOT_MONOTONE if is_inside
-            else MISCLASSIFIED if not is_right else KEPT if has_kept else LOST
-            for is_right, is_inside, has_kept, rose in zip(
-                *(flag.reshape(-1).tolist() for flag in (right, inside, keeps, rises)), strict=True
+            else MISCLASSIFIED if not is_right else NO_NOISE if is_still
+            else KEPT if has_kept else LOST
+            for is_right, is_still, is_inside, has_kept, rose in zip(
+                *(flag.reshape(-1).tolist() for flag in (right, still, inside, keeps, rises)),
+                strict=True,
             )
         ]  # fmt: skip
         at = torch.where(levels == level, kept, -math.inf).amax(0)
         variance = self.shape.covariance.diagonal().double().mean(-1)
+        stddev = torch.where(still, 0, level * variance.sqrt())
         dtype = self.shape.dtype
         return NoiseBudget(
-            self.target, level.to(dtype), (level * variance.sqrt()).to(dtype), tuple(reason),
+            self.target, level.to(dtype), stddev.to(dtype), tuple(reason),
             torch.where(at >= 0, at, kept[0]).to(dtype), levels.to(dtype), kept.to(dtype),
         )  # fmt: skip

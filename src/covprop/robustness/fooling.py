@@ -18,7 +18,15 @@ from covprop.robustness.budget import scaled
 from covprop.robustness.logits import Logits, class_numbers
 from covprop.robustness.probabilities import Probabilities, misclassification
 from covprop.robustness.randomisation import POINTS, Randomisation
-from covprop.robustness.sampled import Classifier, Model, check_samples, label_share, wins
+from covprop.robustness.sampled import (
+    Classifier,
+    Model,
+    check_inputs,
+    check_samples,
+    label_share,
+    refuse_inference_mode,
+    wins,
+)
 
 SAMPLES = 1000
 """For each input and level."""
@@ -147,6 +155,7 @@ def fooling_and_adversary(
     The radius for each input is the root of the mean square of the noise: of its length for norm 2,
     of an element for math.inf.
     """
+    refuse_inference_mode("fooling_and_adversary")
     rates = fooling_rate(
         model, inputs, labels, levels, batch_dims=batch_dims, method=method, samples=samples,
         points=points, generator=generator,
@@ -182,6 +191,7 @@ def _settled(
         raise ValueError(f"levels are numbers from 0, not {levels!r}")
     check_samples(samples)
     x = inputs if isinstance(inputs, Gaussian) else Gaussian.isotropic(inputs, 1.0, batch_dims)
+    check_inputs(x)
     return x.detach(), numbers
 
 

@@ -83,7 +83,12 @@ def class_numbers(
     label: int | Tensor, batch_shape: torch.Size, classes: int, device: torch.device
 ) -> Tensor:
     """Labels (*batch,) that are class numbers of so many classes."""
-    numbers = torch.as_tensor(label, device=device)
+    try:
+        numbers = torch.as_tensor(label, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:  # of None, of words, of ragged lists
+        raise TypeError(
+            f"a label is a class number, or a tensor of one for each of the batch, not {label!r}"
+        ) from error
     if numbers.dtype.is_floating_point or numbers.dtype == torch.bool or numbers.is_complex():
         raise ValueError(f"labels are class numbers (integers), not {numbers.dtype}")
     if numbers.dim() and numbers.shape != batch_shape:

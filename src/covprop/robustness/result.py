@@ -7,13 +7,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from covprop.report.table import Table, in_digits, in_percent, plain
+from covprop.report.table import Table, in_digits, in_percent, in_percent_unlike, plain
 from covprop.robustness.adversary import Adversarial
+from covprop.robustness.agreement import borne_out
 from covprop.robustness.budget import FOUND, NoiseBudget
 from covprop.robustness.probabilities import Probabilities
 
-NOISY = 5.0
-"""Standard errors that chance explains."""
 DISAGREES = "samples disagree"
 SHOWN = 50
 """Inputs of a batch, or classes, that a table has a row for."""
@@ -71,14 +70,31 @@ class Robustness:
     def agrees(self) -> Tensor:
         """Whether samples and propagation tell the same probability of every class, (*batch,).
 
-        Within five standard errors; else the logits are not Gaussian enough, and the samples are
-        right.
+        To what chance explains, by the standard of `cp.compare`: samples make any input of a right
+        result look wrong with a probability of about 0.01. Else the logits are not Gaussian enough,
+        and the samples are right.
         """
-        ours, theirs = self.probabilities, self.sampled
-        error = (ours.stderr.double().square() + theirs.stderr.double().square()).sqrt()
-        # What was not seen in n samples may still have a probability of about 1 / n.
-        error = error.clamp(min=1 / self.samples)
-        return (self.differences <= NOISY * error).all(-1)
+        return borne_out(self.probabilities, self.sampled, self.samples).all(-1)
+
+    @property
+    def budget_agrees(self) -> Tensor:
+        """Whether samples keep the label at the noise budget as often as it says, (*batch,).
+
+        By the same standard as `agrees`. True where there is no noise to sample: the label is lost
+        without any, or there is none to scale. A budget that ends at the largest level says "at
+        least", and so samples may keep the label more often.
+        """
+        target = torch.full_like(self.budget_sampled.probability, self.budget.target)
+        said = Probabilities(target, torch.zeros_like(target))
+        more = self.budget.bounded & (self.budget_sampled.probability >= target)
+        return borne_out(said, self.budget_sampled, self.samples) | more | ~self.budget.exists
+
+    def budget_remark(self, place: tuple[int, ...] = ()) -> str:
+        """What samples say of a noise budget that they do not bear out, else nothing."""
+        if bool(self.budget_agrees[place]):
+            return ""
+        share = float(self.budget_sampled.probability[place])
+        return f"samples keep it with {in_percent_unlike(share, self.budget.target)}"
 
     @property
     def differences(self) -> Tensor:
@@ -121,6 +137,7 @@ class Robustness:
         told = {
             "method": self.method, "input_shape": self.input_shape, "samples": self.samples,
             "label": self.label, "predicted": self.predicted, "agrees": self.agrees,
+            "budget_agrees": self.budget_agrees,
         }  # fmt: skip
         pairs = ("probabilities", "sampled", "misclassification", "sampled_misclassification",
                  "softmax", "budget_sampled")  # fmt: skip
@@ -190,13 +207,15 @@ def _of_one(found: Robustness) -> Table:
 
 def _budget_note(found: Robustness) -> str:
     budget = found.budget
-    kept = f"{in_percent(budget.target)} noise budget: {budget.reason[0]}"
-    if not bool(budget.found):
-        return f"{kept} (level {in_digits(float(budget.level))})"
+    said = f"{in_percent(budget.target)} noise budget: {budget.reason[0]}"
+    if not bool(budget.exists):
+        return said
+    remark = found.budget_remark()
     return (
-        f"{kept}, {in_digits(float(budget.level))} times this noise (standard deviation "
+        f"{said}, {budget.written()} times this noise (standard deviation "
         f"{in_digits(float(budget.stddev))} of an element); sampled there "
         f"{_estimate(found.budget_sampled)}"
+        + (f", off by more than chance: {remark}" if remark else "")
     )
 
 
@@ -218,7 +237,7 @@ def _of_many(found: Robustness) -> Table:
             ",".join(map(str, place)), str(int(found.label[place])),
             str(int(found.predicted[place])), _estimate(found.misclassification, place),
             _estimate(found.sampled_misclassification, place),
-            in_digits(float(found.entropy[place])), in_digits(float(found.budget.level[place])),
+            in_digits(float(found.entropy[place])), found.budget.written(place),
             "holds" if bool(found.adversary.robust[place]) else "fooled",
             _remarks(found, place, reason),
         )
@@ -238,8 +257,12 @@ def _of_many(found: Robustness) -> Table:
 
 
 def _remarks(found: Robustness, place: tuple[int, ...], reason: str) -> str:
-    said = [] if reason == FOUND else [reason]
-    return "; ".join(said if bool(found.agrees[place]) else [*said, DISAGREES])
+    said = [
+        "" if reason == FOUND else reason,
+        "" if bool(found.agrees[place]) else DISAGREES,
+        found.budget_remark(place) and f"at the budget {found.budget_remark(place)}",
+    ]
+    return "; ".join(word for word in said if word)
 
 
 def _estimate(found: Probabilities, place: Any = ()) -> str:

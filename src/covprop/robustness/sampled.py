@@ -1,12 +1,14 @@
 """The same by sampling: the network itself on draws of its input."""
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import UnsupportedOperation
+from covprop.errors import ApproximationWarning, UnsupportedOperation
 from covprop.gate import check_module
 from covprop.gaussian import Gaussian
 from covprop.methods import Network
@@ -17,6 +19,8 @@ Model = nn.Module | Callable[..., Any]
 
 DRAWN = 2**20
 """Numbers that are drawn at a time."""
+PROBED = 4
+"""Points beside the mean that tell probabilities from logits."""
 
 
 class Classifier:
@@ -61,6 +65,28 @@ class Classifier:
         """Logits (count, *batch, classes) at points (count, *batch, *event)."""
         return _with_zero(self.network.at([points])[0])
 
+    def warn_of_probabilities(self, x: Gaussian) -> None:
+        """Warn if outputs are probabilities at the mean and at points around it, so no logits."""
+        if self.network.outputs[0].event_shape.numel() == 1:
+            return  # log-odds between 0 and 1 look just the same
+        own = torch.Generator(x.device).manual_seed(0)  # so that nobody's numbers change
+        width = torch.where(x.stddev > 0, x.stddev, 1)
+        points = [x.mean]
+        for _ in range(PROBED):
+            noise = torch.randn(x.mean.shape, dtype=x.dtype, device=x.device, generator=own)
+            points.append(x.mean + width * noise)
+        rounding = math.sqrt(torch.finfo(x.dtype).eps)
+        with torch.no_grad():
+            outputs = torch.stack([self(point) for point in points])
+        if bool((outputs >= 0).all() & ((outputs.sum(-1) - 1).abs() < rounding).all()):
+            warnings.warn(
+                "the outputs of the model are probabilities, as behind a softmax, and logits are "
+                "wanted: noise makes them less Gaussian, and the expected softmax is that of a "
+                "softmax; leave the last softmax out",
+                ApproximationWarning,
+                stacklevel=3,
+            )
+
 
 def _with_zero(logits: Tensor) -> Tensor:
     return torch.nn.functional.pad(logits, (1, 0)) if logits.shape[-1] == 1 else logits
@@ -83,6 +109,23 @@ def check_samples(samples: int) -> None:
     """Refuse what is no number of samples."""
     if type(samples) is not int or samples < 1:
         raise ValueError(f"samples is a whole number from 1, not {samples!r}")
+
+
+def check_inputs(x: Gaussian) -> None:
+    """Refuse a batch without inputs."""
+    if not x.batch_shape.numel():
+        raise ValueError(
+            f"there are no inputs: the batch has shape {tuple(x.batch_shape)}; give at least one"
+        )
+
+
+def refuse_inference_mode(function: str) -> None:
+    """Raise where torch gives no gradients, whoever asks for them."""
+    if torch.is_inference_mode_enabled():
+        raise UnsupportedOperation(
+            f"robustness.{function} needs gradients, and torch.inference_mode() gives none; use "
+            "torch.no_grad() instead"
+        )
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from covprop.propagate import EXACT, propagate
 from covprop.robustness.logits import margins
 from covprop.robustness.probabilities import misclassification_probability
 from covprop.robustness.randomisation import POINTS
-from covprop.robustness.sampled import Classifier, Model
+from covprop.robustness.sampled import Classifier, Model, refuse_inference_mode
 
 Measure: TypeAlias = Callable[[Gaussian, Tensor], Tensor]
 """A number (*batch,) for every output Gaussian and label; differentiable."""
@@ -96,6 +96,7 @@ def sensitivity(
     `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
     `OutputVariance()`, or any differentiable function of the output and the label.
     """
+    refuse_inference_mode("sensitivity")
     if label is None:
         chosen = torch.zeros(x.batch_shape, dtype=torch.long, device=x.device)
         if not isinstance(of, OutputVariance):

@@ -16,7 +16,7 @@ from covprop.robustness.balls import Ball
 from covprop.robustness.logits import Logits
 from covprop.robustness.probabilities import Probabilities, misclassification
 from covprop.robustness.randomisation import POINTS, Randomisation
-from covprop.robustness.sampled import Classifier, Model
+from covprop.robustness.sampled import Classifier, Model, refuse_inference_mode
 from covprop.robustness.sensitivity import StandardisedMargin
 
 STEPS = 30
@@ -88,6 +88,7 @@ def worst_noise(
 
     label: the network's own decision by default.
     """
+    refuse_inference_mode("worst_noise")
     if type(steps) is not int or steps < 1:
         raise ValueError(f"steps is a whole number from 1, not {steps!r}")
     labels = Classifier(model, x).decision() if label is None else torch.as_tensor(label)
@@ -221,7 +222,7 @@ class _Ascent:
     def at(self, parameter: Tensor) -> tuple[Probabilities, Tensor, Tensor]:
         """P(misclassified), the standardised margin, and the direction in which to go."""
         with torch.enable_grad():
-            leaf = parameter.detach().requires_grad_()
+            leaf = parameter.detach().clone().requires_grad_()
             output = propagate(self.model, self.inside.gaussian(leaf), method=self.method)
             given = Logits.of(output)
             wrong = misclassification(given, self.labels, self.points)

@@ -91,8 +91,8 @@ charts.verdict = (place, { decision }) => {
     ['wrong with probability', withError(wrong, error)],
     ['sampled', withError(seen, spread)],
     ['entropy of the decision', `${short(told.entropy)} nats`],
-    ['noise budget', told.found ? `${short(told.level)} times this noise, ${short(told.stddev)} on each element` : told.reason],
-    ['remark', told.found && told.reason !== 'found' ? told.reason : ''],
+    ['noise budget', told.written ? `${told.written} times this noise, ${short(told.stddev)} on each element${told.doubt && `; ${told.doubt}`}` : told.reason],
+    ['remark', told.written && told.reason !== 'found' ? told.reason : ''],
     [`attack within ${short(told.radius)} (${told.norm}-norm)`, told.robust ? 'found no other class' : 'found another class'],
   ]));
 };

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covprop.report.page.budgets import budget_sentence
 from covprop.report.page.choice import Batch
 from covprop.report.page.markup import Section, beside, chart, folded, paragraph, rounded
 from covprop.report.table import in_digits, in_percent
@@ -82,6 +83,8 @@ def _element(found: Robustness, index: tuple[int, ...]) -> dict[str, Any]:
         "level": rounded(float(budget.level[index])),
         "stddev": rounded(float(budget.stddev[index])),
         "found": bool(budget.found[index]), "reason": budget.reason[place],
+        "written": budget.written(index) if bool(budget.exists[index]) else "",
+        "doubt": found.budget_remark(index),
         "curve": rounded([tried[known].double(), kept[known].double()]),
         "kept_sampled": _pair(found.budget_sampled, index),
         "robust": bool(found.adversary.robust[index]),
@@ -130,27 +133,18 @@ def decision_words(found: Robustness, output_names: Sequence[str]) -> str:
     names = class_names(found, output_names)
     wrong = found.misclassification.probability.double().flatten()
     sampled = found.sampled_misclassification.probability.double().flatten()
-    target = in_percent(found.budget.target)
     if found.label.numel() == 1:
+        name = names[int(found.label)]
         again = "" if bool(found.label == found.predicted) else (
             f" (without noise it says {names[int(found.predicted)]})"
         )  # fmt: skip
-        kept = (
-            f"It keeps to {names[int(found.label)]}{again} with a probability of "
-            f"{in_percent(1 - float(wrong))}; samples say {in_percent(1 - float(sampled))}."
+        return (
+            f"It keeps to {name}{again} with a probability of {in_percent(1 - float(wrong))}; "
+            f"samples say {in_percent(1 - float(sampled))}. {budget_sentence(found, name)}"
         )
-        level, reason = float(found.budget.level), found.budget.reason[0]
-        if not bool(found.budget.found):
-            return f"{kept} Noise budget for {target}: {reason}."
-        grow = f"may grow {in_digits(level)} times" if level >= 1 else (
-            f"would have to shrink to {in_digits(level)} of itself"
-        )  # fmt: skip
-        return f"{kept} The noise {grow} to keep it with {target}."
     worst = int(wrong.argmax())
-    middle = float(found.budget.level.double().median())
     return (
         f"A decision is wrong with a probability of {in_percent(float(wrong.mean()))} on average "
         f"(samples: {in_percent(float(sampled.mean()))}) and of {in_percent(float(wrong[worst]))} "
-        f"at worst. Half of the inputs keep their label with {target} up to "
-        f"{in_digits(middle)} times this noise."
+        f"at worst. {budget_sentence(found, '')}"
     )

@@ -8,13 +8,11 @@ from torch import Tensor
 from covprop.gaussian import Gaussian
 from covprop.report.page.choice import Choice, deviations
 from covprop.report.page.markup import Section, beside, chart, folded, paragraph, rounded
+from covprop.report.page.outputs import ROWS
 from covprop.report.page.pictures import picture, plane
 from covprop.report.page.pictures import sentence as left_out
 from covprop.report.table import Table, in_digits
 from covprop.robustness.result import Robustness
-
-ROWS = 40
-"""Rows of the table of inputs."""
 
 
 def inputs_section(x: Gaussian, choice: Choice, robustness: Robustness | None) -> Section:

@@ -26,10 +26,11 @@ def layers_section(trace: Trace, batch_dims: int) -> Section:
     steps = [_step(step, batch_dims, side) for step in trace.steps]
     body = paragraph(
         "Each step is one operation of the network. The line is the median standard deviation of "
-        "its elements, the band holds 90 of 100 of them. Choose a step to see more of it.",
+        "its elements, the band holds 90 of 100 of them.",
         "Numbers are over all inputs of the batch." if batch_dims else "",
     )
     body += paragraph(_diagnosis(trace))
+    body += paragraph("Choose a step to see more of it.", kind="screen")
     body += beside(
         chart("steps", "Standard deviations and largest correlation of every step"),
         chart("step", "The chosen step"),

@@ -17,7 +17,7 @@ from covprop.report.table import Table, in_digits
 LEVELS = {"50 %": NormalDist().inv_cdf(0.75), "95 %": NormalDist().inv_cdf(0.975)}
 """Central intervals, and how many standard deviations they reach to either side."""
 ROWS = 100
-"""Rows of a table of outputs."""
+"""Rows of a table of elements."""
 PARTNERS = 3
 """The strongest correlations of an output that are named."""
 DIGITS = 4
@@ -124,9 +124,11 @@ def maps_section(y: Gaussian, choice: Choice) -> Section:
         else ""
     )
     body = paragraph(
-        "Orange: two outputs rise and fall together. Blue: one rises where the other falls. Point "
-        "at a cell, or focus a map and use the arrow keys, to read its value.",
+        "Orange: two outputs rise and fall together. Blue: one rises where the other falls.",
         blocks,
+    )
+    body += paragraph(
+        "Point at a cell, or focus a map and use the arrow keys, to read its value.", kind="screen"
     )
     body += beside(
         chart("correlation", "Correlations of every two outputs", "Correlation"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covprop.comparison import Agreement
 from covprop.gaussian import Gaussian
+from covprop.report.page.budgets import budget_figure
 from covprop.report.page.choice import Choice, deviations
 from covprop.report.page.decision import CLOSE as CLOSE_PROBABILITY
 from covprop.report.page.decision import decision_words
@@ -210,14 +211,9 @@ def figures(found: Findings) -> list[tuple[str, str, str]]:
 def _decision_figures(found: Robustness) -> list[tuple[str, str, str]]:
     wrong = found.misclassification.probability.double()
     sampled = found.sampled_misclassification.probability.double()
-    level = float(found.budget.level.double().median())
     many = " on average" if found.label.numel() > 1 else ""
-    half = (
-        "half of the inputs keep their label" if found.label.numel() > 1 else "it keeps its label"
-    )
     return [
         ("wrong decisions", in_percent(float(wrong.mean())),
          f"probability{many}; samples: {in_percent(float(sampled.mean()))}"),
-        ("noise budget", f"{in_digits(level)} ×",
-         f"this noise, and {half} with {in_percent(found.budget.target)}"),
+        ("noise budget", *budget_figure(found)),
     ]  # fmt: skip
