@@ -7,16 +7,12 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from covprop.cli.operators import is_check, operator_of, written
+from covprop.cli.operators import TRAINING, check_evaluated, is_check, operator_of, written
 from covprop.cli.refusals import Refusal
 
 MAJOR = 8
 """Of the schema that torch writes since 2.5; see torch/_export/serde/schema.py."""
 POSITIONAL, KEYWORD = 1, 2
-TRAINING = (
-    "it was exported in training mode, and changes its own buffers; call model.eval() before "
-    "torch.export"
-)
 DTYPES: dict[int, torch.dtype] = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64,
     6: torch.float16, 7: torch.float32, 8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
@@ -149,11 +145,10 @@ def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
     changed = written(function)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+    check_evaluated({given["name"]: argument(given["arg"]) for given in node["inputs"]})
     for given in node["inputs"]:
         name, value = given["name"], argument(given["arg"])
         if name in changed and isinstance(value, Name) and value in tensors:
-            raise Refusal(TRAINING)
-        if name == "training" and value is True:
             raise Refusal(TRAINING)
         if given.get("kind", POSITIONAL) == KEYWORD:
             kwargs[name] = value

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from covprop.cli import archive, onnx_files, weights
 from covprop.cli.files import Archive, existing
 from covprop.cli.gaussians import Expected
+from covprop.cli.operators import check_graph
 from covprop.cli.refusals import Refusal, location, named, printable, reading
 from covprop.validation import SUPPORTED
 
@@ -110,7 +111,7 @@ def _from_archive(path: Path, names: list[str], allow_pickle: bool) -> tuple[Any
         if allow_pickle:
             find_own_modules()
             with reading(path, "a torch.export archive"):
-                return torch.export.load(path).module(), Expected()
+                return _loaded(path), Expected()
         with reading(path, "a torch.export archive"):
             return archive.load(path)
     if any("/code/" in name for name in names):
@@ -121,6 +122,16 @@ def _from_archive(path: Path, names: list[str], allow_pickle: bool) -> tuple[Any
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return _unpickled(path, allow_pickle), Expected()
     raise Refusal(f"{path} is a zip archive, and none of the models that can be read: {KINDS}")
+
+
+def _loaded(path: Path) -> torch.fx.GraphModule:
+    """A program as torch loads it, which keeps the mode that it was exported in."""
+    module = torch.export.load(path).module()
+    try:
+        check_graph(module)
+    except Refusal as refusal:
+        raise Refusal(f"{path} cannot be run: {refusal}") from refusal
+    return module
 
 
 def _unpickled(path: Path, allow_pickle: bool) -> Any:
