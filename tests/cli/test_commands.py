@@ -109,7 +109,7 @@ def test_the_demo_tells_people_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_demo_asks_for_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "covprop.demo")
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert refused("demo").endswith("install it with pip install 'covprop[demo]'")
+    assert refused("demo").endswith("install it with pip install '.[demo]' in covprop's folder")
 
 
 def test_the_doctor_finds_everything_right() -> None:

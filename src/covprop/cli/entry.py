@@ -75,7 +75,8 @@ def _application() -> tuple[Any, Any, Any]:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
         raise Refusal(
-            f"the command line needs {error.name}; install it with pip install 'covprop[cli]'"
+            f"the command line needs {error.name}; install it with "
+            "pip install '.[cli]' in covprop's folder"
         ) from error
 
 
