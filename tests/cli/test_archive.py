@@ -53,6 +53,16 @@ def test_the_modules_of_the_network_keep_their_names(tmp_path: Path) -> None:
     assert [step.module for step in cp.trace(module, x).steps[-3:]] == ["0", "1", "2"]
 
 
+def test_an_error_names_the_module_and_its_class(folder: Path) -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.round(x)
+
+    export(nn.Sequential(nn.Linear(FEATURES, 2), Rounded()), folder / "r.pt2", FEATURES)
+    told = refused("propagate", "r.pt2", *GIVEN)
+    assert told.startswith("in module 1 (Rounded): covprop has no rule for torch.ops.aten.round")
+
+
 def test_constants_scalars_and_buffers_come_along(tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

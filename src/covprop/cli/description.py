@@ -23,6 +23,8 @@ FORMATS = {
     4: torch.preserve_format,
 }  # fmt: skip
 STRIDED = 7
+LONGEST_KIND = 60
+"""Characters of the name of a class."""
 SCOPE = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*")
 
 
@@ -95,6 +97,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     results: list[Any]
     module: str
+    kind: str
+    """The class of that module."""
     dead: list[str]
 
 
@@ -155,10 +159,17 @@ def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
         else:
             args.append(value)
     results = [argument(value) for value in node["outputs"]]
-    stack = str(node["metadata"].get("nn_module_stack", "")).rpartition(";")[2].split(",")
-    module = stack[1].partition("@")[0] if len(stack) > 1 else ""
-    module = module if SCOPE.fullmatch(module) else ""
-    return Call(function, args, kwargs, results, module, [])
+    return Call(function, args, kwargs, results, *_module(node["metadata"]), [])
+
+
+def _module(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """The path and the class of the module that a call was made in; no path for the whole."""
+    innermost = str(metadata.get("nn_module_stack", "")).rpartition(";")[2].split(",")
+    path, kind = (*innermost[1:], "", "")[:2]
+    path, kind = path.partition("@")[0], kind.rpartition(".")[2]
+    if not SCOPE.fullmatch(path):
+        return "", ""
+    return path, kind if kind.isidentifier() and len(kind) <= LONGEST_KIND else "module"
 
 
 def _with_deaths(calls: list[Call], outputs: tuple[Any, ...]) -> tuple[Call, ...]:
