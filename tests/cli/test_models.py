@@ -51,7 +51,7 @@ def told(model: str | Path, *more: Any) -> str:
         ("empty.pt2", "empty.pt2 is empty"),
         ("text.pt2", "text.pt2 is no torch.export archive"),
         ("text.onnx", "text.onnx"),
-        ("", ". is a folder"),
+        ("", "MODEL is missing: it is a torch.export archive (.pt2), an ONNX file"),
     ],
 )
 def test_what_is_no_model(model: str, sentence: str) -> None:
@@ -156,6 +156,16 @@ def test_weights_without_their_library_ask_for_it(monkeypatch: pytest.MonkeyPatc
         "weights in .safetensors need safetensors; install it with pip install '.[cli]' in "
         "covprop's folder"
     )
+
+
+def test_a_factory_without_weights_is_noted() -> None:
+    words = ("propagate", "made_by_test:make", *GIVEN)
+    assert covprop(*words).err == (
+        "covprop: note: without --weights, made_by_test:make has the weights that it is made with\n"
+    )
+    assert covprop(*words, "--weights", "weights.safetensors").err == ""
+    Path("bare_by_test.py").write_text("import torch\n\nmake = torch.nn.ReLU\n")
+    assert covprop("propagate", "bare_by_test:make", *GIVEN).err == ""
 
 
 class Evil(nn.Module):

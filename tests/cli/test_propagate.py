@@ -254,6 +254,8 @@ def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     assert refused(*words) == several
     assert refused("compare", *words[1:]) == several
     assert "the model has no output '7'; there are 0, 1" in refused(*words, "--output", 7)
+    alone = refused("propagate", "model.pt2", *given, "--output", 1)
+    assert alone == "the model has one output only, so leave out --output"
     named = ("propagate", "several_by_test:named", *given)
     assert refused(*named) == "the model returns a, b; choose one with --output"
     second = covprop(*words, "--output", 1, "--json").told

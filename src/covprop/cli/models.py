@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from covprop.cli import archive, onnx_files, weights
 from covprop.cli.files import Archive, existing
 from covprop.cli.gaussians import Expected
 from covprop.cli.operators import check_graph
-from covprop.cli.refusals import Refusal, location, named, printable, reading
+from covprop.cli.refusals import Note, Refusal, location, named, printable, reading
 from covprop.validation import SUPPORTED
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*", re.ASCII)
@@ -45,6 +46,8 @@ class Model:
 
 def load(text: str, weights_file: str | None, allow_pickle: bool) -> Model:
     """The model that the user named, in evaluation mode and without gradients."""
+    if not text:
+        raise Refusal(f"MODEL is missing: it is {KINDS}")
     path = Path(text)
     if path.exists():
         if weights_file is not None:
@@ -55,6 +58,12 @@ def load(text: str, weights_file: str | None, allow_pickle: bool) -> Model:
         module, expected, name = _made(text), Expected(), text
         if weights_file is not None:
             weights.fill(module, Path(weights_file), text)
+        elif isinstance(module, nn.Module) and any(True for _ in module.parameters()):
+            warnings.warn(
+                f"without --weights, {text} has the weights that it is made with",
+                Note,
+                stacklevel=2,
+            )
     else:
         raise Refusal(f"{text!r} does not exist, and is no name such as package.module:factory")
     if isinstance(module, nn.Module):
