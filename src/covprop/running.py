@@ -100,6 +100,6 @@ def _module_path(module: object, error: BaseException) -> str | None:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names:
-            path = f"{names[id(owner)] or 'the model itself'} ({type(owner).__name__})"
+            path = f"{names[id(owner)] or 'the model itself'} ({owner._get_name()})"
         trace = trace.tb_next
     return path

@@ -53,6 +53,16 @@ def test_the_modules_of_the_network_keep_their_names(tmp_path: Path) -> None:
     assert [step.module for step in cp.trace(module, x).steps[-3:]] == ["0", "1", "2"]
 
 
+def test_an_error_names_the_module_and_its_class(folder: Path) -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.round(x)
+
+    export(nn.Sequential(nn.Linear(FEATURES, 2), Rounded()), folder / "r.pt2", FEATURES)
+    told = refused("propagate", "r.pt2", *GIVEN)
+    assert told.startswith("in module 1 (Rounded): covprop has no rule for torch.ops.aten.round")
+
+
 def test_constants_scalars_and_buffers_come_along(tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -82,16 +92,54 @@ def test_values_are_let_go_after_their_last_use(tmp_path: Path) -> None:
     assert len(dead) == len(set(dead))
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(FEATURES), nn.Dropout()])
-def test_a_network_in_training_mode_is_refused_where_it_changes(
-    layer: nn.Module, folder: Path
-) -> None:
+class Recurrent(nn.Module):
+    """An LSTM of two layers on sequences of one."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(FEATURES, 3, num_layers=2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x.unsqueeze(1))[0]
+
+
+OTHERWISE_IN_TRAINING: dict[str, Callable[[], nn.Module]] = {
+    "batch norm": lambda: nn.BatchNorm1d(FEATURES),
+    "dropout": nn.Dropout,
+    "feature dropout": nn.Dropout1d,
+    "alpha dropout": nn.AlphaDropout,
+    "randomised ReLU": nn.RReLU,
+    "LSTM": lambda: Recurrent(0.1),
+    "attention": lambda: nn.TransformerEncoderLayer(FEATURES, 2, 8, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("trust", [(), ("--allow-pickle",)], ids=["read", "loaded"])
+@pytest.mark.parametrize("layer", OTHERWISE_IN_TRAINING)
+def test_a_network_in_training_mode_is_refused(layer: str, trust: Any, folder: Path) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), OTHERWISE_IN_TRAINING[layer]())
+    export(model.train(), folder / "t.pt2", FEATURES)
+    told = refused("propagate", "t.pt2", *GIVEN, *trust)
+    assert told.startswith("t.pt2 cannot be run: it was exported in training mode")
+    assert "call model.eval() before torch.export" in told
+    export(model.eval(), folder / "t.pt2", FEATURES)
+    assert covprop("propagate", "t.pt2", *GIVEN, *trust).code == 0
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.0), Recurrent(0.0)])
+def test_dropout_of_nothing_is_no_noise_in_any_mode(layer: nn.Module, folder: Path) -> None:
     export(nn.Sequential(nn.Linear(FEATURES, FEATURES), layer).train(), folder / "t.pt2", FEATURES)
-    words = ("propagate", "t.pt2", *GIVEN)
-    if isinstance(layer, nn.Dropout):
-        assert covprop(*words).code == 0  # noise that covprop knows
-    else:
-        assert "call model.eval() before torch.export" in refused(*words)
+    assert covprop("propagate", "t.pt2", *GIVEN).code == 0
+
+
+def test_dropout_of_a_decomposed_program_is_refused(folder: Path) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Dropout()).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, (torch.zeros(1, FEATURES),)).run_decompositions()
+    assert any("native_dropout" in str(node.target) for node in program.graph.nodes)
+    save(program, folder / "t.pt2")
+    assert "dropout would add its noise" in refused("propagate", "t.pt2", *GIVEN)
 
 
 def test_a_program_for_one_shape_takes_no_other(folder: Path) -> None:

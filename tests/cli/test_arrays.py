@@ -192,6 +192,13 @@ def test_a_header_that_lies_allocates_nothing(shape: str) -> None:
     assert "lie.npz is damaged: its header says" in mean("lie.npz")
 
 
+def test_a_negative_shape_is_told_as_such() -> None:
+    Path("lie.npy").write_bytes(header("(-4, 2)") + b"\0" * 64)
+    assert mean("lie.npy") == (
+        "lie.npy is damaged: its header says the shape (-4, 2), which is negative"
+    )
+
+
 @pytest.mark.parametrize(
     "text", ["(__import__('os').mkdir('code_was_run'),)", "(1,), 'x': [" + "[" * 5000]
 )
@@ -227,10 +234,30 @@ def test_files_beyond_memory_are_refused_unread(monkeypatch: pytest.MonkeyPatch)
             arrays.load(name)
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "1,2\n3\n", "\xff\xfe1", "1;2", "\x00\x01\x02"])
-def test_a_csv_of_something_else(text: str) -> None:
-    Path("other.csv").write_text(text, encoding="latin-1")
-    assert "other.csv cannot be read as a .csv file" in mean("other.csv")
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a,b\n1,2\n", "line 1 has 'a' in place of a number"),
+        ("# a remark\n\n1,2\n1;2\n", "line 4 has '1;2' in place of a number"),
+        ("1,2\n\n3\n", "line 3 has 1 numbers, and line 1 has 2"),
+        ("1,2,\n", "line 1 has '' in place of a number"),
+        ("1\t2\n", "line 1 has '1\\t2' in place of a number"),
+        ("x" * 900, f"line 1 has '{'x' * 40}' in place of a number"),
+        ("\x00\x01\x02", "line 1 has '\\x00\\x01\\x02' in place of a number"),
+        ("1_000,2\n", "it has numbers in another spelling"),
+    ],
+)
+def test_a_csv_of_something_else_is_told_what_is_wanted_and_where(text: str, fault: str) -> None:
+    Path("other.csv").write_text(text)
+    assert mean("other.csv") == (
+        f"other.csv is no table of numbers: {fault}; a .csv file has numbers, commas between them, "
+        "rows of one length and no heading"
+    )
+
+
+def test_a_csv_that_is_no_text() -> None:
+    Path("other.csv").write_bytes(b"\xff\xfe1")
+    assert mean("other.csv").startswith("other.csv is no text: a .csv file has numbers")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_the_demo_tells_people_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_demo_asks_for_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "covprop.demo")
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert refused("demo").endswith("install it with pip install 'covprop[demo]'")
+    assert refused("demo").endswith("install it with pip install '.[demo]' in covprop's folder")
 
 
 def test_the_doctor_finds_everything_right() -> None:
@@ -241,8 +241,10 @@ def test_labels_are_numbers_or_a_file(label: str) -> None:
     ("words", "told"),
     [
         (["--label", "7"], "a label is none of the 3 classes, 0 to 2"),
+        (["--label", "-1"], "--label -1: a label is a class number from 0, several with commas"),
+        (["--label", "1.5"], "--label 1.5: a label is a class number from 0, several with commas"),
+        (["--label", "x"], "or a file of them (.npy, .npz, .csv, .pt)"),
         (["--label", "1,2"], "the labels have shape (2,) and the batch ()"),
-        (["--label", "-1"], "-1 is not an array that can be read"),
         (["--label", "mean.npy"], "mean.npy holds numbers that are no class numbers"),
         (["--norm", "3"], "--norm is 2 or inf, and not '3'"),
         (["--probability", "2"], "probability is between 0 and 1, not 2.0"),
@@ -251,3 +253,13 @@ def test_labels_are_numbers_or_a_file(label: str) -> None:
 )
 def test_what_robustness_refuses(words: list[str], told: str) -> None:
     assert told in refused("robustness", *GIVEN, "--samples", 50, *words)
+
+
+def test_a_batch_that_is_not_named_is_told_how_to() -> None:
+    np.save("means.npy", np.zeros((2, 4), dtype=np.float32))
+    words = ("robustness", "model.pt2", "--mean", "means.npy", "--stddev", 0.1, "--samples", 50)
+    assert refused(*words) == (
+        "the model returns (2, 3) for this mean, and logits have the shape (classes,); if the mean "
+        "is a batch of inputs, say --batch-dims 1"
+    )
+    assert covprop(*words, "--batch-dims", 1).code == 0

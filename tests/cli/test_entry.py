@@ -157,7 +157,7 @@ def test_a_covariance_beyond_memory_is_not_written_out(
 def test_without_typer_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
     assert refused("doctor") == (
-        "the command line needs typer; install it with pip install 'covprop[cli]'"
+        "the command line needs typer; install it with pip install '.[cli]' in covprop's folder"
     )
 
 

@@ -51,7 +51,7 @@ def told(model: str | Path, *more: Any) -> str:
         ("empty.pt2", "empty.pt2 is empty"),
         ("text.pt2", "text.pt2 is no torch.export archive"),
         ("text.onnx", "text.onnx"),
-        ("", ". is a folder"),
+        ("", "MODEL is missing: it is a torch.export archive (.pt2), an ONNX file"),
     ],
 )
 def test_what_is_no_model(model: str, sentence: str) -> None:
@@ -153,8 +153,19 @@ def test_weights_go_with_a_factory_of_a_network_alone() -> None:
 def test_weights_without_their_library_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert told("made_by_test:make", "--weights", "weights.safetensors") == (
-        "weights in .safetensors need safetensors; install it with pip install 'covprop[cli]'"
+        "weights in .safetensors need safetensors; install it with pip install '.[cli]' in "
+        "covprop's folder"
     )
+
+
+def test_a_factory_without_weights_is_noted() -> None:
+    words = ("propagate", "made_by_test:make", *GIVEN)
+    assert covprop(*words).err == (
+        "covprop: note: without --weights, made_by_test:make has the weights that it is made with\n"
+    )
+    assert covprop(*words, "--weights", "weights.safetensors").err == ""
+    Path("bare_by_test.py").write_text("import torch\n\nmake = torch.nn.ReLU\n")
+    assert covprop("propagate", "bare_by_test:make", *GIVEN).err == ""
 
 
 class Evil(nn.Module):
@@ -278,4 +289,5 @@ def test_control_flow_in_onnx_is_refused() -> None:
 def test_onnx_without_its_libraries_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     save_onnx()
     monkeypatch.setitem(sys.modules, "onnx2pytorch", None)
-    assert told("model.onnx").endswith("install them with pip install 'covprop[onnx]'")
+    asked = "install them with pip install onnx and then pip install --no-deps onnx2pytorch"
+    assert asked in told("model.onnx")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import covprop as cp
+from covprop.cli import methods
 from tests.cli.running import FEATURES, covprop, network, refused
 
 GIVEN = ("--mean", "mean.npy", "--covariance", "covariance.npy")
@@ -74,6 +75,29 @@ def test_every_method_has_a_name(x: cp.Gaussian, name: str, method: object) -> N
     ended = covprop("propagate", "model.pt2", *GIVEN, "--method", name, "--json")
     assert ended.code == 0, ended.err
     check(ended.told, expected(x, method))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("montecarlo", "1,000,000,000 samples"), ("controlvariate", "1,000,000,000 samples"),
+        ("series", "512 terms"), ("split", "256 components"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("digits", [0, 9, 99])
+def test_a_number_that_would_never_end_is_refused(name: str, most: str, digits: int) -> None:
+    too_many = int(most.split()[0].replace(",", "")) + 1
+    text = f"{name}:{too_many}{'9' * digits}"
+    told = refused("propagate", "model.pt2", *GIVEN, "--method", text)
+    assert f"it takes {most} at most" in told
+    methods.method(f"{name}:{too_many - 1}", seed=0)  # what it does take
+
+
+@pytest.mark.parametrize("command", ["compare", "robustness"])
+def test_samples_without_end_are_refused(command: str) -> None:
+    told = refused(command, "model.pt2", *GIVEN, "--samples", 99999999999999)
+    assert "'--samples'" in told
+    assert "1000000000 (" in told
 
 
 @pytest.mark.parametrize("kind", [cp.MonteCarlo, cp.ControlVariate])
@@ -230,6 +254,8 @@ def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     assert refused(*words) == several
     assert refused("compare", *words[1:]) == several
     assert "the model has no output '7'; there are 0, 1" in refused(*words, "--output", 7)
+    alone = refused("propagate", "model.pt2", *given, "--output", 1)
+    assert alone == "the model has one output only, so leave out --output"
     named = ("propagate", "several_by_test:named", *given)
     assert refused(*named) == "the model returns a, b; choose one with --output"
     second = covprop(*words, "--output", 1, "--json").told

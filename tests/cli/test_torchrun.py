@@ -22,8 +22,8 @@ from tests.cli.running import FEATURES, Ended, covprop, network
 from tests.teams import started
 
 COUNT = 5
-GIVEN = ("made_by_test:make", "--mean", "means.npy", "--covariance", "covariance.npy",
-         "--batch-dims", "1")  # fmt: skip
+GIVEN = ("made_by_test:make", "--weights=weights.pt", "--mean", "means.npy", "--covariance",
+         "covariance.npy", "--batch-dims", "1")  # fmt: skip
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_more_processes_than_inputs_and_no_batch_at_all(batch: Path) -> None:
     np.save(batch / "means.npy", np.load(batch / "means.npy")[:3])
     words = "propagate", *GIVEN, "--json"
     check_numbers(command(batch, 4, *words)[0], covprop(*words))
-    single = ("propagate", "made_by_test:make", "--mean", "mean.npy", "--stddev", "0.1", "--json")
+    single = ("propagate", *GIVEN[:2], "--mean", "mean.npy", "--stddev", "0.1", "--json")
     ended = command(batch, 2, *single)
     check_only_the_first_tells(ended)
     check_numbers(ended[0], covprop(*single))
@@ -150,7 +150,7 @@ def test_what_one_process_refuses_the_first_tells(batch: Path) -> None:
         "        raise ValueError('not here')\n"
         "    return network()\n"
     )
-    ended = command(batch, 2, "propagate", "picky:make", *GIVEN[1:])
+    ended = command(batch, 2, "propagate", "picky:make", *GIVEN[2:])
     assert [one.code for one in ended] == [4, 2]
     assert ended[0].err.startswith("covprop: of 2 processes rank 1 failed (")
     assert "not here" in ended[0].err
@@ -209,7 +209,7 @@ def test_torchrun_itself(batch: Path) -> None:
         "        time.sleep(30)\n\n"
         "make = Dying\n"
     )
-    ended = torchrun(batch, "covprop", "propagate", "dying:make", *GIVEN[1:])
+    ended = torchrun(batch, "covprop", "propagate", "dying:make", *GIVEN[2:])
     assert ended.returncode != 0
     assert "covprop: of 2 processes rank 1 was lost; nothing was written" in ended.stderr
 

@@ -1,6 +1,7 @@
 """Names in the pages are names in the code: modules, what `cp.` offers, tests, commands of make."""
 
 import re
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,23 @@ def test_a_target_of_make_that_is_named_exists(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     named = {name for text in code(page) for name in re.findall(r"^make (\w+)", text)}
     assert sorted(name for name in named if f"\n{name}:" not in makefile) == []
+
+
+def test_an_extra_that_is_asked_for_exists_in_a_clone() -> None:
+    """The package is on no index, so `pip install 'covprop[...]'` would find nothing."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    paths = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py")]
+    asked = [
+        wanted for path in paths for wanted in re.findall(r"install '([^']*)\[", path.read_text())
+    ]
+    assert set(asked) == {"."}
+    named = [
+        name
+        for path in paths
+        for names in re.findall(r"install '\.\[([\w,]+)\]'", path.read_text())
+        for name in names.split(",")
+    ]
+    assert len(named) >= len(asked)
+    assert set(named) <= set(extras)

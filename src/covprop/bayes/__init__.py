@@ -85,5 +85,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("covprop.bayes.estimators"), name)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"bayes.{name} needs scikit-learn; install it with pip install 'covprop[bayes]'"
+            f"bayes.{name} needs scikit-learn; install it with "
+            "pip install '.[bayes]' in covprop's folder"
         ) from error

@@ -9,14 +9,14 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TextIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covprop.cli.files import Archive, check_affordable, existing
-from covprop.cli.refusals import Refusal, reading
+from covprop.cli.refusals import Refusal, quoted, reading
 
 MATRIX = 2
 """Dimensions of a matrix, and of every .csv file."""
@@ -24,6 +24,9 @@ DOUBLE = 8
 """Bytes of a float64, in which everything is kept until the model's dtype is known."""
 NUMBERS = "biuf"
 """Kinds of numpy dtypes that are real numbers."""
+TABLE = "a .csv file has numbers, commas between them, rows of one length and no heading"
+LONGEST_CELL = 40
+"""Characters that are shown of what is no number."""
 HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[tuple[int, ...], bool, np.dtype]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -88,10 +91,40 @@ def _csv(path: Path, entry: str | None) -> Tensor:
     # utf-8-sig: spreadsheets begin a file with a byte order mark
     with path.open(encoding="utf-8-sig", newline=None) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's for a file without numbers, refused below
-        values = np.loadtxt(file, delimiter=",", ndmin=2, dtype=np.float64)
+        try:
+            values = np.loadtxt(file, delimiter=",", ndmin=2, dtype=np.float64)
+        except UnicodeDecodeError as error:
+            raise Refusal(f"{path} is no text: {TABLE}") from error
+        except ValueError as error:
+            file.seek(0)
+            raise Refusal(f"{path} is no table of numbers: {_fault(file)}; {TABLE}") from error
     if not values.size:
         raise Refusal(f"{path} has no numbers")
     return torch.from_numpy(values)
+
+
+def _fault(file: TextIO) -> str:
+    """What is wrong with a table, and in which line; numpy counts rows without empty ones."""
+    first, width = 0, 0
+    for number, line in enumerate(file, 1):
+        cells = line.partition("#")[0].strip().split(",")
+        if cells == [""]:
+            continue
+        wrong = next((cell.strip() for cell in cells if not _is_number(cell)), None)
+        if wrong is not None:
+            return f"line {number} has {quoted(wrong[:LONGEST_CELL])} in place of a number"
+        if first and len(cells) != width:
+            return f"line {number} has {len(cells)} numbers, and line {first} has {width}"
+        first, width = first or number, len(cells)
+    return "it has numbers in another spelling"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _pt(path: Path, entry: str | None) -> Tensor:
@@ -130,8 +163,10 @@ def _numpy_array(path: Path, file: BinaryIO, size: int) -> Tensor:
         raise Refusal(f"{path} holds Python objects, which run code when they are loaded")
     if dtype.kind not in NUMBERS:
         raise Refusal(f"{path} holds {dtype}, and real numbers are wanted")
+    if min(shape, default=0) < 0:
+        raise Refusal(f"{path} is damaged: its header says the shape {shape}, which is negative")
     count, rest = math.prod(shape), size - file.tell()
-    if min(shape, default=0) < 0 or count * dtype.itemsize != rest:
+    if count * dtype.itemsize != rest:
         raise Refusal(
             f"{path} is damaged: its header says {shape} of {dtype}, {count * dtype.itemsize:,} "
             f"bytes, and {rest:,} follow"

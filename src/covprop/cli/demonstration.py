@@ -23,5 +23,6 @@ def _demo() -> Any:
         return importlib.import_module("covprop.demo")
     except ModuleNotFoundError as error:
         raise Refusal(
-            f"the demo needs {error.name}; install it with pip install 'covprop[demo]'"
+            f"the demo needs {error.name}; install it with "
+            "pip install '.[demo]' in covprop's folder"
         ) from error

@@ -7,16 +7,12 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from covprop.cli.operators import is_check, operator_of, written
+from covprop.cli.operators import TRAINING, check_evaluated, is_check, operator_of, written
 from covprop.cli.refusals import Refusal
 
 MAJOR = 8
 """Of the schema that torch writes since 2.5; see torch/_export/serde/schema.py."""
 POSITIONAL, KEYWORD = 1, 2
-TRAINING = (
-    "it was exported in training mode, and changes its own buffers; call model.eval() before "
-    "torch.export"
-)
 DTYPES: dict[int, torch.dtype] = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64,
     6: torch.float16, 7: torch.float32, 8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
@@ -27,6 +23,8 @@ FORMATS = {
     4: torch.preserve_format,
 }  # fmt: skip
 STRIDED = 7
+LONGEST_KIND = 60
+"""Characters of the name of a class."""
 SCOPE = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*")
 
 
@@ -99,6 +97,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     results: list[Any]
     module: str
+    kind: str
+    """The class of that module."""
     dead: list[str]
 
 
@@ -149,21 +149,27 @@ def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
     changed = written(function)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+    check_evaluated({given["name"]: argument(given["arg"]) for given in node["inputs"]})
     for given in node["inputs"]:
         name, value = given["name"], argument(given["arg"])
         if name in changed and isinstance(value, Name) and value in tensors:
-            raise Refusal(TRAINING)
-        if name == "training" and value is True:
             raise Refusal(TRAINING)
         if given.get("kind", POSITIONAL) == KEYWORD:
             kwargs[name] = value
         else:
             args.append(value)
     results = [argument(value) for value in node["outputs"]]
-    stack = str(node["metadata"].get("nn_module_stack", "")).rpartition(";")[2].split(",")
-    module = stack[1].partition("@")[0] if len(stack) > 1 else ""
-    module = module if SCOPE.fullmatch(module) else ""
-    return Call(function, args, kwargs, results, module, [])
+    return Call(function, args, kwargs, results, *_module(node["metadata"]), [])
+
+
+def _module(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """The path and the class of the module that a call was made in; no path for the whole."""
+    innermost = str(metadata.get("nn_module_stack", "")).rpartition(";")[2].split(",")
+    path, kind = (*innermost[1:], "", "")[:2]
+    path, kind = path.partition("@")[0], kind.rpartition(".")[2]
+    if not SCOPE.fullmatch(path):
+        return "", ""
+    return path, kind if kind.isidentifier() and len(kind) <= LONGEST_KIND else "module"
 
 
 def _with_deaths(calls: list[Call], outputs: tuple[Any, ...]) -> tuple[Call, ...]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from covprop.cli.memory import limited
-from covprop.cli.refusals import ExitCode, Refusal, named, printable, sentence
+from covprop.cli.refusals import ExitCode, Note, Refusal, named, printable, sentence
 from covprop.errors import ApproximationWarning, LostRank
 from covprop.ranks import Ranks, joined, own_rank
 
@@ -88,7 +88,8 @@ def _application() -> tuple[Any, Any, Any]:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
         raise Refusal(
-            f"the command line needs {error.name}; install it with pip install 'covprop[cli]'"
+            f"the command line needs {error.name}; install it with "
+            "pip install '.[cli]' in covprop's folder"
         ) from error
 
 
@@ -105,6 +106,7 @@ def _surroundings() -> Iterator[list[str]]:
     ):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ApproximationWarning)
+        warnings.simplefilter("always", Note)
         torch.manual_seed(0)
         try:
             yield notes

@@ -20,6 +20,13 @@ from covprop.methods import (
     Wu2019,
 )
 
+MOST_SAMPLES = 10**9
+"""Each costs a run of the network, and a thousand times more are worth two more digits."""
+MOST_TERMS = 512
+"""Of a series; a tolerance is given up after as many, too."""
+MOST_COMPONENTS = 256
+"""Of a mixture; the weights of a Gauss-Hermite rule of 400 overflow in float64."""
+
 
 class Choice(NamedTuple):
     """How a method is made of what follows the colon, and what that is."""
@@ -28,9 +35,11 @@ class Choice(NamedTuple):
     option: str = ""
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, most: int, what: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{quoted(text)} is no whole number")
+    if len(text.lstrip("0")) > len(str(most)) or int(text) > most:
+        raise ValueError(f"it takes {most:,} {what} at most")
     return int(text)
 
 
@@ -39,24 +48,28 @@ def _series(text: str, seed: int) -> Method:
     del seed
     if not text:
         return Series()
-    return Series(order=int(text)) if text.isdigit() else Series(tolerance=float(text))
+    if text.isdigit():
+        return Series(order=_whole(text, MOST_TERMS, "terms"))
+    return Series(tolerance=float(text))
 
 
 def _sampled(text: str, seed: int) -> Method:
     generator = torch.Generator().manual_seed(seed)
-    return MonteCarlo(_whole(text), generator) if text else MonteCarlo(generator=generator)
+    if not text:
+        return MonteCarlo(generator=generator)
+    return MonteCarlo(_whole(text, MOST_SAMPLES, "samples"), generator)
 
 
 def _controlled(text: str, seed: int) -> Method:
     generator = torch.Generator().manual_seed(seed)
     if not text:
         return ControlVariate(generator=generator)
-    return ControlVariate(_whole(text), generator=generator)
+    return ControlVariate(_whole(text, MOST_SAMPLES, "samples"), generator=generator)
 
 
 def _split(text: str, seed: int) -> Method:
     del seed
-    return Split(_whole(text)) if text else Split()
+    return Split(_whole(text, MOST_COMPONENTS, "components")) if text else Split()
 
 
 def _piecewise(text: str, seed: int) -> Method:

@@ -8,6 +8,7 @@ import importlib
 import os
 import re
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from covprop.cli import archive, onnx_files, weights
 from covprop.cli.files import Archive, existing
 from covprop.cli.gaussians import Expected
-from covprop.cli.refusals import Refusal, location, named, printable, reading
+from covprop.cli.operators import check_graph
+from covprop.cli.refusals import Note, Refusal, location, named, printable, reading
 from covprop.validation import SUPPORTED
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*", re.ASCII)
@@ -44,6 +46,8 @@ class Model:
 
 def load(text: str, weights_file: str | None, allow_pickle: bool) -> Model:
     """The model that the user named, in evaluation mode and without gradients."""
+    if not text:
+        raise Refusal(f"MODEL is missing: it is {KINDS}")
     path = Path(text)
     if path.exists():
         if weights_file is not None:
@@ -54,6 +58,12 @@ def load(text: str, weights_file: str | None, allow_pickle: bool) -> Model:
         module, expected, name = _made(text), Expected(), text
         if weights_file is not None:
             weights.fill(module, Path(weights_file), text)
+        elif isinstance(module, nn.Module) and any(True for _ in module.parameters()):
+            warnings.warn(
+                f"without --weights, {text} has the weights that it is made with",
+                Note,
+                stacklevel=2,
+            )
     else:
         raise Refusal(f"{text!r} does not exist, and is no name such as package.module:factory")
     if isinstance(module, nn.Module):
@@ -110,7 +120,7 @@ def _from_archive(path: Path, names: list[str], allow_pickle: bool) -> tuple[Any
         if allow_pickle:
             find_own_modules()
             with reading(path, "a torch.export archive"):
-                return torch.export.load(path).module(), Expected()
+                return _loaded(path), Expected()
         with reading(path, "a torch.export archive"):
             return archive.load(path)
     if any("/code/" in name for name in names):
@@ -121,6 +131,16 @@ def _from_archive(path: Path, names: list[str], allow_pickle: bool) -> tuple[Any
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return _unpickled(path, allow_pickle), Expected()
     raise Refusal(f"{path} is a zip archive, and none of the models that can be read: {KINDS}")
+
+
+def _loaded(path: Path) -> torch.fx.GraphModule:
+    """A program as torch loads it, which keeps the mode that it was exported in."""
+    module = torch.export.load(path).module()
+    try:
+        check_graph(module)
+    except Refusal as refusal:
+        raise Refusal(f"{path} cannot be run: {refusal}") from refusal
+    return module
 
 
 def _unpickled(path: Path, allow_pickle: bool) -> Any:

@@ -43,7 +43,8 @@ def _libraries() -> tuple[Any, Any]:
             return onnx, importlib.import_module("onnx2pytorch")
     except ImportError as error:
         raise Refusal(
-            "ONNX models need onnx and onnx2pytorch; install them with pip install 'covprop[onnx]'"
+            "ONNX models need onnx and onnx2pytorch; install them with pip install onnx and then "
+            "pip install --no-deps onnx2pytorch, which asks for torchvision but does without here"
         ) from error
 
 

@@ -7,11 +7,12 @@ control flow, custom objects) would run what the file says.
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import GraphModule
 
 from covprop.cli.refusals import Refusal
 
@@ -38,6 +39,16 @@ CHECKS = re.compile(r"torch\.ops\.aten\.(_assert_\w+|sym_constrain_range\w*)\.\w
 
 OUTWARD = {"from_file", "set_", "set_data", "resize_", "resize_as_", "resize_as_sparse_"}
 """Operators that reach files, or memory that is not the tensor's own."""
+
+TRAINING = (
+    "it was exported in training mode, and changes its own buffers; call model.eval() before "
+    "torch.export.export"
+)
+DROPOUT = (
+    "it was exported in training mode, so that dropout would add its noise to the output; call "
+    "model.eval() before torch.export.export (noise that is meant goes through cp.propagate in "
+    "Python)"
+)
 
 ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 
@@ -69,6 +80,24 @@ def _foreign(target: str) -> str:
         f"it calls {target!r}, {what}; if you trust the file, --allow-pickle reads it with "
         "torch.export.load"
     )
+
+
+def check_evaluated(given: Mapping[str, Any]) -> None:
+    """Refuse a call, by the names of its arguments, that does what is done in training only."""
+    if given.get("training") is True:
+        raise Refusal(TRAINING)
+    share = given.get("p", given.get("dropout", 0))  # of dropout itself, or within an LSTM
+    trained = "train" in given and given["train"] is not False and share != 0
+    if trained or given.get("dropout_p", 0) != 0:  # the latter is attention's
+        raise Refusal(DROPOUT)
+
+
+def check_graph(module: GraphModule) -> None:
+    """The same for every call of a program that torch has loaded."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, OpOverload):
+            names = (argument.name for argument in node.target._schema.arguments)
+            check_evaluated(dict(zip(names, node.args, strict=False)) | node.kwargs)
 
 
 def written(function: Callable[..., Any]) -> set[str]:

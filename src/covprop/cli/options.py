@@ -4,7 +4,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from covprop.cli.methods import NAMES
+from covprop.cli.methods import MOST_SAMPLES, NAMES
 
 ARRAYS = ".npy, .npz, .csv or .pt; FILE.npz:NAME takes one of several arrays"
 
@@ -79,7 +79,10 @@ Out: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FILE", help="Write the moments: .npz, .pt or .json.")
 ]
 Samples: TypeAlias = Annotated[
-    int, typer.Option(min=2, metavar="N", help="Of the Monte Carlo run that is the reference.")
+    int,
+    typer.Option(
+        min=2, max=MOST_SAMPLES, metavar="N", help="Of the Monte Carlo run that is the reference."
+    ),
 ]
 Tolerance: TypeAlias = Annotated[
     float | None,

@@ -18,6 +18,15 @@ from covprop.errors import UnsupportedOperation
 class Scope(nn.Module):
     """A module of the network that was exported: calls are made in its name."""
 
+    def __init__(self) -> None:
+        """Of no kind, until a call tells what it was."""
+        super().__init__()
+        self.kind = "module"
+
+    def _get_name(self) -> str:
+        """What torch and covprop call it: the class that it was exported from."""
+        return self.kind
+
     def make(self, call: Call, values: dict[str, Any]) -> None:
         """Make a call; whoever asks which module is running finds this one."""
         _make(call, values)
@@ -63,8 +72,11 @@ class Program(nn.Module):
             for tensor in self._tensors.values()
             if tensor.is_floating_point()
         )
-        paths = {call.module for call in description.calls}
-        self._scopes = {path: self._scope(path) for path in sorted(paths)}
+        kinds = {call.module: call.kind for call in description.calls}
+        self._scopes = {path: self._scope(path) for path in sorted(kinds)}
+        for path, scope in self._scopes.items():
+            if scope is not None:
+                scope.kind = kinds[path]
 
     def _scope(self, path: str) -> Scope | None:
         """The module of that path, made if need be; its parent where the name is taken."""

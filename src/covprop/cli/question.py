@@ -84,7 +84,9 @@ class Picked(nn.Module):
         elif isinstance(result, list | tuple):
             found = {str(number): value for number, value in enumerate(result)}
         if self._output not in found:
-            listed = ", ".join(found) or "one only, so leave out --output"
+            if not found:
+                raise Refusal("the model has one output only, so leave out --output")
+            listed = ", ".join(found)
             raise Refusal(f"the model has no output {self._output!r}; there are {listed}")
         return found[self._output]
 

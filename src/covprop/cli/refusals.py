@@ -29,6 +29,10 @@ class Refusal(Exception):
     """Bad input or usage: one sentence for standard error, and exit code 2."""
 
 
+class Note(UserWarning):
+    """What a user should know beside the answer: one sentence on standard error."""
+
+
 def sentence(error: BaseException) -> str:
     """What an error says, on one line and without control characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from covprop.cli import arrays
 from covprop.cli.answers import Answer
-from covprop.cli.question import Question, running
+from covprop.cli.question import Question, one, running
 from covprop.cli.refusals import ExitCode, Refusal, quoted
 from covprop.cli.shares import one_analysis, shared
-from covprop.methods import Method
+from covprop.methods import Method, MonteCarlo
+from covprop.propagate import propagate
 from covprop.ranks import Ranks
 from covprop.report.table import Table
 from covprop.robustness import Robustness, analyse
@@ -42,6 +43,7 @@ def run(question: Question, method: Method, settings: Settings, ranks: Ranks) ->
     """The analysis, with a bar on a terminal; all its randomness comes from the seed."""
     if settings.norm not in NORMS:
         raise Refusal(f"--norm is 2 or inf, and not {quoted(settings.norm)}")
+    check_logits(question)
     generator = torch.Generator(question.x.device).manual_seed(settings.seed + ranks.rank)
     torch.manual_seed(settings.seed + ranks.rank)  # for models that draw random numbers themselves
     label = None if settings.label is None else labels(settings.label)
@@ -58,11 +60,28 @@ def run(question: Question, method: Method, settings: Settings, ranks: Ranks) ->
     return shared(question, ranks, work, one_analysis)
 
 
+def check_logits(question: Question) -> None:
+    """Refuse what is no row of logits; a batch that was not named is what it mostly is."""
+    with running():
+        shape = one(propagate(question.module, question.x, method=MonteCarlo(2))).event_shape
+    if shape and shape.numel() != shape[-1]:
+        dims = len(question.x.batch_shape) + 1
+        raise Refusal(
+            f"the model returns {tuple(shape)} for this mean, and logits have the shape (classes,);"
+            f" if the mean is a batch of inputs, say --batch-dims {dims}"
+        )
+
+
 def labels(text: str) -> Tensor:
     """One class number, several with commas between them, or those of a file."""
     if re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text):
         numbers = torch.tensor([int(word) for word in text.split(",")])
         return numbers if "," in text else numbers[0]
+    if arrays.array_name(text).path.suffix.lower() not in arrays.READERS:
+        raise Refusal(
+            f"--label {text}: a label is a class number from 0, several with commas between them, "
+            f"or a file of them ({', '.join(arrays.READERS)})"
+        )
     values = arrays.load(text)
     numbers = values.long()
     if not torch.equal(numbers.to(values.dtype), values):

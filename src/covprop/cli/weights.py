@@ -48,7 +48,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         library = importlib.import_module("safetensors")
     except ImportError as error:
         raise Refusal(
-            "weights in .safetensors need safetensors; install it with pip install 'covprop[cli]'"
+            "weights in .safetensors need safetensors; install it with "
+            "pip install '.[cli]' in covprop's folder"
         ) from error
     with library.safe_open(path, framework="pt", device="cpu") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

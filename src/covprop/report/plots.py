@@ -27,7 +27,7 @@ def new_figure(width: float, height: float) -> Any:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ImportError(
-            "plots need matplotlib; install it with pip install 'covprop[plots]'"
+            "plots need matplotlib; install it with pip install '.[plots]' in covprop's folder"
         ) from error
     return figures.Figure((width, height), layout="constrained")
 

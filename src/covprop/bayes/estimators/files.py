@@ -54,7 +54,8 @@ def safetensors() -> Any:
         return importlib.import_module("safetensors"), importlib.import_module("safetensors.torch")
     except ImportError as error:
         raise ImportError(
-            "saving and loading need safetensors; install it with pip install 'covprop[bayes]'"
+            "saving and loading need safetensors; install it with "
+            "pip install '.[bayes]' in covprop's folder"
         ) from error
 
 
