@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
 from covprop import demo
+from covprop.covariance import LowRank
 from tests.architectures import ARCHITECTURES
 from tests.oracles import assert_close
 
@@ -210,6 +211,38 @@ def test_a_batch_is_its_elements_one_by_one() -> None:
         alone = cp.Gaussian(x.mean[i : i + 1], x.covariance_matrix[i : i + 1])
         z = cp.propagate(NETWORKS["convolution"], alone, cp.Sketched(256, generator=seeded(i)))
         assert max(errors(y[i], z[0])) < 0.01
+
+
+@torch.no_grad()
+def test_inputs_that_share_one_covariance_are_independent_all_the_same() -> None:
+    shared = LowRank(torch.randn(6, 2, dtype=D, generator=seeded(0)))
+    x, z = (cp.Gaussian(torch.zeros(6, dtype=D), shared) for _ in range(2))
+
+    def network(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x - z), x * z
+
+    truth = cp.propagate(network, x, z)
+    found = cp.propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
+    assert_close(found[0].variance, truth[0].variance)
+    assert_close(found[1].mean, truth[1].mean)
+
+
+@torch.no_grad()
+def test_a_seed_gives_the_same_wherever_the_inputs_are_in_memory() -> None:
+    weights = [torch.randn(30, 6, dtype=D, generator=seeded(i)) for i in range(2)]
+    factor = torch.randn(6, 2, dtype=D, generator=seeded(2))
+    apart = [LowRank(factor), LowRank(factor)]
+
+    def network(x: Tensor, z: Tensor) -> Tensor:
+        product = torch.relu(x @ weights[0].mT) * torch.relu(z @ weights[1].mT)
+        return torch.relu(product @ weights[0])
+
+    found = []
+    for order in (apart, apart[::-1]):
+        x, z = (cp.Gaussian(torch.ones(6, dtype=D), covariance) for covariance in order)
+        y = cp.propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
+        found.append(y.covariance_matrix)
+    assert torch.equal(*found)
 
 
 @torch.no_grad()

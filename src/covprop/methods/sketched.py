@@ -1,5 +1,6 @@
 """Random tangents in place of covariances: for layers too wide for a matrix."""
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
@@ -19,6 +20,8 @@ from covprop.methods.base import LayerwiseMethod, Replacements
 ORDERS = (1, 2)
 BLOCK = 2**15
 """Elements whose moments are found at a time."""
+NUMBERS = itertools.count()
+"""Names of inputs, in the order in which they begin: two may share one covariance."""
 QUARTERS = 4
 """Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
 
@@ -101,11 +104,11 @@ class Sketched(LayerwiseMethod):
         if isinstance(covariance, Zero):
             return begun
         if isinstance(covariance, LowRank) and covariance.rank <= self.directions:
-            begun = replace(begun, exact={id(covariance): covariance.factor.mT})
+            begun = replace(begun, exact={next(NUMBERS): covariance.factor.mT})
             return begun if covariance.values is None else self._with(begun, covariance.values)
         if size <= self.directions:
             root = square_root(covariance.matrix())
-            return replace(begun, exact={id(covariance): root.mT})
+            return replace(begun, exact={next(NUMBERS): root.mT})
         if isinstance(covariance, Diagonal):
             return self._with(begun, covariance.values)
         draws = covariance.noise(count, self.generator).movedim(0, -2)
