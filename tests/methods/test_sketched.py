@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -452,6 +453,28 @@ def test_numbers_that_cannot_be_are_refused() -> None:
         cp.Sketched(replicates=0)
     with pytest.raises(TypeError, match="generator"):
         cp.Sketched(generator=3)  # type: ignore[arg-type]
+    for number in (-1, 1.5):
+        with pytest.raises(ValueError, match="exact is a whole number"):
+            cp.Sketched(exact=number)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="memory is a whole number"):
+            cp.Sketched(memory=number)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_outputs_are_named_in_any_way() -> None:
+    x, model = gaussian(), NETWORKS["residual"]
+
+    def found(outputs: Any) -> cp.Gaussian:
+        method = cp.Sketched(16, generator=seeded(0), outputs=outputs)
+        assert method == cp.Sketched(16, outputs=outputs)
+        return cp.propagate(model, x, method)
+
+    wanted = found([0, 2])
+    mask = torch.tensor([True, False, True, False])
+    for outputs in ((0, 2), slice(0, 3, 2), torch.tensor([0, 2]), np.array([0, 2]), mask):
+        assert_close(found(outputs).covariance_matrix, wanted.covariance_matrix)
+    with pytest.raises(ValueError, match="names no element"):
+        found([])
 
 
 @torch.no_grad()

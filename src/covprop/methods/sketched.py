@@ -72,6 +72,14 @@ class Sketched(LayerwiseMethod):
                 f"tangents is a multiple of {least}, {QUARTERS} for each of {self.replicates} "
                 f"replicates, not {self.tangents!r}"
             )
+        for name in ("exact", "memory"):
+            number = getattr(self, name)
+            if number is not None and (type(number) is not int or number < 0):
+                raise ValueError(f"{name} is a whole number from 0, not {number!r}")
+        if isinstance(self.outputs, tuple):  # which torch takes for one index of each dimension
+            object.__setattr__(self, "outputs", list(self.outputs))
+        elif hasattr(self.outputs, "tolist"):  # an array does not tell whether it is another
+            object.__setattr__(self, "outputs", self.outputs.tolist())
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise TypeError(
                 "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
