@@ -72,10 +72,15 @@ class Mixture:
         of_means = parts.mean_stderr.reshape(apart.shape).square()
         of_mean = torch.einsum("k,k...->...", squares, of_means)
         matrix = torch.einsum("k,k...->...", squares, parts.covariance_stderr.square())
-        # (m_k - m)(m_k - m)^T, to first order
+        # w_k (e_k a_k^T + a_k e_k^T) with a_k = m_k - m, to first order; errors e_k of means are
+        # correlated as outputs are.
         lean = torch.einsum("k,k...i,k...j->...ij", squares, of_means, apart.square())
+        ends = of_means.sqrt() * apart
+        both = parts.correlation_matrix * ends[..., :, None] * ends[..., None, :]
+        shared = 2 * torch.einsum("k,k...->...", squares, both)
+        matrix = (matrix + lean + lean.mT + shared).clamp(min=0)
         return SamplingError(
             parts.samples * len(self.weights),
             of_mean.sqrt().reshape(parts.mean.shape[1:]),
-            (matrix + lean + lean.mT).sqrt(),
+            matrix.sqrt(),
         )

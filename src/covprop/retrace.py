@@ -38,6 +38,8 @@ def retraced(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, Tensor]:
     room = budget(method, tensor.device) // 2
     numbers = torch.arange(sketch.size, device=tensor.device)
     chosen = numbers if outputs is None else numbers[outputs].reshape(-1)
+    if not len(chosen) and sketch.size:
+        raise ValueError(f"outputs={outputs!r} names no element of the output")
     mean = tensor.loc
     if outputs is not None:
         mean = mean.reshape(*tensor.batch_shape, sketch.size)[..., chosen]

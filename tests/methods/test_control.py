@@ -49,6 +49,25 @@ def test_moments_are_those_of_many_samples(base: Any, batch: tuple[int, ...]) ->
 
 
 @every_base
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_an_input_of_low_rank_is_its_matrix(
+    base: Any, batch: tuple[int, ...], *, beside: bool
+) -> None:
+    model = network()
+    mean, factor = torch.zeros(*batch, 4, dtype=D), torch.randn(*batch, 4, 2, dtype=D) / 3
+    variance = torch.full_like(mean, 0.1) if beside else None
+    x = cp.Gaussian.low_rank(mean, factor, variance, len(batch))
+    y, z = (
+        cp.propagate(model, given, cp.ControlVariate(4_000, base, seeded(0)))
+        for given in (x, cp.Gaussian(mean, x.covariance_matrix))
+    )
+    assert bool(((y.mean - z.mean).abs() < 6 * y.mean_stderr).all())
+    apart = (y.covariance_matrix - z.covariance_matrix).abs()
+    assert bool((apart < 6 * y.covariance_stderr).all())
+
+
+@every_base
 def test_standard_errors_are_the_spread_over_seeds(base: Any) -> None:
     model, x = network(), gaussian()
     found = [cp.propagate(model, x, cp.ControlVariate(256, base, seeded(i))) for i in range(60)]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
 from covprop import demo
+from covprop.covariance import LowRank
 from tests.architectures import ARCHITECTURES
 from tests.oracles import assert_close
 
@@ -210,6 +212,38 @@ def test_a_batch_is_its_elements_one_by_one() -> None:
         alone = cp.Gaussian(x.mean[i : i + 1], x.covariance_matrix[i : i + 1])
         z = cp.propagate(NETWORKS["convolution"], alone, cp.Sketched(256, generator=seeded(i)))
         assert max(errors(y[i], z[0])) < 0.01
+
+
+@torch.no_grad()
+def test_inputs_that_share_one_covariance_are_independent_all_the_same() -> None:
+    shared = LowRank(torch.randn(6, 2, dtype=D, generator=seeded(0)))
+    x, z = (cp.Gaussian(torch.zeros(6, dtype=D), shared) for _ in range(2))
+
+    def network(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x - z), x * z
+
+    truth = cp.propagate(network, x, z)
+    found = cp.propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
+    assert_close(found[0].variance, truth[0].variance)
+    assert_close(found[1].mean, truth[1].mean)
+
+
+@torch.no_grad()
+def test_a_seed_gives_the_same_wherever_the_inputs_are_in_memory() -> None:
+    weights = [torch.randn(30, 6, dtype=D, generator=seeded(i)) for i in range(2)]
+    factor = torch.randn(6, 2, dtype=D, generator=seeded(2))
+    apart = [LowRank(factor), LowRank(factor)]
+
+    def network(x: Tensor, z: Tensor) -> Tensor:
+        product = torch.relu(x @ weights[0].mT) * torch.relu(z @ weights[1].mT)
+        return torch.relu(product @ weights[0])
+
+    found = []
+    for order in (apart, apart[::-1]):
+        x, z = (cp.Gaussian(torch.ones(6, dtype=D), covariance) for covariance in order)
+        y = cp.propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
+        found.append(y.covariance_matrix)
+    assert torch.equal(*found)
 
 
 @torch.no_grad()
@@ -419,6 +453,28 @@ def test_numbers_that_cannot_be_are_refused() -> None:
         cp.Sketched(replicates=0)
     with pytest.raises(TypeError, match="generator"):
         cp.Sketched(generator=3)  # type: ignore[arg-type]
+    for number in (-1, 1.5):
+        with pytest.raises(ValueError, match="exact is a whole number"):
+            cp.Sketched(exact=number)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="memory is a whole number"):
+            cp.Sketched(memory=number)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_outputs_are_named_in_any_way() -> None:
+    x, model = gaussian(), NETWORKS["residual"]
+
+    def found(outputs: Any) -> cp.Gaussian:
+        method = cp.Sketched(16, generator=seeded(0), outputs=outputs)
+        assert method == cp.Sketched(16, outputs=outputs)
+        return cp.propagate(model, x, method)
+
+    wanted = found([0, 2])
+    mask = torch.tensor([True, False, True, False])
+    for outputs in ((0, 2), slice(0, 3, 2), torch.tensor([0, 2]), np.array([0, 2]), mask):
+        assert_close(found(outputs).covariance_matrix, wanted.covariance_matrix)
+    with pytest.raises(ValueError, match="names no element"):
+        found([])
 
 
 @torch.no_grad()

@@ -198,6 +198,18 @@ def test_errors_of_sampled_components_are_put_together() -> None:
         assert_close(told / spread, torch.ones_like(told), atol=0.4)
 
 
+def test_errors_of_the_means_of_components_are_in_those_of_variances() -> None:
+    matrix = torch.tensor([[3.0, 3.0], [1.0, -1.0]], dtype=D)  # the first is split, not the second
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 1.0)
+    found = [
+        cp.propagate(lambda x: x @ matrix, x, cp.Split(base=cp.MonteCarlo(200, _seeded(seed))))
+        for seed in range(200)
+    ]
+    spread = torch.stack([y.covariance_matrix for y in found]).std(0)
+    told = torch.stack([y.covariance_stderr for y in found]).mean(0)
+    assert_close(told / spread, torch.ones_like(told), atol=0.2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"components": 1}, "components"), ({"directions": 0}, "directions"), ({"base": 3}, "base")],

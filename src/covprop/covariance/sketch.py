@@ -84,7 +84,7 @@ class Sketch(Covariance):
     def inner(self, other: "Sketch") -> Tensor:
         """Estimates of Cov(u_i, v_i) (*batch, n) with another sketch of as many features."""
         total = (self.tangents * other.tangents).sum(-2)
-        for key in self.exact.keys() & other.exact.keys():
+        for key in sorted(self.exact.keys() & other.exact.keys()):
             total = total + (self.exact[key] * other.exact[key]).sum(-2)
         return total
 

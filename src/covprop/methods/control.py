@@ -63,10 +63,10 @@ class ControlVariate(WrappingMethod):
             for start in range(0, each, network.step):
                 numbers = [
                     torch.randn(
-                        (min(network.step, each - start), *x.batch_shape, x.event_shape.numel()),
+                        (min(network.step, each - start), *x.batch_shape, root.width),
                         dtype=x.dtype, device=x.device, generator=self.generator,
                     )
-                    for x in inputs
+                    for x, root in zip(inputs, roots, strict=True)
                 ]  # fmt: skip
                 noise = [root.times(z) for root, z in zip(roots, numbers, strict=True)]
                 values = network.at([x.mean + e for x, e in zip(inputs, noise, strict=True)])

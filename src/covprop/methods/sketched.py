@@ -1,5 +1,6 @@
 """Random tangents in place of covariances: for layers too wide for a matrix."""
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
@@ -19,6 +20,8 @@ from covprop.methods.base import LayerwiseMethod, Replacements
 ORDERS = (1, 2)
 BLOCK = 2**15
 """Elements whose moments are found at a time."""
+NUMBERS = itertools.count()
+"""Names of inputs, in the order in which they begin: two may share one covariance."""
 QUARTERS = 4
 """Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
 
@@ -69,6 +72,14 @@ class Sketched(LayerwiseMethod):
                 f"tangents is a multiple of {least}, {QUARTERS} for each of {self.replicates} "
                 f"replicates, not {self.tangents!r}"
             )
+        for name in ("exact", "memory"):
+            number = getattr(self, name)
+            if number is not None and (type(number) is not int or number < 0):
+                raise ValueError(f"{name} is a whole number from 0, not {number!r}")
+        if isinstance(self.outputs, tuple):  # which torch takes for one index of each dimension
+            object.__setattr__(self, "outputs", list(self.outputs))
+        elif hasattr(self.outputs, "tolist"):  # an array does not tell whether it is another
+            object.__setattr__(self, "outputs", self.outputs.tolist())
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise TypeError(
                 "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
@@ -101,11 +112,11 @@ class Sketched(LayerwiseMethod):
         if isinstance(covariance, Zero):
             return begun
         if isinstance(covariance, LowRank) and covariance.rank <= self.directions:
-            begun = replace(begun, exact={id(covariance): covariance.factor.mT})
+            begun = replace(begun, exact={next(NUMBERS): covariance.factor.mT})
             return begun if covariance.values is None else self._with(begun, covariance.values)
         if size <= self.directions:
             root = square_root(covariance.matrix())
-            return replace(begun, exact={id(covariance): root.mT})
+            return replace(begun, exact={next(NUMBERS): root.mT})
         if isinstance(covariance, Diagonal):
             return self._with(begun, covariance.values)
         draws = covariance.noise(count, self.generator).movedim(0, -2)
