@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from covprop.errors import LostRank
+from covprop.ranks import Ranks, joined, own_rank
 from experiments import (
     accuracy,
     deep,
@@ -79,16 +81,26 @@ def _count(text: str) -> int:
 
 def main() -> int:
     """Run a command; what cannot be done is one sentence and exit code 2."""
+    arguments = parser().parse_args()
     try:
-        command(parser().parse_args())
+        with joined() as ranks:
+            command(arguments, ranks)
+    except LostRank as error:
+        if own_rank() == error.speaker:
+            told = f"{error}; results that were finished are kept: run the command again to go on"
+            print(f"{type(error).__name__}: {told}", file=sys.stderr)
+        return 2
     except (OSError, ValueError) as error:  # files, data, settings
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        if own_rank() == 0:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def command(arguments: argparse.Namespace) -> None:
-    """Measure and print, or render and say where."""
+def command(arguments: argparse.Namespace, ranks: Ranks) -> None:
+    """Measure and print, or render and say where; under torchrun processes share the measuring."""
+    if arguments.name not in EXPERIMENTS:
+        ranks.first_alone()
     if arguments.name == "merge":
         merged = record.merge(arguments.out / f"{arguments.into}.json", arguments.files)
         print(f"{merged.path}: {len(merged.results)} results")
@@ -110,7 +122,7 @@ def command(arguments: argparse.Namespace) -> None:
         training.show(training.run(options))
         return
     experiment = EXPERIMENTS[arguments.name]
-    for table in experiment.tables(runner.run(experiment, options)):
+    for table in experiment.tables(runner.run(experiment, options, ranks)):
         print(table.markdown())
 
 

@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
@@ -24,10 +25,11 @@ class Record:
 
     An existing file is continued if its settings agree, and refused otherwise: nobody's hours of
     results are overwritten. `instances` is no setting: more of them extend a record.
+    pause: seconds between two writes.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self.settings = path, _as_json(settings)
+    def __init__(self, path: Path, settings: dict[str, Any], pause: float = PAUSE) -> None:
+        self.path, self.settings, self._pause = path, _as_json(settings), pause
         self.results: dict[str, Any] = {}
         self.earlier: list[dict[str, str]] = []
         self._written = time.monotonic()
@@ -53,7 +55,7 @@ class Record:
     def add(self, key: str, result: Any) -> None:
         """Keep one more result; write it soon."""
         self.results[key] = _as_json(result)
-        if time.monotonic() - self._written > PAUSE:
+        if time.monotonic() - self._written > self._pause:
             self.write()
 
     def write(self) -> None:
@@ -72,6 +74,29 @@ def merge(path: Path, others: list[Path]) -> Record:
                 record.results[key] = result
     record.write()
     return record
+
+
+def part(path: Path, rank: int) -> Path:
+    """Where a process that is not the first keeps its share of a record."""
+    return path.with_suffix(f".rank{rank}.json")
+
+
+def absorb_parts(record: Record, units: Iterable[str]) -> None:
+    """Add what other processes have left beside a record, in this run or in one that failed.
+
+    units: the keys in the order in which one process measures them, which the record gets.
+    """
+    parts = sorted(record.path.parent.glob(f"{record.path.stem}.rank*.json"))
+    if not parts:
+        return
+    found = record.results
+    for path in parts:
+        found |= Record(path, record.settings).results
+    order = dict.fromkeys((*(key for key in units if key in found), *found))
+    record.results = {key: found[key] for key in order}
+    record.write()
+    for path in parts:
+        path.unlink()
 
 
 def versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ An experiment is a module with
     figures(record)             by name, drawn from the results alone
 """
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,30 +18,54 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from covprop.ranks import Ranks
 from experiments import drawing
 from experiments.options import Options
-from experiments.record import Record, read
+from experiments.record import PAUSE, Record, absorb_parts, part, read
 
+ALONE = Ranks()
 UNDATED = {"CreationDate": None}
 """A figure drawn again from the same numbers is the same file."""
 
 
 @torch.no_grad()
-def run(experiment: ModuleType, options: Options) -> dict[str, Any]:
-    """Measure the units that the record does not have yet."""
-    record = Record(options.path(experiment.NAME), experiment.settings(options))
-    wanted = [key for key in experiment.units(options) if _chosen(key, options.only)]
-    if not wanted:
-        raise ValueError(f"no result of {experiment.NAME} begins with {' or '.join(options.only)}")
-    missing = [key for key in wanted if key not in record.results]
-    bar = tqdm(missing, desc=experiment.NAME, disable=None)
+def run(experiment: ModuleType, options: Options, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Measure the units that the record does not have yet, shared among processes.
+
+    The first process keeps the record, each other a part of it beside, which the first absorbs at
+    the end; after a run that failed the next one begins with that.
+    """
+    path, settings = options.path(experiment.NAME), experiment.settings(options)
+    missing: list[str] = [] if ranks.rank else _missing(experiment, options)
+    missing = json.loads(ranks.agreed(json.dumps(missing)))
+    pause = PAUSE if ranks.size == 1 else 0.0  # so that nothing is lost with a process
+    record = Record(part(path, ranks.rank) if ranks.rank else path, settings, pause)
+    bar = tqdm(ranks.dealt(missing), experiment.NAME, len(missing), disable=_quiet(ranks))
     try:
         for key in bar:
             bar.set_postfix_str(key, refresh=False)
             record.add(key, experiment.measure(key, options))
     finally:
         record.write()
+    ranks.gather(None)
+    absorb_parts(record, experiment.units(options))
     return read(record.path)
+
+
+def _missing(experiment: ModuleType, options: Options) -> list[str]:
+    """What is still to be measured."""
+    record = Record(options.path(experiment.NAME), experiment.settings(options))
+    units = experiment.units(options)
+    wanted = [key for key in units if _chosen(key, options.only)]
+    if not wanted:
+        raise ValueError(f"no result of {experiment.NAME} begins with {' or '.join(options.only)}")
+    absorb_parts(record, units)
+    return [key for key in wanted if key not in record.results]
+
+
+def _quiet(ranks: Ranks) -> bool | None:
+    """One bar, and that on a terminal."""
+    return True if ranks.rank else None
 
 
 def _chosen(key: str, only: tuple[str, ...]) -> bool:

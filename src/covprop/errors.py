@@ -50,6 +50,15 @@ class InvalidFile(CovpropError, ValueError):
     """A file that is damaged, or of something else."""
 
 
+class LostRank(CovpropError, RuntimeError):
+    """A process among several that ended before its share was done; one of the others says so."""
+
+    def __init__(self, message: str, speaker: int = 0) -> None:
+        """speaker: the rank that tells it."""
+        super().__init__(message)
+        self.speaker = speaker
+
+
 class ApproximationWarning(UserWarning):
     """An approximation that is likely to be rough for this input."""
 

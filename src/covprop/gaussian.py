@@ -14,23 +14,29 @@ from torch.distributions import (
 )
 
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.covariance.sharded import undistributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.sampling import SamplingError
-from covprop.validation import check_low_rank, check_shapes, check_tensors, check_values
+from covprop.validation import (
+    check_low_rank,
+    check_shapes,
+    check_stddev,
+    check_tensors,
+    check_values,
+)
 
 
 @final
 class Gaussian:
     """A Gaussian over tensors, or a batch of them.
 
-    The mean has the shape `(*batch, *event)`, the covariance `(*batch, n, n)` with
-    `n = prod(event)`.
+    The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
 
-    The covariance is a tensor or a structure (`covprop.covariance`); its batch shape says which
-    dimensions of the mean are the batch. Immutable: tensors are not copied, and those of a result
-    may be those of an input, so do not write into them. `validate_args=False` skips checks of
-    values.
+    The covariance is a tensor, a `DTensor` whose rows are sharded (docs/scale.md) or a structure
+    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch.
+    Immutable: tensors are not copied, and those of a result may be those of an input, so do not
+    write into them. `validate_args=False` skips checks of values.
     """
 
     __slots__ = ("_covariance", "_mean", "_method", "_mixture", "_sampling")
@@ -46,7 +52,9 @@ class Gaussian:
         mixture: object = None,
     ) -> None:
         """Check and keep; the tensors are not copied."""
-        covariance = covariance.values if isinstance(covariance, Dense) else covariance
+        covariance = (
+            covariance.values if isinstance(covariance, Dense) else undistributed(covariance)
+        )
         check_tensors(mean, covariance)
         check_shapes(mean, covariance)
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
@@ -64,18 +72,7 @@ class Gaussian:
         """
         check_tensors(mean, mean)
         width = torch.as_tensor(stddev, dtype=mean.dtype, device=mean.device)
-        if width.dim() > batch_dims:
-            raise InvalidGaussian(
-                f"stddev of shape {tuple(width.shape)} is more than one number for each of "
-                f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
-            )
-        if width.dim() and width.shape != mean.shape[:batch_dims]:
-            raise InvalidGaussian(
-                f"the batch has shape {tuple(mean.shape[:batch_dims])} and stddev "
-                f"{tuple(width.shape)}; give one number, or one for each Gaussian of the batch"
-            )
-        if bool((width < 0).any()):
-            raise InvalidGaussian("a standard deviation cannot be negative")
+        check_stddev(mean, width, batch_dims)
         while width.dim() < mean.dim():
             width = width[..., None]
         return cls.diagonal(mean, width.square().expand(mean.shape), batch_dims)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from covprop.covariance import Covariance, LinearMap, Zero
+from covprop.covariance import Covariance, LinearMap, Sharded, Zero
 from covprop.covariance.dense import streams
 from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leaves, map_leaves
 from covprop.errors import name_of
@@ -95,7 +95,7 @@ class Counted(Covariance):
 
     half: what a streamed one came from; alone: variances are all that there ever is; apart: they
     are all that there is so far; constant: there are none yet; columns: of a sketch, which is
-    remembered where something `enters`.
+    remembered where something `enters`; ranks: processes that share it.
     """
 
     batch: torch.Size
@@ -107,14 +107,15 @@ class Counted(Covariance):
     constant: bool = False
     columns: int = 0
     enters: bool = False
+    ranks: int = 1
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """What it takes in the memory of a process."""
         if self.constant:
             return 0
         width = 1 if self.alone or self.apart else self.columns or self.half or self.count
-        return self.batch.numel() * self.itemsize * self.count * width
+        return self.batch.numel() * self.itemsize * -(-self.count // self.ranks) * width
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -194,18 +195,22 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     early = _early_cost(kind, parent, weights, features, out)
     if early is not None:
         return early
+    ranks = parent.ranks
     if kind == "element-wise":
-        counted = Counted(parent.batch, features, out.itemsize, parent.half)
-        return _Cost(counted, 0, PER_PAIR * batch * features**2 / 2, shares=parent.half > 0)
+        counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
+        pairs = batch * features**2 / (2 if ranks == 1 else ranks)  # one process takes half of them
+        return _Cost(counted, 0, PER_PAIR * pairs, shares=parent.half > 0)
     if features == before and not weights:  # a factor for each element, or a sum
-        counted = Counted(parent.batch, features, out.itemsize, parent.half)
-        return _Cost(counted, 0, 2.0 * batch * features**2)
-    work = 2.0 * batch * taps * features * (before + features)
-    if kind == "linear" and not parent.half and streams(before, features, parent.batch):
+        counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
+        return _Cost(counted, 0, 2.0 * batch * features**2 / ranks)
+    work = 2.0 * batch * taps * features * (before + features) / ranks
+    streamed = ranks == 1 and not parent.half and streams(before, features, parent.batch)
+    if kind == "linear" and streamed:
         counted = Counted(parent.batch, features, out.itemsize, before)
         return _Cost(counted, counted.nbytes, work)  # it is turned once
-    counted = Counted(parent.batch, features, out.itemsize)
-    return _Cost(counted, unit * (before * features + features**2), work)
+    counted = Counted(parent.batch, features, out.itemsize, ranks=ranks)
+    most = before * features + max(features**2, before * features if ranks > 1 else 0)
+    return _Cost(counted, unit * most // ranks, work)
 
 
 def _weights(given: Any) -> list[Tensor]:
@@ -272,13 +277,12 @@ class Planner:
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
         alone = lineage.method.variances_only
-        size = x.event_shape.numel()
         constant = isinstance(x.covariance, Zero) and not alone
         columns = lineage.method.columns(x.covariance)
         constant = constant and not columns
-        counted = Counted(
-            x.batch_shape, size, x.mean.itemsize, alone=alone, constant=constant, columns=columns
-        )
+        ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
+        counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
+        counted = replace(counted, alone=alone, constant=constant, columns=columns)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(

@@ -28,8 +28,8 @@ from covprop.methods import (
 from covprop.methods.base import Advance, Estimate
 from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
-from covprop.retrace import averaged, budget, fitted
-from covprop.room import free_bytes
+from covprop.retrace import averaged, budget, expected_jacobians, fitted
+from covprop.room import free_bytes, sharers
 from covprop.running import finite, in_flight, run, unwrap, wrap
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
@@ -93,11 +93,16 @@ def _along(
     method = lineage.method
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
     with ExitStack() as stack:
-        if method.returns:  # autograd is for the way back, operation by operation
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
+        if method.returns:
+            _without_autograd(stack)
         result = run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
         return unwrap(result, method)
+
+
+def _without_autograd(stack: ExitStack) -> None:
+    """It is for the way back, operation by operation."""
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
 
 
 def _fitting(
@@ -134,7 +139,8 @@ def plan(
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
         run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
-    return Plan(tuple(planner.steps), free_bytes(given[0].device))
+    free = free_bytes(given[0].device) // sharers(given[0].covariance)
+    return Plan(tuple(planner.steps), free)
 
 
 def _settled(
@@ -186,8 +192,7 @@ class _Bound(Propagation):
         while isinstance(method, WrappingMethod):
             method = method.base
         roots = [Root.of(x) for x in self.inputs]
-        pairs = isinstance(method, LayerwiseMethod) and not method.returns
-        if not isinstance(method, LayerwiseMethod) or method.variances_only or not pairs:
+        if not isinstance(method, LayerwiseMethod) or method.variances_only:
             network = self.network()
             if not network.outputs:
                 return {}
@@ -195,17 +200,27 @@ class _Bound(Propagation):
                 output.leaf: [root.after(one) for root, one in zip(roots, jacobian, strict=True)]
                 for output, jacobian in zip(network.outputs, linearize(network)[1], strict=True)
             }
+        if isinstance(method, Sketched):
+            method = method.brief()
         lineage, begun = Lineage(method), list[GaussianTensor]()
 
         def begin(x: Gaussian) -> GaussianTensor:
             begun.append(in_flight(x, lineage))
             return begun[-1].clone()  # which the module may change in place
 
-        results = leaves(run(self.module, self.arguments, self.named_arguments, begin))
+        with ExitStack() as stack:
+            if method.returns:
+                _without_autograd(stack)
+            results = list(leaves(run(self.module, self.arguments, self.named_arguments, begin)))
+            varying = [(at, y) for at, y in enumerate(results) if isinstance(y, GaussianTensor)]
+            if method.returns:
+                each = {at: expected_jacobians(y, begun) for at, y in varying}
+                pairs = {at: zip(roots, rows, strict=True) for at, rows in each.items()}
+                return {at: [root.after(one) for root, one in both] for at, both in pairs.items()}
         return {
-            place: [root.whitened(_cross(y, x)) for root, x in zip(roots, begun, strict=True)]
-            for place, y in enumerate(results) if isinstance(y, GaussianTensor)
-        }  # fmt: skip
+            at: [root.whitened(_cross(y, x)) for root, x in zip(roots, begun, strict=True)]
+            for at, y in varying
+        }
 
     def nest(self, network: Network, estimates: Sequence[Estimate], method: Method) -> Any:
         results = []

@@ -73,23 +73,40 @@ def _units(tensor: GaussianTensor, chosen: Tensor) -> Tensor:
 
 def gathered(node: Node, rows: Tensor) -> Tensor:
     """The covariance (*batch, p, p) of rows (*batch, p, n) of a random vector."""
-    waiting = {node: rows}
     total = rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
+    for passed, seen in _passed(node, rows):
+        sketch = passed.covariance
+        assert isinstance(sketch, Sketch)
+        if sketch.entry is not None:
+            total = total + sketch.entry.quadratic(seen)
+    return total
+
+
+def expected_jacobians(tensor: GaussianTensor, inputs: Sequence[GaussianTensor]) -> list[Tensor]:
+    """E[J] (*batch, m, n) of a result with respect to tensors that it may have come of."""
+    rows = _units(tensor, torch.arange(_size(tensor.node), device=tensor.device))
+    found = {x.node: rows.new_zeros(*rows.shape[:-1], _size(x.node)) for x in inputs}
+    for passed, seen in _passed(tensor.node, rows):
+        if passed in found:
+            found[passed] = seen
+    return [found[x.node] for x in inputs]
+
+
+def _passed(node: Node, rows: Tensor) -> Iterator[tuple[Node, Tensor]]:
+    """All that a random vector came of, newest first, with the expected Jacobian of the rows."""
+    waiting = {node: rows}
     while waiting:
         newest = max(waiting, key=lambda node: node.serial)
-        seen, sketch = waiting.pop(newest), newest.covariance
-        assert isinstance(sketch, Sketch)
+        seen = waiting.pop(newest)
         if newest.opaque:
             raise UnsupportedOperation(
                 "a rule made a tensor with .replace(mean, covariance), which does not say how it "
                 "depends on its argument; use .through(mean, linear), or pass a transfer"
             )
-        if sketch.entry is not None:
-            total = total + sketch.entry.quadratic(seen)
+        yield newest, seen
         for parent, transfer in newest.edges:
             share = transposed(transfer, seen, _size(parent))
             waiting[parent] = waiting[parent] + share if parent in waiting else share
-    return total
 
 
 def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:

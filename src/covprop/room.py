@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from covprop.covariance import Covariance, Sharded
+
 
 def free_bytes(device: torch.device) -> int:
     """The memory that is free on a device, as far as the system tells."""
@@ -21,3 +23,9 @@ def free_bytes(device: torch.device) -> int:
         if limit.isdigit():
             limits.append(int(limit) - int((group / "memory.current").read_text()))
     return max(0, min(limits))
+
+
+def sharers(covariance: Covariance) -> int:
+    """Processes of this machine that share the memory, because they share the covariance."""
+    several = isinstance(covariance, Sharded) and covariance.device.type == "cpu"
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several else 1

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, LowRank, Zero
+from covprop.covariance import Covariance, Dense, LowRank, Sharded, Zero
+from covprop.covariance.sharded import is_distributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import is_finite
 
@@ -23,6 +24,8 @@ def check_tensors(mean: object, covariance: object) -> None:
     """Types, dtypes and devices."""
     if not isinstance(mean, Tensor):
         raise InvalidGaussian(f"the mean must be a tensor, not {type(mean).__name__}")
+    if is_distributed(mean):
+        raise InvalidGaussian("the mean is whole on every process; use mean.full_tensor()")
     if not isinstance(covariance, Tensor | Covariance):
         raise InvalidGaussian(
             f"the covariance must be a tensor or a Covariance, not {type(covariance).__name__}"
@@ -41,6 +44,22 @@ def check_tensors(mean: object, covariance: object) -> None:
         raise InvalidGaussian(
             f"the mean is on {mean.device} and the covariance on {covariance.device}; move one"
         )
+
+
+def check_stddev(mean: Tensor, width: Tensor, batch_dims: int) -> None:
+    """One standard deviation for all, or one for each Gaussian of the batch; none negative."""
+    if width.dim() > batch_dims:
+        raise InvalidGaussian(
+            f"stddev of shape {tuple(width.shape)} is more than one number for each of "
+            f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
+        )
+    if width.dim() and width.shape != mean.shape[:batch_dims]:
+        raise InvalidGaussian(
+            f"the batch has shape {tuple(mean.shape[:batch_dims])} and stddev "
+            f"{tuple(width.shape)}; give one number, or one for each Gaussian of the batch"
+        )
+    if bool((width < 0).any()):
+        raise InvalidGaussian("a standard deviation cannot be negative")
 
 
 def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
@@ -109,16 +128,15 @@ def check_values(mean: Tensor, covariance: Covariance) -> None:
         )
     if isinstance(covariance, Dense):
         _check_matrix(covariance.values, variance.clamp(min=0), rounding)
+    if isinstance(covariance, Sharded):
+        _check_products(covariance, variance.clamp(min=0), rounding)
 
 
 def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
     """In units of the standard deviations, so that neither large nor small ones hide anything."""
     if not bool(torch.isfinite(matrix).all()):
         raise InvalidGaussian("the covariance has NaN or infinite entries")
-    # A variance that rounds to zero may leave rounding beside it.
-    floor = rounding * variance.amax(-1, keepdim=True)
-    stddev = torch.where(variance > 0, variance, floor).sqrt()
-    stddev = torch.where(stddev > 0, stddev, 1)
+    stddev = _units(variance, rounding)
     scaled = matrix / stddev[..., :, None] / stddev[..., None, :]
     asymmetry = (scaled - scaled.mT).abs()
     if bool((asymmetry > rounding).any()):
@@ -141,10 +159,40 @@ def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
         )
 
 
+def _check_products(covariance: Sharded, variance: Tensor, rounding: float) -> None:
+    """What a few products tell, of which all processes see the same: they end in the same way."""
+    stddev = _units(variance, rounding)[..., :, None]
+    probes = _probes(variance)
+    products = covariance.products(probes / stddev)
+    right, left = (product / stddev for product in products)
+    if not (is_finite(right) and is_finite(left)):
+        raise InvalidGaussian("the covariance has NaN or infinite entries")
+    bound = rounding * covariance.size**0.5
+    if bool(((right - left).abs() > bound).any()):
+        raise InvalidGaussian("the covariance is not symmetric; distribute a symmetric one")
+    lowest = (probes * right).sum(-2).amin(-1)
+    if bool((lowest < -rounding * covariance.size).any()):
+        raise InvalidGaussian(
+            "the covariance is not positive semi-definite (an eigenvalue of its correlations is "
+            f"at most {lowest.min():.3g})"
+        )
+
+
+def _units(variance: Tensor, rounding: float) -> Tensor:
+    """Standard deviations to divide by; a variance that rounds to zero may leave rounding."""
+    floor = rounding * variance.amax(-1, keepdim=True)
+    stddev = torch.where(variance > 0, variance, floor).sqrt()
+    return torch.where(stddev > 0, stddev, 1)
+
+
+def _probes(like: Tensor) -> Tensor:
+    """Vectors (n, PROBES) of length one, the constant one first."""
+    waves = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device)[:, None]
+    probes = torch.cos(waves * torch.arange(PROBES, dtype=like.dtype, device=like.device))
+    return probes / probes.norm(dim=0)
+
+
 def _lowest_quotient(matrix: Tensor) -> Tensor:
     """The smallest of a few Rayleigh quotients, none of which is below the lowest eigenvalue."""
-    size = matrix.shape[-1]
-    waves = torch.arange(size, dtype=matrix.dtype, device=matrix.device)[:, None]
-    probes = torch.cos(waves * torch.arange(PROBES, dtype=matrix.dtype, device=matrix.device))
-    probes = probes / probes.norm(dim=0)  # (n, PROBES), the constant vector first
+    probes = _probes(matrix)
     return (probes * (matrix @ probes)).sum(-2).amin(-1)

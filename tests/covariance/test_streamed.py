@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import covprop as cp
 from covprop.covariance import Covariance, Dense, LinearMap, Streamed
 from covprop.lineage import Lineage
-from covprop.propagate import _in_flight
 from covprop.rules import layers
+from covprop.running import in_flight
 from tests.covariance.test_structures import numbers, pair
 from tests.oracles import assert_close
 
@@ -145,7 +145,7 @@ def test_the_short_way_to_the_variances_of_a_convolution(
     kinds = {k: v for k, v in options.items() if k not in ("kernel_size", "padding_mode", "bias")}
     weight = numbers(4, 2 // kinds.get("groups", 1), *kernel, seed=3)
     x = cp.Gaussian(numbers(2, 5, 6), torch.eye(60, dtype=torch.float64))
-    layer = layers.convolution(_in_flight(x, _lineage()), None, weight, None, **kinds)
+    layer = layers.convolution(in_flight(x, _lineage()), None, weight, None, **kinds)
     assert layer is not None
 
     def function(t: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ PAGES = {
 }
 ELSEWHERE = {
     "docs/cli.md": "with its commands, in tests/cli/test_page.py",
+    "docs/scale.md": "by two processes, in tests/docs/test_scale.py",
     "docs/report.md": "with a network of its own, in tests/report/test_page.py",
     "docs/tutorial-bayes.md": "with few epochs, in tests/bayes/test_tutorial.py",
     "CONTRIBUTING.md": "pieces of the library itself",

@@ -101,6 +101,33 @@ def test_the_inputs_of_a_network_stay_independent() -> None:
     assert_same(found[1], exact, 1e-12)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_input_of_low_rank_stays_one_and_is_the_same(alone: bool) -> None:
+    factor = torch.randn(6, 2, dtype=D, generator=_seeded(0))
+    variance = None if alone else torch.full((6,), 1e-12, dtype=D)
+    mean = torch.randn(6, dtype=D, generator=_seeded(1))
+    x = cp.Gaussian.low_rank(mean, factor, variance)
+    model = network(6, 20, 3)
+    y = cp.propagate(model, x, cp.Split(3, 2))
+    full = cp.propagate(model, cp.Gaussian(mean, factor @ factor.mT), cp.Split(3, 2))
+    assert_close(y.mean, full.mean, rtol=1e-5, atol=1e-5)
+    assert_close(y.covariance_matrix, full.covariance_matrix, rtol=1e-5, atol=1e-5)
+    torch.manual_seed(2)
+    linear = nn.Linear(6, 3).to(D).requires_grad_(requires_grad=False)
+    assert_same(cp.propagate(linear, x, cp.Split(3)), cp.propagate(linear, x), 1e-9)
+
+
+def test_a_sketch_is_split_along_the_directions_of_the_exact_method() -> None:
+    model = network(30, 30, 30, 2, seed=3)
+    x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(0)), 1.0)
+    sketched = cp.Sketched(4096, generator=_seeded(1))
+    y = cp.propagate(model, x, cp.Split(3, base=sketched))
+    exact = cp.propagate(model, x, cp.Split(3))
+    assert_close(y.mixture.components.mean, exact.mixture.components.mean, rtol=0.1, atol=0.1)
+    assert_close(y.stddev / exact.stddev, torch.ones(2, dtype=D), atol=0.03)
+    assert y.covariance_stderr is not None
+
+
 def test_nothing_that_varies_is_nothing_to_split() -> None:
     x = gaussian()
     assert_close(cp.propagate(lambda _: torch.ones(2), x, cp.Split()), torch.ones(2))

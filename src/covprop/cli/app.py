@@ -24,6 +24,7 @@ from covprop.cli.gaussians import Input
 from covprop.cli.methods import method
 from covprop.cli.question import asked
 from covprop.cli.refusals import ExitCode
+from covprop.ranks import Ranks
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # panels leave no room for text, and ":factory:" becomes a picture
     epilog="Exit codes: 0 fine, 1 a fault of covprop, 2 bad input or usage, 3 the answer is no, "
-    "130 interrupted.",
+    "4 a process lost, 130 interrupted.",
 )
 
 
@@ -65,6 +66,7 @@ def covprop(
 @app.command()
 @undisturbed
 def propagate(
+    context: typer.Context,
     model: options.ModelName,
     mean: options.Mean,
     covariance: options.Covariance = None,
@@ -81,12 +83,13 @@ def propagate(
     as_json: options.Json = False,
 ) -> Answer:
     """Mean and covariance of the output for a Gaussian input."""
-    chosen = method(method_name, seed)
+    ranks: Ranks = context.obj
+    chosen = method(method_name, seed + ranks.rank)
     file = output.wanted(out, tuple(output.WRITERS), "--out")
     page = output.wanted(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
-    y = propagation.run(question, chosen, seed)
+    y = propagation.run(question, chosen, seed, ranks)
     answer = propagation.answer(question, y, as_json)
     if page is not None:
         reporting.write(page, question, y, seed)
@@ -98,6 +101,7 @@ def propagate(
 @app.command()
 @undisturbed
 def compare(
+    context: typer.Context,
     model: options.ModelName,
     mean: options.Mean,
     covariance: options.Covariance = None,
@@ -115,6 +119,7 @@ def compare(
     as_json: options.Json = False,
 ) -> Answer:
     """Methods against Monte Carlo on this network and input."""
+    context.obj.first_alone()
     methods = [method(name, seed) for name in method_names or ()]
     page = output.wanted(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
@@ -129,6 +134,7 @@ def compare(
 @app.command()
 @undisturbed
 def plan(
+    context: typer.Context,
     model: options.ModelName,
     mean: options.Mean,
     covariance: options.Covariance = None,
@@ -142,6 +148,7 @@ def plan(
     as_json: options.Json = False,
 ) -> Answer:
     """Shape, memory and work of every operation, before it is run."""
+    context.obj.first_alone()
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     return planning.answer(question, method(method_name, seed=0), as_json)
@@ -150,6 +157,7 @@ def plan(
 @app.command()
 @undisturbed
 def robustness(
+    context: typer.Context,
     model: options.ModelName,
     mean: options.Mean,
     covariance: options.Covariance = None,
@@ -171,27 +179,34 @@ def robustness(
     as_json: options.Json = False,
 ) -> Answer:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
-    chosen = method(method_name, seed)
+    ranks: Ranks = context.obj
+    chosen = method(method_name, seed + ranks.rank)
     page = output.wanted(report, (reporting.SUFFIX,), "--report")
     given = Input(mean, covariance, stddev, batch_dims, shape)
     question = asked(model, given, weights, allow_pickle, which)
     settings = deciding.Settings(label, probability, samples, radius, norm, seed)
-    found = deciding.run(question, chosen, settings)
+    found = deciding.run(question, chosen, settings, ranks)
     if page is not None:
-        y = propagation.run(question, chosen, seed)
+        y = propagation.run(question, chosen, seed, Ranks())
         reporting.write(page, question, y, seed, robustness=found)
     return deciding.answer(question, found, require_probability, as_json)
 
 
 @app.command()
-def demo(report: options.DemoReport = "covprop-demo.html", as_json: options.Json = False) -> Answer:
+def demo(
+    context: typer.Context,
+    report: options.DemoReport = "covprop-demo.html",
+    as_json: options.Json = False,
+) -> Answer:
     """A classifier of digits behind a noisy sensor, trained and asked."""
+    context.obj.first_alone()
     page = output.check_writable(report, (reporting.SUFFIX,), "--report")
     return demonstration.answer(page, as_json)
 
 
 @app.command("doctor")
 @undisturbed
-def examine(as_json: options.Json = False) -> Answer:
+def examine(context: typer.Context, as_json: options.Json = False) -> Answer:
     """Versions, device, and a self-test against known values."""
+    context.obj.first_alone()
     return doctor.answer(as_json)

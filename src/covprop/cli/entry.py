@@ -15,7 +15,8 @@ import torch
 
 from covprop.cli.memory import limited
 from covprop.cli.refusals import ExitCode, Refusal, named, printable, sentence
-from covprop.errors import ApproximationWarning
+from covprop.errors import ApproximationWarning, LostRank
+from covprop.ranks import Ranks, joined, own_rank
 
 EXTRA = ("typer", "rich")
 DEBUG = "--debug"
@@ -28,30 +29,41 @@ class Terminated(BaseException):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; whatever happens becomes an exit code, and one sentence if it is not 0."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    code: int = ExitCode.FINE  # of a process whose findings another one tells
     try:
-        return int(_answered(given))
-    except Refusal as refusal:
-        return _ended(refusal, given, ExitCode.REFUSED, str(refusal))
-    except KeyboardInterrupt as error:
-        return _ended(error, given, ExitCode.INTERRUPTED, "interrupted; nothing was written")
-    except Terminated as error:
-        return _ended(error, given, ExitCode.TERMINATED, "terminated; nothing was written")
+        with joined() as ranks:
+            code = _answered(given, ranks)
     except BrokenPipeError:
         # Whoever read the answer has seen enough; Python would complain once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.BROKEN_PIPE
-    except Exception as error:
-        told = f"a fault of covprop itself, please report what {DEBUG} shows: {named(error)}"
-        return _ended(error, given, ExitCode.BUG, told)
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        return _ended(error, given)
+    return int(code)
 
 
-def _answered(arguments: list[str]) -> int:
+def _ending(error: BaseException) -> tuple[ExitCode, str]:
+    """The exit code and the sentence of what ended a command."""
+    match error:
+        case Refusal():
+            return ExitCode.REFUSED, str(error)
+        case LostRank():
+            return ExitCode.LOST, f"{error}; nothing was written, so run the command again"
+        case KeyboardInterrupt():
+            return ExitCode.INTERRUPTED, "interrupted; nothing was written"
+        case Terminated():
+            return ExitCode.TERMINATED, "terminated; nothing was written"
+    told = f"a fault of covprop itself, please report what {DEBUG} shows: {named(error)}"
+    return ExitCode.BUG, told
+
+
+def _answered(arguments: list[str], ranks: Ranks) -> int:
     """The exit code of a command that came to an end."""
     app, answers, typer = _application()
     command = typer.main.get_command(app)
     with _surroundings() as notes:
         try:
-            answer = command.main(arguments, prog_name="covprop", standalone_mode=False)
+            answer = command.main(arguments, prog_name="covprop", standalone_mode=False, obj=ranks)
         except typer.TyperException as error:
             told = _flat(error.format_message())
             raise Refusal(f"{told} (covprop --help tells more)") from error
@@ -59,6 +71,7 @@ def _answered(arguments: list[str]) -> int:
         raise KeyboardInterrupt
     if isinstance(answer, int) or answer is None:  # --help and its like
         return answer or ExitCode.FINE
+    ranks.first_alone()
     for note in notes:
         sys.stderr.write(f"covprop: note: {note}\n")
     answers.show(answer)
@@ -124,8 +137,11 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _ended(error: BaseException, arguments: list[str], code: ExitCode, told: str) -> int:
+def _ended(error: BaseException, arguments: list[str]) -> int:
+    """One of several processes says what has happened; with --debug all show where."""
     if DEBUG in arguments[:1]:
         raise error
-    sys.stderr.write(f"covprop: {printable(_flat(told))}\n")
+    code, told = _ending(error)
+    if own_rank() == (error.speaker if isinstance(error, LostRank) else 0):
+        sys.stderr.write(f"covprop: {printable(_flat(told))}\n")
     return code

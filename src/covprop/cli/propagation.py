@@ -9,10 +9,12 @@ import torch
 from covprop.cli import output
 from covprop.cli.answers import Answer
 from covprop.cli.question import Question, one, running
+from covprop.cli.shares import bare, one_batch, shared
 from covprop.compare import method_name
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
 from covprop.propagate import propagate
+from covprop.ranks import Ranks
 from covprop.report.table import Table, in_digits
 
 SHOWN = 20
@@ -24,12 +26,18 @@ WIDTH = 1.959963984540054
 """Standard deviations on both sides that hold 95 % of a Gaussian: ndtri(0.975)."""
 
 
-def run(question: Question, method: Method, seed: int) -> Gaussian:
+def run(question: Question, method: Method, seed: int, ranks: Ranks) -> Gaussian:
     """The Gaussian of the output, with a bar on a terminal."""
-    torch.manual_seed(seed)  # for models that draw random numbers themselves
-    with running(), torch.no_grad():
-        bar = sys.stderr.isatty()
-        return one(propagate(question.module, question.x, method=method, progress=bar))
+    torch.manual_seed(seed + ranks.rank)  # for models that draw random numbers themselves
+
+    def work(question: Question, part: slice) -> Gaussian:
+        del part
+        with running(), torch.no_grad():
+            bar = sys.stderr.isatty() and not ranks.rank
+            y = one(propagate(question.module, question.x, method=method, progress=bar))
+        return y if ranks.size == 1 else bare(y)
+
+    return shared(question, ranks, work, lambda parts: one_batch(parts, method))
 
 
 def told(question: Question, y: Gaussian) -> dict[str, Any]:

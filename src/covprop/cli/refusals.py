@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     REFUSED = 2
     NO = 3
     """The work was done, and the answer is no: see the command."""
+    LOST = 4
+    """Of several processes one was lost."""
     INTERRUPTED = 130
     BROKEN_PIPE = 141
     TERMINATED = 143

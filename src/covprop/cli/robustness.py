@@ -12,7 +12,9 @@ from covprop.cli import arrays
 from covprop.cli.answers import Answer
 from covprop.cli.question import Question, running
 from covprop.cli.refusals import ExitCode, Refusal, quoted
+from covprop.cli.shares import one_analysis, shared
 from covprop.methods import Method
+from covprop.ranks import Ranks
 from covprop.report.table import Table
 from covprop.robustness import Robustness, analyse
 from covprop.robustness.analysis import SAMPLES
@@ -36,19 +38,24 @@ class Settings:
 NORMS = {"2": 2.0, "inf": torch.inf}
 
 
-def run(question: Question, method: Method, settings: Settings) -> Robustness:
+def run(question: Question, method: Method, settings: Settings, ranks: Ranks) -> Robustness:
     """The analysis, with a bar on a terminal; all its randomness comes from the seed."""
     if settings.norm not in NORMS:
         raise Refusal(f"--norm is 2 or inf, and not {quoted(settings.norm)}")
-    generator = torch.Generator(question.x.device).manual_seed(settings.seed)
-    torch.manual_seed(settings.seed)  # for models that draw random numbers themselves
+    generator = torch.Generator(question.x.device).manual_seed(settings.seed + ranks.rank)
+    torch.manual_seed(settings.seed + ranks.rank)  # for models that draw random numbers themselves
     label = None if settings.label is None else labels(settings.label)
-    with running():
-        return analyse(
-            question.module, question.x, label, method=method, probability=settings.probability,
-            samples=settings.samples, radius=settings.radius, norm=NORMS[settings.norm],
-            generator=generator, progress=sys.stderr.isatty(),
-        )  # fmt: skip
+
+    def work(question: Question, part: slice) -> Robustness:
+        own = label[part] if label is not None and label.dim() else label
+        with running():
+            return analyse(
+                question.module, question.x, own, method=method, probability=settings.probability,
+                samples=settings.samples, radius=settings.radius, norm=NORMS[settings.norm],
+                generator=generator, progress=sys.stderr.isatty() and not ranks.rank,
+            )  # fmt: skip
+
+    return shared(question, ranks, work, one_analysis)
 
 
 def labels(text: str) -> Tensor:

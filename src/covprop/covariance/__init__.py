@@ -4,6 +4,7 @@ from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
 from covprop.covariance.low_rank import LowRank
+from covprop.covariance.sharded import Sharded
 from covprop.covariance.sketch import Sketch
 from covprop.covariance.streamed import Streamed
 from covprop.covariance.zero import Zero
@@ -15,6 +16,7 @@ __all__ = [
     "Layer",
     "LinearMap",
     "LowRank",
+    "Sharded",
     "Sketch",
     "Streamed",
     "Zero",

@@ -88,6 +88,10 @@ class Sketched(LayerwiseMethod):
         object.__setattr__(one, "kept", kept)
         return one
 
+    def brief(self) -> "Sketched":
+        """A run for expected Jacobians alone, which remembers no tangents."""
+        return replace(self.replicate(), order=1)
+
     def begin(self, covariance: Covariance) -> Sketch:
         """Directions that are few are kept; of others, random combinations."""
         count, size = self.tangents, covariance.size

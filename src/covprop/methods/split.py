@@ -1,13 +1,14 @@
 """A Gaussian input replaced by a few narrower ones, whose outputs are put together again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Covariance, Dense, LowRank
 from covprop.covariance.base import symmetric
 from covprop.dispatch import leaves, map_leaves
 from covprop.gaussian import Gaussian
@@ -32,6 +33,8 @@ class Split(WrappingMethod):
     to what the network treats as linear. Their moments are put together; `y.mixture` has the
     components, which tell more than two moments do. Differentiable, but for the choice of
     directions.
+
+    A `LowRank` input stays one, split along its own directions; any other becomes a matrix.
 
     components: nodes for each direction; directions: how many, so that there are
     components^directions in all; base: what the components are propagated with.
@@ -73,8 +76,8 @@ class Split(WrappingMethod):
         """Components of the inputs; each direction is one of a single input: they stay apart."""
         roots = [Root.of(x) for x in inputs]
         ways = [
-            _ways(torch.cat([rows[i] for rows in gains], dim=-2), self.directions)
-            for i in range(len(inputs))
+            _ways(torch.cat([rows[i] for rows in gains], dim=-2)[..., : _room(x)], self.directions)
+            for i, x in enumerate(inputs)
         ]
         ranked = sorted(
             ((float(size), i, k) for i, (sizes, _) in enumerate(ways)
@@ -94,11 +97,11 @@ class Split(WrappingMethod):
                 shifts.append(x.mean.expand(len(grid), *x.mean.shape))
                 reduced.append(x.covariance)
                 continue
-            unit = ways[i][1][..., [k for _, k in own], :].movedim(-2, 0)  # (d, *batch, n)
-            vectors = root.times(unit)  # (d, *batch, *event)
+            unit = ways[i][1][..., [k for _, k in own], :].movedim(-2, 0)  # (d, *batch, room)
+            vectors = root.times(pad(unit, (0, root.width - unit.shape[-1])))  # (d, *mean)
             places = grid[:, [at for at, _ in own]]
             shifts.append(x.mean + torch.tensordot(places, vectors, dims=1))
-            reduced.append(_without(x, vectors))
+            reduced.append(_without(x, unit, vectors))
         return _Parts(chances, shifts, reduced, inputs[0].batch_shape)
 
     def _together(self, propagation: Propagation, parts: "_Parts", sizes: dict[int, int]) -> Any:
@@ -197,9 +200,16 @@ def _ways(gain: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return sizes[..., :count], ways[..., :count, :]
 
 
-def _without(x: Gaussian, vectors: Tensor) -> Dense:
-    """S - V V^T for vectors (d, *batch, *event) that S has room for."""
+def _room(x: Gaussian) -> int | None:
+    """How many columns of a root directions are made of: independent noise beside others stays."""
+    return x.covariance.rank if isinstance(x.covariance, LowRank) else None
+
+
+def _without(x: Gaussian, units: Tensor, vectors: Tensor) -> Covariance:
+    """S - V V^T for V = L U: units (d, *batch, room) and vectors (d, *batch, *event)."""
     rows = vectors.reshape(len(vectors), *x.batch_shape, -1).movedim(0, -1)  # (*batch, n, d)
+    if isinstance(x.covariance, LowRank):
+        return replace(x.covariance, factor=x.covariance.factor - rows @ units.movedim(0, -2))
     matrix = symmetric(x.covariance_matrix - rows @ rows.mT)
     variance = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)  # but for rounding
     return Dense(torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1))

@@ -1,0 +1,229 @@
+"""A full matrix whose rows are spread over processes."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.dense import BLOCK, Dense
+from covprop.covariance.team import Team
+from covprop.errors import InvalidGaussian, UnsupportedOperation
+
+DTENSOR = "torch.distributed.tensor"
+MATRIX = 2
+
+
+def is_distributed(value: object) -> bool:
+    """Whether it is a `DTensor`; who has one has imported its module, which takes a second."""
+    module = sys.modules.get(DTENSOR)
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def undistributed(covariance: Tensor | Covariance) -> Tensor | Covariance:
+    """A `DTensor` as what it is here, anything else as it is."""
+    return Sharded.from_dtensor(covariance) if is_distributed(covariance) else covariance
+
+
+@final
+@dataclass(frozen=True)
+class Sharded(Covariance):
+    """Every process of a team holds some rows of the matrix, and all variances.
+
+    values (*batch, mine, n); variance (*batch, n). Activations and factors stay where the rows are;
+    a linear map sends each entry of S A^T once. What only rounding distinguishes from a symmetric
+    matrix is not made symmetric, which would cost as much again.
+    """
+
+    values: Tensor
+    variance: Tensor
+    team: Team
+
+    @classmethod
+    def from_dtensor(cls, matrix: Any) -> "Sharded":
+        """Of a `DTensor` (*batch, n, n) on a mesh of one dimension, sharded by `Shard(-2)`."""
+        module = sys.modules[DTENSOR]
+        wanted = (module.Shard(matrix.dim() - 2), module.Shard(-2))
+        if matrix.dim() < MATRIX or matrix.shape[-1] != matrix.shape[-2]:
+            raise InvalidGaussian(
+                f"a covariance has shape (*batch, n, n), not {tuple(matrix.shape)}"
+            )
+        if len(matrix.placements) != 1 or matrix.placements[0] not in wanted:
+            raise InvalidGaussian(
+                f"a distributed covariance has its rows on a mesh of one dimension, and this one "
+                f"has placements {tuple(matrix.placements)}; use "
+                "covariance.redistribute(mesh, [Shard(-2)])"
+            )
+        return cls._of(matrix.to_local(), Team(matrix.device_mesh), matrix.shape[-1])
+
+    @classmethod
+    def from_diagonal(cls, variance: Tensor, mesh: DeviceMesh) -> "Sharded":
+        """Of independent features with variances (*batch, n), which every process knows."""
+        team = Team(mesh)
+        start, stop = team.bounds(variance.shape[-1])
+        rows = variance.new_zeros(*variance.shape[:-1], stop - start, variance.shape[-1])
+        rows.diagonal(offset=start, dim1=-2, dim2=-1).copy_(variance[..., start:stop])
+        return cls(rows, variance, team)
+
+    @classmethod
+    def _of(cls, rows: Tensor, team: Team, size: int) -> "Sharded":
+        """Gather the variances, which every next step asks for."""
+        start, _ = team.bounds(size)
+        own = rows.diagonal(offset=start, dim1=-2, dim2=-1)  # (*batch, mine)
+        return cls(rows, team.gathered(own.movedim(-1, 0), size).movedim(0, -1), team)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.values.shape[:-2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return self.values.device
+
+    @property
+    def size(self) -> int:
+        """The number of features n."""
+        return self.values.shape[-1]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The rows [start, stop) that this process holds."""
+        return self.team.bounds(self.size)
+
+    def diagonal(self) -> Tensor:
+        """Variances (*batch, n), on every process."""
+        return self.variance
+
+    def matrix(self) -> Tensor:
+        """It is on no process."""
+        self._refuse("this")
+
+    def to_dense(self) -> Dense:
+        """The whole matrix on every process: n^2 entries on each."""
+        whole = self.team.gathered(self.values.movedim(-2, 0), self.size)
+        return Dense(symmetric(whole.movedim(0, -2).contiguous()))
+
+    def to_dtensor(self) -> Any:
+        """The same rows as a `DTensor` (*batch, n, n); nothing is sent."""
+        module = importlib.import_module(DTENSOR)
+        shape = torch.Size((*self.batch_shape, self.size, self.size))
+        return module.DTensor.from_local(
+            self.values.contiguous(), self.team.mesh, [module.Shard(len(shape) - 2)],
+            run_check=False, shape=shape, stride=torch.empty(shape, device="meta").stride(),
+        )  # fmt: skip
+
+    def push(self, linear: LinearMap) -> "Sharded":
+        """A S A^T."""
+        rows = self.team.congruence(self.values, partial(_unfollowed, linear))
+        return self._of(rows, self.team, rows.shape[-1])
+
+    def take(self, index: Tensor) -> "Sharded":
+        """Rows and columns of the index; the same where nothing moves."""
+        if len(index) == self.size and bool((index.diff() == 1).all()):
+            return self
+        rows = self.team.congruence(self.values, lambda rows: rows.index_select(-1, index))
+        return Sharded(rows, self.variance.index_select(-1, index), self.team)
+
+    def scale(self, factor: Tensor) -> "Sharded":
+        """f_i S_ij f_j, without any sending."""
+        _check_unfollowed(factor)
+        left = factor[..., slice(*self.bounds), None]
+        rows = self.values * (left * factor[..., None, :])
+        return replace(self, values=rows, variance=self.variance * factor.square())
+
+    def plus(self, variance: Tensor) -> "Sharded":
+        """S + diag(v), without any sending."""
+        _check_unfollowed(variance)
+        start, stop = self.bounds
+        rows = self.values.clone()
+        rows.diagonal(offset=start, dim1=-2, dim2=-1).add_(variance[..., start:stop])
+        return replace(self, values=rows, variance=self.variance + variance)
+
+    def pairwise(
+        self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
+    ) -> "Sharded":
+        """Evaluate `pair` on own rows, without any sending."""
+        _check_unfollowed(*elements, variance)
+        variance = variance.to(self.dtype)
+        start, stop = self.bounds
+        rows = torch.empty_like(self.values)
+        for first, last, block in self._blocks(pair, elements):
+            rows[..., first - start : last - start, :] = block
+        rows.diagonal(offset=start, dim1=-2, dim2=-1).copy_(variance[..., start:stop])
+        return replace(self, values=rows, variance=variance)
+
+    @torch.no_grad()
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """The largest of what the processes find in their own rows."""
+        found = self.values.new_zeros(())
+        for _, _, block in self._blocks(pair, elements):
+            if block.numel():
+                found = torch.maximum(
+                    found, torch.stack(torch.aminmax(block)).abs().max().to(found)
+                )
+        return self.team.largest(found)
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Samples need a factor of the whole matrix."""
+        del count, generator
+        self._refuse("a sample")
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Sharded":
+        """Apply a function to the rows and to the variances."""
+        return replace(self, values=function(self.values), variance=function(self.variance))
+
+    def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """S V and S^T V of vectors (*batch, n, count), on every process."""
+        start, stop = self.bounds
+        ours = (self.values @ vectors).movedim(-2, 0)
+        right = self.team.gathered(ours, self.size).movedim(0, -2)
+        return right, self.team.total(self.values.mT @ vectors[..., start:stop, :])
+
+    def _blocks(
+        self, pair: PairFunction, elements: Sequence[Tensor]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """`pair` of own rows, all columns: first, last, block (*batch, last - first, n)."""
+        known = [element.to(self.dtype) for element in elements]
+        right = tuple(element[..., None, :] for element in known)
+        step = max(1, BLOCK // max(1, self.batch_shape.numel() * self.size))
+        start, stop = self.bounds
+        for first in range(start, stop, step):
+            last = min(stop, first + step)
+            block = self.values[..., first - start : last - start, :].contiguous().clone()
+            block.diagonal(offset=first, dim1=-2, dim2=-1).zero_()  # known, and the hardest
+            yield first, last, pair(tuple(e[..., first:last, None] for e in known), right, block)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnsupportedOperation(
+            f"{what} needs the whole covariance, and its rows are spread over {self.team.size} "
+            "processes, which carry it through chains of linear layers, convolutions, batch norm "
+            "and activations, and no further; gather it with .covariance.to_dense(), or run the "
+            "model in one process"
+        )
+
+
+def _unfollowed(linear: LinearMap, rows: Tensor) -> Tensor:
+    mapped = linear(rows)
+    _check_unfollowed(mapped)
+    return mapped
+
+
+def _check_unfollowed(*tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise UnsupportedOperation(
+            "autograd does not follow a covariance that is spread over processes; wrap the "
+            "propagation in torch.no_grad()"
+        )
