@@ -346,6 +346,11 @@ def test_a_control_variate_is_a_reference_worth_many_more_samples() -> None:
         assert float(ours) < 0.5 * float(theirs)
 
 
+def test_a_reference_that_does_not_sample_is_refused() -> None:
+    with pytest.raises(TypeError, match="reference samples"):
+        cp.compare(torch.relu, gaussian(), reference=cp.Exact())  # type: ignore[arg-type]
+
+
 # What it looks like.
 
 

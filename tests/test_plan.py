@@ -500,6 +500,7 @@ def test_what_does_not_fit_is_refused_with_the_table(
     largest = max(plan.steps, key=lambda step: step.peak_bytes)
     assert f"at {largest.operation} ({largest.module}, {largest.features:,} features)" in message
     assert "sample" in message
+    assert "cp.Sketched()" in message
     small_machine(peak)
     assert cp.plan(model, x).fits
     cp.propagate(model, x)

@@ -70,6 +70,11 @@ def compare(
     """
     named = _named(methods)
     _check_inputs(inputs, named_inputs)
+    if reference is not None and not isinstance(reference, MonteCarlo | ControlVariate):
+        raise TypeError(
+            "reference samples, as cp.MonteCarlo(75_000) or cp.ControlVariate(5_000) do, and is "
+            f"not {reference!r}"
+        )
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     device = given[0].device if given else torch.device("cpu")
 

@@ -19,6 +19,7 @@ from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.sampling import SamplingError
 from covprop.validation import (
+    check_batch_dims,
     check_low_rank,
     check_shapes,
     check_stddev,
@@ -84,10 +85,7 @@ class Gaussian:
         batch_dims: how many leading dimensions of the mean are a batch.
         """
         check_tensors(mean, variance)
-        if not 0 <= batch_dims <= mean.dim():
-            raise InvalidGaussian(
-                f"a mean of {mean.dim()} dimensions cannot have {batch_dims} batch dimensions"
-            )
+        check_batch_dims(mean, batch_dims)
         if variance.shape != mean.shape:
             raise InvalidGaussian(
                 f"variances have the shape of the mean {tuple(mean.shape)}, not "
@@ -105,7 +103,7 @@ class Gaussian:
         variance: of the independent noise, in the shape of the mean; batch_dims: how many leading
         dimensions of the mean are a batch.
         """
-        check_low_rank(mean, factor, variance)
+        check_low_rank(mean, factor, variance, batch_dims)
         batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
         values = None if variance is None else variance.reshape(*batch, size)
         return cls(mean, LowRank(factor.reshape(*batch, size, factor.shape[-1]), values))
@@ -117,6 +115,7 @@ class Gaussian:
         batch_dims: how many leading dimensions of the value are a batch.
         """
         check_tensors(value, value)
+        check_batch_dims(value, batch_dims)
         return cls(value, Zero.like(value, batch_dims))
 
     @classmethod
@@ -275,7 +274,7 @@ class Gaussian:
             if isinstance(structure, LowRank) and structure.values is not None:
                 return LowRankMultivariateNormal(flat, structure.factor, structure.values)
             return MultivariateNormal(flat, self.covariance_matrix)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # the latter from Cholesky
             raise InvalidGaussian(
                 "torch.distributions needs a positive definite covariance and this one is "
                 "singular; .sample() works all the same"

@@ -89,12 +89,21 @@ def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
         )
 
 
-def check_low_rank(mean: object, factor: object, variance: object) -> None:
+def check_batch_dims(mean: Tensor, batch_dims: int) -> None:
+    """Leading dimensions of the mean."""
+    if not 0 <= batch_dims <= mean.dim():
+        raise InvalidGaussian(
+            f"a mean of {mean.dim()} dimensions cannot have {batch_dims} batch dimensions"
+        )
+
+
+def check_low_rank(mean: object, factor: object, variance: object, batch_dims: int) -> None:
     """A factor has the shape of the mean and one dimension more, variances that of the mean."""
     check_tensors(mean, factor)
     check_tensors(mean, mean if variance is None else variance)
     assert isinstance(mean, Tensor)
     assert isinstance(factor, Tensor)
+    check_batch_dims(mean, batch_dims)
     if factor.shape[:-1] != mean.shape:
         raise InvalidGaussian(
             f"a factor has the shape of the mean {tuple(mean.shape)} and a last dimension for its "

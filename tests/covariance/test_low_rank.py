@@ -205,3 +205,14 @@ def test_gradients_reach_factor_and_variances() -> None:
 
     inputs = tuple(t.requires_grad_() for t in (mean, factor, variance))
     assert torch.autograd.gradcheck(moments, inputs)
+
+
+def test_more_batch_dimensions_than_there_are_and_a_singular_one_for_torch_are_refused() -> None:
+    mean, factor = torch.zeros(6, dtype=D), torch.ones(6, 2, dtype=D)
+    for dims in (-1, 2):
+        with pytest.raises(cp.InvalidGaussian, match="batch dimensions"):
+            cp.Gaussian.low_rank(mean, factor, batch_dims=dims)
+        with pytest.raises(cp.InvalidGaussian, match="batch dimensions"):
+            cp.Gaussian.constant(mean, batch_dims=dims)
+    with pytest.raises(cp.InvalidGaussian, match="singular"):
+        cp.Gaussian.low_rank(mean, factor, torch.zeros_like(mean)).to_torch()
