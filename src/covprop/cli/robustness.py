@@ -54,7 +54,6 @@ def run(question: Question, method: Method, settings: Settings, ranks: Ranks) ->
             return analyse(
                 question.module, question.x, own, method=method, probability=settings.probability,
                 samples=settings.samples, radius=settings.radius, norm=NORMS[settings.norm],
-<<<<<<< HEAD
                 generator=generator, progress=ranks.rank == 0 and sys.stderr.isatty(),
             )  # fmt: skip
 
@@ -71,12 +70,6 @@ def check_logits(question: Question) -> None:
             f"the model returns {tuple(shape)} for this mean, and logits have the shape (classes,);"
             f" if the mean is a batch of inputs, say --batch-dims {dims}"
         )
-=======
-                generator=generator, progress=sys.stderr.isatty() and not ranks.rank,
-            )  # fmt: skip
-
-    return shared(question, ranks, work, one_analysis)
->>>>>>> 845dcc63750ad1e24ee05583897ff00f1ea0c70d
 
 
 def labels(text: str) -> Tensor:
