@@ -289,7 +289,7 @@ def _check_memory(planned: Plan) -> None:
         f"({largest.module or 'the function'}, {largest.features:,} features), and "
         f"{planned.free_bytes / 1e9:.1f} GB are free. A batch of inputs needs batch_dims=1, and "
         "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
-        "ones are streamed; else take cp.Sketched(), which has no covariances on the way, or sample: "
-        "cp.MonteCarlo(). The plan:\n"
+        "ones are streamed; else take cp.Sketched(), which has no covariances on the way, or "
+        "sample: cp.MonteCarlo(). The plan:\n"
         f"{planned}"
     )
