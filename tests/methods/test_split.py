@@ -212,7 +212,12 @@ def test_errors_of_the_means_of_components_are_in_those_of_variances() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"components": 1}, "components"), ({"directions": 0}, "directions"), ({"base": 3}, "base")],
+    [
+        ({"components": 1}, "components"),
+        ({"components": 400}, "components"),
+        ({"directions": 0}, "directions"),
+        ({"base": 3}, "base"),
+    ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):

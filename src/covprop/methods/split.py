@@ -19,7 +19,8 @@ from covprop.methods.roots import Root
 from covprop.mixture import Mixture
 from covprop.sampling import SamplingError
 
-FEWEST = 2
+FEWEST, MOST = 2, 256
+"""Nodes of a rule; those of longer ones overflow."""
 
 
 @final
@@ -46,8 +47,8 @@ class Split(WrappingMethod):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        if type(self.components) is not int or self.components < FEWEST:
-            raise ValueError(f"components is a whole number from 2, not {self.components!r}")
+        if type(self.components) is not int or not FEWEST <= self.components <= MOST:
+            raise ValueError(f"components is a whole number from 2 to 256, not {self.components!r}")
         if type(self.directions) is not int or self.directions < 1:
             raise ValueError(f"directions is a whole number from 1, not {self.directions!r}")
         if not isinstance(self.base, Method):
