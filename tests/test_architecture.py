@@ -26,7 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "gate": {"errors", "gaussian"},
     "ranks": {"errors"},
     "methods": {"errors", "kernels", "covariance", "activations", "dispatch", "validation",
-                "gaussian", "mixture", "sampling"},
+                "gaussian", "mixture", "sampling", "room"},
     "transfers": {"covariance"},
     "lineage": {"errors", "covariance", "activations", "methods"},
     "layout": {"errors", "dispatch", "lineage"},

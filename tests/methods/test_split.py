@@ -128,6 +128,12 @@ def test_a_sketch_is_split_along_the_directions_of_the_exact_method() -> None:
     assert y.covariance_stderr is not None
 
 
+def test_an_image_is_not_written_out_as_a_matrix_that_does_not_fit() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(3, 700, 700), 0.1)
+    with pytest.raises(cp.TooLarge, match="low_rank"):
+        cp.propagate(lambda x: x.mean(), x, cp.Split(base=cp.Linearized()))
+
+
 def test_nothing_that_varies_is_nothing_to_split() -> None:
     x = gaussian()
     assert_close(cp.propagate(lambda _: torch.ones(2), x, cp.Split()), torch.ones(2))

@@ -11,16 +11,20 @@ from torch.nn.functional import pad
 from covprop.covariance import Covariance, Dense, LowRank
 from covprop.covariance.base import symmetric
 from covprop.dispatch import leaves, map_leaves
+from covprop.errors import TooLarge
 from covprop.gaussian import Gaussian
 from covprop.kernels.nodes import hermite_rule
 from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
 from covprop.methods.exact import Exact
 from covprop.methods.roots import Root
 from covprop.mixture import Mixture
+from covprop.room import free_bytes
 from covprop.sampling import SamplingError
 
 FEWEST, MOST = 2, 256
 """Nodes of a rule; those of longer ones overflow."""
+COPIES = 3
+"""Matrices that are held while one of them is changed."""
 
 
 @final
@@ -206,11 +210,24 @@ def _room(x: Gaussian) -> int | None:
     return x.covariance.rank if isinstance(x.covariance, LowRank) else None
 
 
+def _check_room(x: Gaussian) -> None:
+    """Raise where a matrix of all pairs of elements, and what makes it, would not fit."""
+    count = x.event_shape.numel()
+    needed = COPIES * x.batch_shape.numel() * count**2 * x.mean.itemsize
+    if needed > (free := free_bytes(x.device)):
+        raise TooLarge(
+            f"cp.Split makes a matrix of {count:,} x {count:,} numbers of this input, which would "
+            f"need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; give the noise as "
+            "cp.Gaussian.low_rank(mean, factor), which stays as it is, or leave cp.Split away"
+        )
+
+
 def _without(x: Gaussian, units: Tensor, vectors: Tensor) -> Covariance:
     """S - V V^T for V = L U: units (d, *batch, room) and vectors (d, *batch, *event)."""
     rows = vectors.reshape(len(vectors), *x.batch_shape, -1).movedim(0, -1)  # (*batch, n, d)
     if isinstance(x.covariance, LowRank):
         return replace(x.covariance, factor=x.covariance.factor - rows @ units.movedim(0, -2))
+    _check_room(x)
     matrix = symmetric(x.covariance_matrix - rows @ rows.mT)
     variance = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)  # but for rounding
     return Dense(torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1))
