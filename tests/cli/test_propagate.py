@@ -77,10 +77,19 @@ def test_every_method_has_a_name(x: cp.Gaussian, name: str, method: object) -> N
     check(ended.told, expected(x, method))
 
 
+def test_a_sketch_is_seeded(x: cp.Gaussian) -> None:
+    ended = covprop(
+        "propagate", "model.pt2", *GIVEN, "--method", "sketched:32", "--json", "--seed", 3
+    )
+    method = cp.Sketched(32, generator=torch.Generator().manual_seed(3))
+    check(ended.told, expected(x, method))
+
+
 @pytest.mark.parametrize(
     ("name", "most"),
     [
         ("montecarlo", "1,000,000,000 samples"), ("controlvariate", "1,000,000,000 samples"),
+        ("sketched", "1,000,000 tangents"),
         ("series", "512 terms"), ("split", "256 components"),
     ],
 )  # fmt: skip

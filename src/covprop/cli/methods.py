@@ -15,6 +15,7 @@ from covprop.methods import (
     MonteCarlo,
     PiecewiseLinear,
     Series,
+    Sketched,
     Split,
     Unscented,
     Wu2019,
@@ -22,6 +23,8 @@ from covprop.methods import (
 
 MOST_SAMPLES = 10**9
 """Each costs a run of the network, and a thousand times more are worth two more digits."""
+MOST_TANGENTS = 10**6
+"""Of a sketch: each goes through the network as a sample does."""
 MOST_TERMS = 512
 """Of a series; a tolerance is given up after as many, too."""
 MOST_COMPONENTS = 256
@@ -67,6 +70,13 @@ def _controlled(text: str, seed: int) -> Method:
     return ControlVariate(_whole(text, MOST_SAMPLES, "samples"), generator=generator)
 
 
+def _sketched(text: str, seed: int) -> Method:
+    generator = torch.Generator().manual_seed(seed)
+    if not text:
+        return Sketched(generator=generator)
+    return Sketched(_whole(text, MOST_TANGENTS, "tangents"), generator=generator)
+
+
 def _split(text: str, seed: int) -> Method:
     del seed
     return Split(_whole(text, MOST_COMPONENTS, "components")) if text else Split()
@@ -82,6 +92,7 @@ def _piecewise(text: str, seed: int) -> Method:
 METHODS: dict[str, Choice] = {
     "exact": Choice(lambda *_: Exact()),
     "split": Choice(_split, "COMPONENTS"),
+    "sketched": Choice(_sketched, "TANGENTS"),
     "series": Choice(_series, "ORDER or TOLERANCE"),
     "montecarlo": Choice(_sampled, "SAMPLES"),
     "controlvariate": Choice(_controlled, "SAMPLES"),
