@@ -415,7 +415,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
 
     comparison = compare(torch.relu, gaussian(), methods=[cp.Exact()], samples=100)
     monkeypatch.setattr(PLOTS.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install 'covprop\[plots\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[plots\]'"):
         comparison.plot()
 
 

@@ -501,7 +501,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(PLOTS.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install 'covprop\[plots\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[plots\]'"):
         cp.trace(torch.relu, isotropic(2)).plot()
 
 

@@ -15,7 +15,7 @@ from torch.distributions import (
 
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
 from covprop.covariance.sharded import undistributed
-from covprop.errors import InvalidGaussian
+from covprop.errors import CovpropError, InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.sampling import SamplingError
 from covprop.validation import (
@@ -274,6 +274,8 @@ class Gaussian:
             if isinstance(structure, LowRank) and structure.values is not None:
                 return LowRankMultivariateNormal(flat, structure.factor, structure.values)
             return MultivariateNormal(flat, self.covariance_matrix)
+        except CovpropError:  # of a structure that is not written out
+            raise
         except (ValueError, RuntimeError) as error:  # the latter from Cholesky
             raise InvalidGaussian(
                 "torch.distributions needs a positive definite covariance and this one is "

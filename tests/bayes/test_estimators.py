@@ -329,7 +329,7 @@ def test_a_bar_is_shown(capsys):
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "covprop.bayes.estimators", None)
-    with pytest.raises(ImportError, match=r"covprop\[bayes\]"):
+    with pytest.raises(ImportError, match=r"\.\[bayes\]"):
         bayes.BayesRegressor  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute"):
         bayes.Nothing  # noqa: B018
