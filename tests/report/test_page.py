@@ -16,6 +16,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.report import page
+from covprop.report.page.decision import decision_words
 from covprop.robustness import Probabilities, analyse
 from tests.report.pages import (
     NASTY,
@@ -452,3 +453,12 @@ def test_the_examples_of_the_documentation_run(
         assert (tmp_path / "report.html").stat().st_size > 10_000
         (tmp_path / "report.html").unlink()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_nearly_certain_is_not_called_certain() -> None:
+    model = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    model.weight.copy_(torch.eye(2))
+    model.bias.zero_()
+    x = cp.Gaussian(torch.tensor([2.75, 0.0]), 0.5 * torch.eye(2))  # kept with Phi(2.75) = 99.7 %
+    found = analyse(model, x, samples=2000, generator=torch.Generator().manual_seed(0))
+    assert "with a probability of 99.7 %" in decision_words(found, ())

@@ -11,7 +11,7 @@ from torch import Tensor
 from covprop.report.page.budgets import budget_sentence
 from covprop.report.page.choice import Batch
 from covprop.report.page.markup import Section, beside, chart, folded, paragraph, rounded
-from covprop.report.table import in_digits, in_percent
+from covprop.report.table import in_digits, in_percent, in_percent_unlike
 from covprop.robustness.probabilities import Probabilities
 from covprop.robustness.result import Robustness
 
@@ -139,8 +139,8 @@ def decision_words(found: Robustness, output_names: Sequence[str]) -> str:
             f" (without noise it says {names[int(found.predicted)]})"
         )  # fmt: skip
         return (
-            f"It keeps to {name}{again} with a probability of {in_percent(1 - float(wrong))}; "
-            f"samples say {in_percent(1 - float(sampled))}. {budget_sentence(found, name)}"
+            f"It keeps to {name}{again} with a probability of {_of_all(1 - float(wrong))}; "
+            f"samples say {_of_all(1 - float(sampled))}. {budget_sentence(found, name)}"
         )
     worst = int(wrong.argmax())
     return (
@@ -148,3 +148,8 @@ def decision_words(found: Robustness, output_names: Sequence[str]) -> str:
         f"(samples: {in_percent(float(sampled.mean()))}) and of {in_percent(float(wrong[worst]))} "
         f"at worst. {budget_sentence(found, '')}"
     )
+
+
+def _of_all(share: float) -> str:
+    """99.7 % is not rounded to 100 %."""
+    return in_percent_unlike(share, 1.0)
