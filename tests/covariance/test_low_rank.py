@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
 from covprop.covariance import Dense, LinearMap, LowRank
+from tests.largest import Largest
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -152,24 +152,6 @@ def test_unscented_points_have_the_moments(alone: bool) -> None:
     assert_close(y.mean, cp.propagate(torch.square, x).mean)  # exact for quadratic functions
     z = cp.propagate(lambda t: 2 * t, x, cp.Unscented())
     assert_close(z.covariance_matrix, 4 * x.covariance_matrix)
-
-
-class Largest(TorchDispatchMode):
-    """The most bytes that any tensor has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, Tensor):
-                self.nbytes = max(self.nbytes, tensor.untyped_storage().nbytes())
-        return result
 
 
 @torch.no_grad()

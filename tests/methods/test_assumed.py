@@ -1,17 +1,15 @@
 """Assumed density filtering: variances as if everything were independent, in O(n)."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 import covprop as cp
 from covprop.covariance import Diagonal
 from tests.architectures import ARCHITECTURES
 from tests.cases import CASES
+from tests.largest import Largest
 from tests.oracles import assert_close
 from tests.rules.linear_cases import BATCH, LINEAR_CASES, LinearCase
 
@@ -97,24 +95,6 @@ def test_the_correlations_of_the_input_are_left_out_and_the_result_is_diagonal()
     assert not isinstance(again.covariance, Diagonal)  # exact from here on
 
 
-class Largest(TorchDispatchMode):
-    """The most elements that any tensor has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 8)
-        return result
-
-
 @torch.no_grad()
 def test_memory_is_linear_in_the_number_of_features() -> None:
     model = nn.Sequential(
@@ -126,7 +106,7 @@ def test_memory_is_linear_in_the_number_of_features() -> None:
     for side in (32, 64):
         with Largest() as largest:
             cp.propagate(model, independent(1, 1, side, side, batch_dims=1), ADF)
-        most.append(largest.elements)
+        most.append(largest.nbytes // 8)
     assert most[1] <= 5 * most[0]
 
 

@@ -20,6 +20,7 @@ from covprop.methods import (
     Unscented,
     Wu2019,
 )
+from covprop.methods.split import MOST
 
 MOST_SAMPLES = 10**9
 """Each costs a run of the network, and a thousand times more are worth two more digits."""
@@ -27,8 +28,6 @@ MOST_TANGENTS = 10**6
 """Of a sketch: each goes through the network as a sample does."""
 MOST_TERMS = 512
 """Of a series; a tolerance is given up after as many, too."""
-MOST_COMPONENTS = 256
-"""Of a mixture; the weights of a Gauss-Hermite rule of 400 overflow in float64."""
 
 
 class Choice(NamedTuple):
@@ -79,7 +78,7 @@ def _sketched(text: str, seed: int) -> Method:
 
 def _split(text: str, seed: int) -> Method:
     del seed
-    return Split(_whole(text, MOST_COMPONENTS, "components")) if text else Split()
+    return Split(_whole(text, MOST, "components")) if text else Split()
 
 
 def _piecewise(text: str, seed: int) -> Method:

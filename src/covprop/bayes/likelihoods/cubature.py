@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from covprop.kernels.normal import standard_deviation
+from covprop.methods.montecarlo import HALF_CELL
 
 SEED = 0
 """Of the scrambling of Sobol's points; any other does as well."""
-HALF_CELL = 2.0**-31
-"""Sobol's points are multiples of 2^-30, zero among them."""
 SPARE = 4
 """Points for each dimension, at least, so that their covariance can be made the identity."""
 
