@@ -117,7 +117,9 @@ def test_where_nothing_can_be_linearised_samples_are_plain(monkeypatch: pytest.M
 def test_what_few_samples_never_saw_is_looked_for_with_all() -> None:
     """A unit that is active once in 3,000 samples: a pilot that missed it would trust itself."""
     x = cp.Gaussian(torch.tensor([3.0, -3.4]).double(), torch.eye(2).double())
-    assert compared(torch.relu, x).reference.name == "MonteCarlo(75,000)"
+    reference = compared(torch.relu, x).reference
+    assert reference.name == "MonteCarlo(75,000)"
+    assert reference.reason.startswith("plain samples, as few do not tell")
 
 
 def test_a_covariance_that_is_none_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +136,16 @@ def test_few_outputs_of_fewer_inputs_keep_a_proper_covariance() -> None:
     reference = compared(model, x).reference
     values = torch.linalg.eigvalsh(reference.gaussian.covariance_matrix)
     assert float(values.min()) > -1e-12 * float(values.max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_that_never_vary_are_compared(dtype: torch.dtype) -> None:
+    x = gaussian(stddev=0.1).to(dtype)
+    for function in (lambda x: 0 * x, lambda x: torch.relu(x - 100)):
+        comparison = compared(function, x, methods=cp.Exact())
+        assert comparison.reference.name == "MonteCarlo(75,000)"
+        assert comparison.rows[0].agreement is not None
+        assert comparison.rows[0].agreement.verdict == "within sampling error"
 
 
 def test_nothing_global_is_drawn_with_a_generator() -> None:

@@ -108,11 +108,13 @@ def chosen(
                 continue  # such as an operation without a rule, or a linear map that does not fit
             needed = _needed(found, tried)
             said = f"control variate by cp.{type(base).__name__}()"
+            if math.isinf(needed):
+                return Sampling(plain, f"plain samples, as few do not tell what a {said} saves")
             if needed > WORTHWHILE * SAMPLES:
                 return Sampling(plain, f"plain samples, as a {said} would save less than half")
             return Sampling(
                 ControlVariate(int(needed), base, generator),
-                f"a {said}, unbiased even where that is wrong, with at most the standard errors of "
+                f"a {said}, unbiased even where that is wrong, for the standard errors of "
                 f"{SAMPLES:,} plain samples",
             )
     return Sampling(plain, "plain samples, as neither cp.Exact() nor cp.Linearized() can control")
@@ -137,15 +139,14 @@ def _needed(found: Gaussian, plain: Gaussian) -> float:
     """
     shares = []
     for ours, theirs in zip(_stderrs(found), _stderrs(plain), strict=True):
-        if not bool((theirs > 0).all()):
+        share = (ours / theirs).square()
+        if not share.numel() or not bool(torch.isfinite(share).all()):
             return math.inf
-        shares.append(float((ours / theirs).square().max()))
-    return math.inf if _is_negative(found) else _rounded(max(shares) * MARGIN * SAMPLES)
-
-
-def _rounded(count: float) -> float:
-    """Up, to whole thousands of samples, and to not too few."""
-    return max(LEAST, math.ceil(count / PILOT) * PILOT)
+        shares.append(float(share.max()))
+    if _is_negative(found):
+        return math.inf
+    trials = math.ceil(max(shares) * MARGIN * SAMPLES / PILOT)
+    return max(LEAST, trials * PILOT)
 
 
 def _stderrs(found: Gaussian) -> tuple[Tensor, Tensor]:
