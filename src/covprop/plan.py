@@ -20,7 +20,6 @@ from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leave
 from covprop.errors import name_of
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage, Node
-from covprop.methods import Sketched
 from covprop.report.table import Table, in_bytes
 from covprop.tensor import GaussianTensor
 
@@ -284,7 +283,7 @@ class Planner:
         constant = constant and not columns
         ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
         counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
-        remembers = not isinstance(lineage.method, Sketched) or lineage.method.order > 1
+        remembers = lineage.method.remembers
         counted = replace(
             counted, alone=alone, constant=constant, columns=columns, remembers=remembers
         )

@@ -271,8 +271,8 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     for tensor in tensors:
         tensor.check_current()
-        if KIND.get(function) != "maximum":
-            tensor.commit()
+        if KIND.get(function) != "maximum" and BATCH.get(function) is not Batch.STEPWISE:
+            tensor.commit()  # those made of other operations leave it to them
     tensors[0].lineage.collect()
     if kwargs.get("out") is not None:
         raise UnsupportedOperation(
