@@ -95,7 +95,7 @@ class Counted(Covariance):
 
     half: what a streamed one came from; alone: variances are all that there ever is; apart: they
     are all that there is so far; constant: there are none yet; columns: of a sketch, which is
-    remembered where something `enters`; ranks: processes that share it.
+    remembered where something `enters`, if it `remembers`; ranks: processes that share it.
     """
 
     batch: torch.Size
@@ -107,6 +107,7 @@ class Counted(Covariance):
     constant: bool = False
     columns: int = 0
     enters: bool = False
+    remembers: bool = True
     ranks: int = 1
 
     @property
@@ -129,7 +130,7 @@ class Counted(Covariance):
 
     def at_rest(self) -> "Counted":
         """Of a sketch, what nonlinearities remember."""
-        return self if self.enters else replace(self, constant=True)
+        return self if self.enters and self.remembers else replace(self, constant=True)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise _NeedsNumbers
@@ -226,7 +227,7 @@ def _early_cost(
     if parent.columns:
         taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
         enters = kind in ("element-wise", "products", "maximum")
-        sketch = replace(plain, columns=parent.columns, enters=enters)
+        sketch = replace(parent, count=features, itemsize=out.itemsize, enters=enters)
         return _Cost(sketch, work=taps * parent.columns * work)
     constant = parent.constant and kind not in ("noise", RANDOM_WEIGHTS)
     if parent.alone or constant:
@@ -282,7 +283,10 @@ class Planner:
         constant = constant and not columns
         ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
         counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
-        counted = replace(counted, alone=alone, constant=constant, columns=columns)
+        remembers = lineage.method.remembers
+        counted = replace(
+            counted, alone=alone, constant=constant, columns=columns, remembers=remembers
+        )
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
