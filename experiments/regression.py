@@ -187,6 +187,7 @@ def final_scores(
     method: Method | LocalReparametrisation,
     scale: Tensor,
     lift: Lift = known,
+    draws: int = DRAWS,
 ) -> dict[str, Tensor]:
     """Of the trained networks: density, error, and targets within 95 % intervals, (members,)."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -194,7 +195,7 @@ def final_scores(
     for start in range(0, rows.y.shape[-1], step):
         x, y = (part[:, start : start + step] for part in rows)
         if isinstance(method, LocalReparametrisation):
-            values = bayes.draws(model, lift(x), DRAWS, method.generator)
+            values = bayes.draws(model, lift(x), draws, method.generator)
             density = LIKELIHOOD.log_predictive_draws(values, y)
             mean, log_variance = values.unbind(-1)
             below = torch.special.ndtr((y - mean) * torch.exp(-log_variance / 2)).mean(0)

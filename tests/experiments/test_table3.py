@@ -152,3 +152,14 @@ def test_toy_data_have_a_gap_and_growing_noise():
     x = toy.drawn(0, "train", 400).x[0, :, 0]
     assert not bool(((x > -0.5) & (x < 0.3)).any())
     assert float(toy.noise(torch.tensor(1.0))) > 5 * float(toy.noise(torch.tensor(-1.4)))
+
+
+def test_a_network_that_is_told_of_noise_beats_one_that_is_not(data):
+    noisy_rows = noisy.corrupted(data, 1.0, ("n",)).test
+    told = regression.noisy(1.0)
+    with torch.no_grad():
+        found = noisy._sensor(data, noisy_rows, Recipe((20,), 60), ("test",), told)["ways"]
+    assert list(found) == list(noisy.WAYS)
+    density = {way: np.mean(scores["density"]) for way, scores in found.items()}
+    assert density[EXACT] > density[noisy.IGNORED]
+    assert density[EXACT] == pytest.approx(density[regression.MCVI_1000], abs=0.1)
