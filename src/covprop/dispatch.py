@@ -41,6 +41,30 @@ RANDOM_WEIGHTS = "random weights"
 """The kind of linear functions whose weights, their second argument, are of one network's shape."""
 AT_MEANS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """What functions that draw random numbers do on average, for a plan, which must not draw."""
+SOURCE: dict[Callable[..., Any], Callable[..., object]] = {}
+"""What holds the random weights of a call, None where it may enter a pass more than once."""
+TWICE = (
+    "a Bayesian layer is used twice in one pass, and its weights are the same both times, which "
+    "covprop does not follow; make a layer for each use, or pass shared=True, which takes the uses "
+    "as independent"
+)
+
+
+class Entered:
+    """The random weights that have entered a pass on plain tensors: each may once."""
+
+    def __init__(self) -> None:
+        """None have."""
+        self._seen: set[int] = set()
+
+    def see(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Refuse those that have been there; other functions have none."""
+        holder = SOURCE[function](*args) if function in SOURCE else None
+        if holder is None:
+            return
+        if id(holder) in self._seen:
+            raise UnsupportedOperation(TWICE)
+        self._seen.add(id(holder))
 
 
 def rule(

@@ -96,8 +96,11 @@ def test_what_cannot_be_made_bayesian_is_refused() -> None:
         bayes.to_bayesian(nn.Linear(2, 2), bayes.TrainedPrior(), keep_weights=False)
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
-    with pytest.raises(cp.UnsupportedOperation, match="the same weights"):
-        bayes.to_bayesian(tied)
+    words = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    words[1].weight = words[0].weight
+    for model in (tied, words):
+        with pytest.raises(cp.UnsupportedOperation, match="the same weights"):
+            bayes.to_bayesian(model)
 
 
 def states(count: int = 4) -> list[dict[str, Tensor]]:
@@ -142,14 +145,29 @@ def test_a_posterior_from_elsewhere() -> None:
     assert all(bool(torch.isfinite(p.grad).all()) for p in made.parameters() if p.grad is not None)
 
 
+def test_a_collection_of_networks_with_batch_norm_goes_in_whole() -> None:
+    """SWAG: what moments_of gives is what with_posterior takes, once it is told what to fix."""
+    model, x = network(), normal(3, 1, 5, 5)
+    mean, variance = bayes.moments_of(states())
+    norm = [f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
+    with pytest.raises(cp.UnsupportedOperation) as caught:
+        bayes.with_posterior(model, mean, variance)
+    assert f"pass fixed={norm}" in str(caught.value)
+    made = bayes.with_posterior(model, mean, variance, fixed=norm)
+    assert_close(made[1].running_var, mean["1.running_var"])
+    plain = network()
+    plain.load_state_dict(mean)
+    assert_close(bayes.predict(quiet(made), x).mean, plain(x))
+
+
 def test_names_and_shapes_are_checked() -> None:
     model = network()
     mean, variance = bayes.moments_of(states())
     names = [n for n, _ in model.named_parameters()]
     random = {k: v for k, v in variance.items() if k in names and not k.startswith("1.")}
     bayes.with_posterior(model, mean, random)
-    with pytest.raises(ValueError, match=r"variance_state has .*1\.running_mean.*has not"):
-        bayes.with_posterior(model, mean, variance)
+    with pytest.raises(ValueError, match=r"variance_state has 7\.weight, which the model has not"):
+        bayes.with_posterior(model, mean, {**random, "7.weight": torch.ones(1)})
     with pytest.raises(ValueError, match=r"variance_state lacks 4\.bias"):
         bayes.with_posterior(model, mean, {k: v for k, v in random.items() if k != "4.bias"})
     with pytest.raises(ValueError, match=r"mean_state lacks 4\.bias"):
@@ -163,5 +181,11 @@ def test_names_and_shapes_are_checked() -> None:
         bayes.with_posterior(model, mean, norm)
     kept = bayes.with_posterior(model, mean, norm, fixed=["1.weight", "4.weight"])
     assert not kept[4].weight_variance.any()
-    with pytest.raises(ValueError, match="names no parameters"):
+    lone = {k: v for k, v in norm.items() if k != "4.weight"}  # what is fixed needs no variance
+    assert not bayes.with_posterior(model, mean, lone, fixed=["1.weight", "4.weight"])[
+        4
+    ].weight_variance.any()
+    with pytest.raises(ValueError, match=r"means of 4\.bias are not finite"):
+        bayes.with_posterior(model, {**mean, "4.bias": mean["4.bias"] * torch.nan}, random)
+    with pytest.raises(ValueError, match="names nothing that the model has"):
         bayes.with_posterior(model, mean, random, fixed=["nothing"])

@@ -232,7 +232,11 @@ def test_a_layer_that_is_used_twice_is_refused() -> None:
     layer = bayes.BayesLinear(3, 3)
     model = nn.Sequential(layer, nn.ReLU(), layer)
     x = torch.ones(2, 3)
-    for use in (bayes.predict, lambda m, t: bayes.draws(m, t, 4)):
+    for use in (
+        bayes.predict,
+        lambda m, t: bayes.draws(m, t, 4),
+        lambda m, t: bayes.predict(m, t, cp.MonteCarlo(4)),
+    ):
         with pytest.raises(cp.UnsupportedOperation, match=r"used twice.*shared=True"):
             use(model, x)
     bayes.predict(model[:2], x)  # a new pass is a new use
@@ -252,6 +256,7 @@ def test_uses_that_are_declared_are_taken_as_independent() -> None:
     expected = bayes.predict(nn.Sequential(first, second), x)
     assert_close(y.covariance_matrix, expected.covariance_matrix)
     assert bayes.draws(nn.Sequential(layer, layer), x, 4).shape == (4, 2, 3)
+    assert bayes.predict(nn.Sequential(layer, layer), x, cp.MonteCarlo(4)).batch_shape == (2,)
 
 
 @pytest.mark.parametrize(

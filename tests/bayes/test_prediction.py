@@ -134,8 +134,23 @@ def test_sample_moments_are_differentiable_and_repeatable() -> None:
     assert_close(y.covariance_matrix[1], torch.cov(draws[:, 1].T))
     (y.mean.sum() + y.variance.sum()).backward()
     assert all(bool(p.grad.abs().sum() > 0) for p in model.parameters())
-    with pytest.raises(ValueError, match="samples is a whole number from 2"):
-        bayes.LocalReparametrisation(1)
+    with pytest.raises(ValueError, match="samples is a whole number from 1"):
+        bayes.LocalReparametrisation(0)
+
+
+def test_one_draw_trains_but_has_no_variance() -> None:
+    model, x, y = network(), normal(4, 3), normal(4, 2)
+    likelihood = bayes.HomoskedasticGaussian(2.0, learned=False)
+    one, many = (bayes.LocalReparametrisation(n, generator(n)) for n in (1, 100_000))
+    elbo = bayes.ELBO(likelihood, 4)
+    with torch.no_grad():
+        losses = torch.stack([elbo(model, x, y, one).loss for _ in range(2000)])
+        expected = elbo(model, x, y, many).loss
+    assert abs(losses.mean() - expected) < 5 * losses.std() / len(losses) ** 0.5
+    with pytest.raises(ValueError, match="one draw has no variance"):
+        bayes.predict(model, x, one)
+    with pytest.raises(ValueError, match="one draw has no variance"):
+        bayes.predict_target(model, likelihood, x, one)
 
 
 def test_other_layers_are_ordinary() -> None:

@@ -1,6 +1,7 @@
 """Bayesian networks from ordinary ones, and posteriors that were found elsewhere."""
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -38,11 +39,7 @@ def to_bayesian(
     layers = [layer for layer in result.modules() if type(layer) in REPLACED]
     if not layers:
         raise ValueError("the model has no nn.Linear, nn.Conv1d or nn.Conv2d to make random")
-    if len({id(layer.weight) for layer in layers}) < len(layers):
-        raise UnsupportedOperation(
-            "two layers of the model have the same weights, and Bayesian layers would have weights "
-            "of their own; use one layer twice with shared=True, or untie them"
-        )
+    _check_untied(result, layers)
     made: dict[int, nn.Module] = {}
     for layer in layers:
         bayesian = _bayesian(layer, prior, members, shared)
@@ -66,42 +63,50 @@ def with_posterior(
 ) -> nn.Module:
     """A copy of a network with weights of these means and variances, found elsewhere.
 
-    mean_state: a state dict of the model; variance_state: variances by the names of parameters,
-    all of those of linear and convolutional layers. Parameters of other layers have no randomness
-    here: a variance of theirs must be zero, or their names be in `fixed`. prior, for `kl`:
-    N(0, 1) if not given.
+    mean_state: a state dict of the model; variance_state: variances by its names, all of those of
+    linear and convolutional layers. What other layers have, parameters or running statistics, is
+    not random here: a variance of theirs must be zero, or their names be in `fixed`. prior, for
+    `kl`: N(0, 1) if not given.
     """
     plain = copy.deepcopy(model)
     expected = plain.state_dict()
     _check_names("mean_state", mean_state, expected, expected)
+    for name, mean in mean_state.items():
+        if not bool(torch.isfinite(mean).all()):
+            raise ValueError(f"the means of {name} are not finite numbers")
     plain.load_state_dict(dict(mean_state))
     result = to_bayesian(plain, FixedPrior() if prior is None else prior)
-    parameters = dict(plain.named_parameters(remove_duplicate=False))
     random = {
         f"{name}.{kind}" if name else kind: parameter
         for name, layer in result.named_modules(remove_duplicate=False)
         if isinstance(layer, BayesLayer)
         for kind, parameter in _log_stddevs(layer)
     }
-    _check_names("variance_state", variance_state, random, parameters)
-    unknown = sorted(set(fixed) - set(parameters))
+    unknown = sorted(set(fixed) - set(expected))
     if unknown:
-        raise ValueError(f"fixed names no parameters of the model: {', '.join(unknown)}")
-    for name, variance in variance_state.items():
-        if not bool((variance >= 0).all()) or not bool(torch.isfinite(variance).all()):
-            raise ValueError(f"the variances of {name} are not finite numbers from zero")
-        if name in fixed or name in random:
-            continue
-        if bool((variance > 0).any()):
-            raise UnsupportedOperation(
-                f"{name} is no weight of a linear or convolutional layer and cannot be random; "
-                f"pass fixed=[{name!r}] to keep it at its mean"
-            )
+        raise ValueError(f"fixed names nothing that the model has: {', '.join(unknown)}")
+    needed = {name: parameter for name, parameter in random.items() if name not in fixed}
+    _check_names("variance_state", variance_state, needed, expected)
+    _check_variances(variance_state, {*random, *fixed})
     with torch.no_grad():
         for name, log_stddev in random.items():
             values = torch.zeros_like(log_stddev) if name in fixed else variance_state[name]
             log_stddev.copy_(values.log() / 2)
     return result
+
+
+def _check_variances(variance_state: State, settled: Collection[str]) -> None:
+    """They are numbers from zero, and zero but for what can be random or was said to be fixed."""
+    for name, variance in variance_state.items():
+        if not bool((variance >= 0).all()) or not bool(torch.isfinite(variance).all()):
+            raise ValueError(f"the variances of {name} are not finite numbers from zero")
+    left = [name for name, variance in variance_state.items()
+            if name not in settled and bool((variance > 0).any())]  # fmt: skip
+    if left:
+        raise UnsupportedOperation(
+            f"what is no weight of a linear or convolutional layer cannot be random; pass "
+            f"fixed={left} to keep it at its mean"
+        )
 
 
 def moments_of(states: Sequence[State]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -122,6 +127,16 @@ def moments_of(states: Sequence[State]) -> tuple[dict[str, Tensor], dict[str, Te
         values = torch.stack([state[name].detach() for state in states])
         mean[name], variance[name] = values.mean(0), values.var(0)
     return mean, variance
+
+
+def _check_untied(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """No parameter of the layers is that of another layer as well (embeddings tie theirs)."""
+    owners = Counter(id(one) for each in model.modules() for one in each.parameters(recurse=False))
+    if any(owners[id(one)] > 1 for each in layers for one in each.parameters(recurse=False)):
+        raise UnsupportedOperation(
+            "two layers of the model have the same weights, and Bayesian layers would have weights "
+            "of their own; use one layer twice with shared=True, or untie them"
+        )
 
 
 def _check_names(what: str, given: State, needed: State, known: State) -> None:

@@ -52,6 +52,8 @@ def predict_target(
 ) -> Prediction:
     """Mean and variances of the target of every datum, (*members, data, k)."""
     dims = batch_dims(model, x)
+    if isinstance(method, LocalReparametrisation):
+        method.check_spread()
     parts = []
     for rows in slices(lead_of(x, dims)):
         some = take(x, rows, dims)

@@ -12,16 +12,19 @@ from covprop.bayes.geometry import Convolved, Dot, Geometry
 from covprop.bayes.moments import propagated
 from covprop.bayes.priors import Prior
 from covprop.bayes.weights import Weights
-from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, RULES, Batch
+from covprop.dispatch import (
+    AT_MEANS,
+    BATCH,
+    KIND,
+    RANDOM_WEIGHTS,
+    RULES,
+    SOURCE,
+    TWICE,
+    Batch,
+)
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import standard_deviation
 from covprop.tensor import GaussianTensor
-
-TWICE = (
-    "a Bayesian layer is used twice in one pass, and its weights are the same both times, which "
-    "covprop does not follow; make a layer for each use, or pass shared=True, which takes the uses "
-    "as independent"
-)
 
 
 class BayesLayer(Weights, ABC):
@@ -58,6 +61,12 @@ def at_means(input: Tensor, weight: Tensor, layer: BayesLayer) -> Tensor:
     )
 
 
+def source(input: Tensor, weight: Tensor, layer: BayesLayer) -> object:
+    """What its weights are known by, unless several uses are declared."""
+    del input, weight
+    return None if layer.shared else layer.weight_mean
+
+
 def random_linear_rule(
     function: Any, input: GaussianTensor, weight: Tensor, layer: BayesLayer
 ) -> GaussianTensor:
@@ -71,6 +80,7 @@ def random_linear_rule(
 
 RULES[random_linear], AT_MEANS[random_linear] = random_linear_rule, at_means
 BATCH[random_linear], KIND[random_linear] = Batch.FIRST, RANDOM_WEIGHTS
+SOURCE[random_linear] = source
 
 
 def draw(x: Tensor, layer: BayesLayer, generator: torch.Generator | None = None) -> Tensor:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from covprop.bayes.layers import TWICE, draw, random_linear
+from covprop.bayes.layers import draw, random_linear
 from covprop.bayes.weights import Weights
 from covprop.covariance.base import symmetric
+from covprop.dispatch import Entered
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 
@@ -19,20 +20,30 @@ from covprop.gaussian import Gaussian
 class LocalReparametrisation:
     """Draws of the outputs of every layer, of Kingma et al. (2015), in place of their moments.
 
-    samples: how many for every element of the batch; generator: where the randomness of weights
-    and inputs comes from (torch's global one by default; dropout has that one always).
+    samples: how many for every element of the batch; one is enough to train with, a prediction
+    takes two. generator: where the randomness of weights and inputs comes from (torch's global one
+    by default; dropout has that one always).
     """
 
     samples: int = 10
     generator: torch.Generator | None = field(default=None, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        """A covariance needs two."""
-        if type(self.samples) is not int or self.samples < 2:  # noqa: PLR2004
-            raise ValueError(f"samples is a whole number from 2, not {self.samples!r}")
+        """There is at least one draw."""
+        if type(self.samples) is not int or self.samples < 1:
+            raise ValueError(f"samples is a whole number from 1, not {self.samples!r}")
+
+    def check_spread(self) -> None:
+        """See that the draws have a variance."""
+        if self.samples < 2:  # noqa: PLR2004
+            raise ValueError(
+                "one draw has no variance; it is enough to train with, but predict with "
+                "bayes.LocalReparametrisation(samples) of two or more"
+            )
 
     def moments(self, drawn: Tensor, batch_dims: int) -> Gaussian:
         """Mean and unbiased covariance of draws (samples, *batch, *event), differentiable."""
+        self.check_spread()
         flat = drawn.flatten(1 + batch_dims) if drawn.dim() > 1 + batch_dims else drawn[..., None]
         mean = flat.mean(0)
         deviation = (flat - mean).movedim(0, -1)  # (*batch, m, samples)
@@ -46,7 +57,7 @@ class _Drawing(TorchFunctionMode):
     def __init__(self, generator: torch.Generator | None) -> None:
         super().__init__()
         self.generator = generator
-        self.used: set[int] = set()
+        self.entered = Entered()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -54,10 +65,8 @@ class _Drawing(TorchFunctionMode):
         del types
         if func is not random_linear:
             return func(*args, **(kwargs or {}))
+        self.entered.see(func, args)
         x, _, layer = args
-        if id(layer.weight_mean) in self.used and not layer.shared:
-            raise UnsupportedOperation(TWICE)
-        self.used.add(id(layer.weight_mean))
         return draw(x, layer, self.generator)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from covprop.dispatch import leaves, map_leaves
+from covprop.dispatch import Entered, leaves, map_leaves
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods.looks import Looks, random_state, randomness_kept
@@ -48,6 +48,7 @@ class Trace(TorchFunctionMode):
         """Begin with these."""
         super().__init__()
         self.largest = 1
+        self._entered = Entered()
         self._held: dict[int, Tensor] = {}  # for as long, no other tensor has their memory
         self._mark(tensors)
 
@@ -61,6 +62,7 @@ class Trace(TorchFunctionMode):
         """Run the function; what comes of something dependent is dependent, also in place."""
         del types
         given = kwargs or {}
+        self._entered.see(func, args)
         result = func(*args, **given)
         results = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         self.largest = max([self.largest, *(tensor.numel() for tensor in results)])

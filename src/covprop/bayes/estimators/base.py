@@ -174,7 +174,10 @@ class BayesEstimator(BaseEstimator, ABC):
     def _inference(self) -> settings.Inference:
         """The method; draws begin at the same place every time."""
         method = settings.chosen("method", self.method, settings.METHODS, settings.Inference)
-        if isinstance(method, LocalReparametrisation) and method.generator is None:
+        if not isinstance(method, LocalReparametrisation):
+            return method
+        method.check_spread()
+        if method.generator is None:
             generator = torch.Generator(self.device).manual_seed(self.seed_)
             return LocalReparametrisation(method.samples, generator)
         return method
