@@ -41,7 +41,7 @@ def network(members: int | None = None) -> nn.Module:
 
 def train(model: nn.Module, method: Any, x: Tensor, y: Tensor) -> None:
     """One epoch, as any training has it."""
-    elbo = bnn.ELBO(bnn.HeteroskedasticGaussian(), data_size=ROWS)
+    elbo = bnn.ELBO(bnn.HeteroskedasticGaussian(), data_size=y.shape[-1])
     bnn.fit(model, elbo, x, y, method=method, epochs=1, batch_size=BATCH, learning_rate=1e-3)
 
 

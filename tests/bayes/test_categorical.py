@@ -208,5 +208,10 @@ def test_targets_that_are_no_classes_are_refused() -> None:
         Categorical().expected_log_prob(output, torch.zeros(4))
     with pytest.raises(ValueError, match="one class"):
         Categorical().expected_log_prob(output, torch.zeros(4, 3, dtype=torch.long))
+    for name in ("expected_log_prob", "log_predictive"):
+        for wrong in (-1, output.event_shape.numel()):
+            target = torch.full(output.batch_shape, wrong)
+            with pytest.raises(ValueError, match=f"class numbers from 0 .* {wrong} to {wrong}"):
+                getattr(Categorical(), name)(output, target)
     with pytest.raises(ValueError, match="pairs"):
         Cubature(7)

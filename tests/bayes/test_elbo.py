@@ -93,6 +93,8 @@ def test_annealing_is_a_line_and_then_one() -> None:
     ("options", "message"),
     [
         ({"data_size": 0}, "data_size"),
+        ({"data_size": math.inf}, "data_size"),
+        ({"data_size": torch.tensor([3, 0])}, "data_size"),
         ({"data_size": 1, "likelihood_temperature": 0.0}, "temperature"),
         ({"data_size": 1, "kl_temperature": -1.0}, "temperature"),
     ],
@@ -102,6 +104,9 @@ def test_numbers_that_make_no_sense_are_refused(options, message: str) -> None:
         ELBO(HeteroskedasticGaussian(), **options)
     with pytest.raises(ValueError, match="annealing"):
         LinearAnnealing(0)
+    for size in ("10", None, True):
+        with pytest.raises(TypeError, match=f"number of training data, not {size!r}"):
+            ELBO(HeteroskedasticGaussian(), size)
 
 
 def test_noise_in_likelihood_out() -> None:

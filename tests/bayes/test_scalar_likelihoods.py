@@ -167,6 +167,22 @@ def test_members_and_dtypes(likelihood, name: str) -> None:
     assert_close(method(output.to(torch.float32), target), found.float(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["log_prob", "expected_log_prob", "log_predictive"])
+@pytest.mark.parametrize(
+    ("likelihood", "wrong", "right"),
+    [(Bernoulli(), (-1.0, 1.5, math.nan), (0.0, 0.3, 1.0)), (Poisson(), (-1.0, 0.5), (0.0, 7.0))],
+)
+def test_targets_of_another_kind_are_refused(likelihood, wrong, right, name: str) -> None:
+    values = torch.zeros(1, 1)
+    given = values if name == "log_prob" else cp.Gaussian.diagonal(values, values + 1, 1)
+    method = getattr(likelihood, name)
+    for target in wrong:
+        with pytest.raises(ValueError, match=f"targets of {type(likelihood).__name__} are"):
+            method(given, torch.tensor([target]))
+    for target in right:
+        assert bool(torch.isfinite(method(given, torch.tensor([target]))).all())
+
+
 def test_a_huge_variance_of_the_log_rate_stays_finite() -> None:
     variance = torch.full((1, 1), 1e4, requires_grad=True)
     output = cp.Gaussian(torch.zeros(1, 1), torch.diag_embed(variance), validate_args=False)

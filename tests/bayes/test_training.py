@@ -199,12 +199,33 @@ def test_a_validation_that_is_no_number_ends_the_training():
         ({"learning_rate": 0.0}, "positive"),
         ({"patience": 2}, "validation"),
         ({"weight": torch.ones(3)}, "weight has the shape"),
+        ({"weight": torch.zeros(20)}, "not all of them 0"),
+        ({"weight": torch.linspace(-1, 2, 20)}, "numbers from 0"),
     ],
 )
 def test_settings_are_checked(options, message):
     x, y = data(20)
     with pytest.raises(ValueError, match=message):
         trained(network(), x, y, **options)
+
+
+def test_a_data_size_other_than_that_of_the_data_is_not_silent():
+    """A batch's size in its place, as in the published code, makes the divergence far too heavy."""
+    x, y = data(20)
+    with pytest.warns(UserWarning, match="data_size of the ELBO is 10, and there are 20 data"):
+        trained(network(), x, y, elbo=bayes.ELBO(bayes.HeteroskedasticGaussian(), 10), epochs=1)
+
+
+def test_validation_data_count_by_their_weight():
+    x, y = data(20)
+    twice = torch.cat([x, x[:5]]), torch.cat([y, y[:5]])
+    weight = 1 + (torch.arange(20) < 5).double()
+    found = [
+        trained(network(), x, y, validation=held, epochs=2).validation[-1]
+        for held in (twice, (x, y, weight), (x, y))
+    ]
+    assert_close(found[1], found[0])
+    assert abs(found[2] - found[0]) > 1e-3
 
 
 def test_targets_go_with_the_data():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import TypeAlias, final
 
 import torch
@@ -90,8 +91,12 @@ class ELBO:
     """Is given the terms of every call, as numbers: a list's append, or a writer of your own."""
 
     def __post_init__(self) -> None:
-        if not bool(torch.as_tensor(self.data_size).min() >= 1):
-            raise ValueError("data_size is the number of training data, and at least 1")
+        size = self.data_size
+        if isinstance(size, bool) or not isinstance(size, Real | Tensor):
+            raise TypeError(f"data_size is the number of training data, not {size!r}")
+        sizes = torch.as_tensor(size)
+        if not bool((torch.isfinite(sizes) & (sizes >= 1)).all()):
+            raise ValueError(f"data_size is the number of training data, from 1, not {size}")
         if self.likelihood_temperature <= 0 or self.kl_temperature < 0:
             raise ValueError("the likelihood's temperature is positive, the KL's not negative")
 

@@ -1,6 +1,7 @@
 """One training loop, for every model, likelihood, method and number of members."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
@@ -48,6 +49,8 @@ class History:
         return {name: [float(one.mean()) for one in getattr(self, name)] for name in names}
 
 
+Held: TypeAlias = tuple[Tensor | Gaussian, Tensor] | tuple[Tensor | Gaussian, Tensor, Tensor]
+"""Data to validate with: inputs, targets, and how much each counts if they are not equal."""
 Callback: TypeAlias = Callable[[int, History], object]
 """Is given the epoch, from 0, and the history up to it; ends the training if it returns True."""
 
@@ -65,7 +68,7 @@ def fit(
     weight_decay: float = 0.0,
     weight: Tensor | None = None,
     generator: torch.Generator | None = None,
-    validation: tuple[Tensor | Gaussian, Tensor] | None = None,
+    validation: Held | None = None,
     patience: int | None = None,
     progress: bool = False,
     callback: Callback | None = None,
@@ -79,19 +82,18 @@ def fit(
 
     learning_rate: one, or one for each member (members,), to compare them in one computation.
     generator: where the order of the data comes from (torch's global one by default); draws have
-    the method's. validation: other data, whose log predictive density is noted after every epoch.
-    patience: end when that has not improved for so many epochs, and restore the best one, each
-    member its own; without it, the last epoch is kept.
+    the method's. validation: other data (x, y) or (x, y, weight), whose log predictive density is
+    noted after every epoch. patience: end when that has not improved for so many epochs, and
+    restore the best one, each member its own; without it, the last epoch is kept.
     """
     dims = batch_dims(model, x)
     lead = lead_of(x, dims)
     _check(lead, epochs, batch_size, learning_rate, patience, validation is not None)
     y = _for_all(y, lead, "y")
-    if weight is not None:
-        # In units of their average over all data: that over a batch would make rows count more
-        # in the company of light ones.
-        weight = _for_all(weight, lead, "weight")
-        weight = weight / weight.mean(-1, keepdim=True)
+    if weight is None:
+        _check_size(elbo.data_size, lead[-1])
+    else:
+        weight = _relative(_for_all(weight, lead, "weight"))
     parameters = [*model.parameters(), *elbo.likelihood.parameters()]
     rates = torch.as_tensor(learning_rate)
     optimiser = torch.optim.AdamW(
@@ -124,7 +126,7 @@ def fit(
                 step += 1
             sums.finish(history)
             if validation is not None:
-                found = log_predictive(model, elbo.likelihood, *validation, method).mean(-1)
+                found = _density(model, elbo.likelihood, validation, method)
                 if bool(torch.isnan(found).any()):
                     raise _diverged(epoch)
                 history.validation.append(found)
@@ -164,6 +166,19 @@ def _slow_down(optimiser: torch.optim.Optimizer, rates: Tensor, lead: torch.Size
 
     optimiser.register_step_pre_hook(keep)
     optimiser.register_step_post_hook(shorten)
+
+
+def _density(
+    model: nn.Module,
+    likelihood: Likelihood,
+    held: Held,
+    method: Method | LocalReparametrisation,
+) -> Tensor:
+    """The average log predictive density of held-out data, of each member."""
+    each = log_predictive(model, likelihood, held[0], held[1], method)
+    if len(held) == 2:  # noqa: PLR2004
+        return each.mean(-1)
+    return (held[2] * each).sum(-1) / held[2].expand(each.shape).sum(-1)
 
 
 def _diverged(epoch: int) -> TrainingDiverged:
@@ -252,6 +267,26 @@ def _for_all(data: Tensor, lead: torch.Size, name: str) -> Tensor:
         return data.expand(lead[0], *data.shape)
     wanted = f"{tuple(lead)}, as x does" + (f", or {tuple(lead[1:])}" if len(lead) > 1 else "")
     raise ValueError(f"{name} has the shape {tuple(data.shape)} and is to lead with {wanted}")
+
+
+def _relative(weight: Tensor) -> Tensor:
+    """Weights (*members, N) in units of their average over all data.
+
+    That over a batch would make rows count more in the company of light ones.
+    """
+    if not bool(((weight >= 0).all(-1) & (weight.sum(-1) > 0)).all()):
+        raise ValueError("weights are numbers from 0, and not all of them 0")
+    return weight / weight.mean(-1, keepdim=True)
+
+
+def _check_size(data_size: int | Tensor, rows: int) -> None:
+    """The size of a batch in place of that of the data is an easy mistake."""
+    if bool((torch.as_tensor(data_size) != rows).any()):
+        warnings.warn(
+            f"data_size of the ELBO is {data_size}, and there are {rows} data, so that the "
+            "divergence does not count as it should; to weigh it, ELBO has kl_temperature",
+            stacklevel=3,
+        )
 
 
 def _check(

@@ -125,11 +125,13 @@ class BayesEstimator(BaseEstimator, ABC):
         if isinstance(self.likelihood_, nn.Module):
             self.likelihood_.to(self.device, settings.torch_dtype(self.dtype))
         y = y.to(self.device)
+        counts = None if weight is None else torch.as_tensor(weight).to(y.device)
         rows, held = np.arange(len(x)), None
         if self.early_stopping:
             rows, out = self._split(len(x), groups, generator)
-            held = (self._inputs(x[out]), y[torch.as_tensor(out)])
-        weights = None if weight is None else torch.as_tensor(weight[rows]).to(y.device)
+            pair = (self._inputs(x[out]), y[torch.as_tensor(out)])
+            held = pair if counts is None else (*pair, counts[torch.as_tensor(out)])
+        weights = None if counts is None else counts[torch.as_tensor(rows)]
         # A datum of weight 2 is two data.
         size = len(rows) if weights is None else max(1, round(float(weights.sum())))
         self.history_ = fit(

@@ -190,6 +190,11 @@ def _index(target: Tensor, values: Tensor) -> Tensor:
             f"targets of shape {tuple(target.shape)} are not one class for each element of a batch "
             f"{tuple(batch)}"
         )
+    if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < values.shape[-1]:
+        raise ValueError(
+            f"targets are class numbers from 0 to {values.shape[-1] - 1}, one for each logit, and "
+            f"here are {int(target.min())} to {int(target.max())}"
+        )
     return target.long().expand(batch)[..., None]
 
 

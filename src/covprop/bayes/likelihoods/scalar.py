@@ -37,19 +37,19 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, values: Tensor, target: Tensor) -> Tensor:
         """T log sigmoid(f) + (1 - t) log sigmoid(-f), summed over targets."""
-        t = columns(target, values.shape[:-1], values.shape[-1], values)
+        t = columns(_answers(target), values.shape[:-1], values.shape[-1], values)
         return _log_bernoulli(values, t).sum(-1)
 
     def expected_log_prob(self, output: Gaussian, target: Tensor) -> Tensor:
         """T mu - E[softplus(f)], by quadrature in one dimension, summed over targets."""
         mean, variance = flat_mean(output), output.covariance.diagonal()
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
+        t = columns(_answers(target), output.batch_shape, mean.shape[-1], mean)
         softened = SOFTPLUS.mean(mean.double(), variance.double())
         return (t * mean - softened).sum(-1).to(output.dtype)
 
     def log_predictive(self, output: Gaussian, target: Tensor) -> Tensor:
         """log E[sigmoid(+-f)], accurate relative to itself; a sum over targets, each on its own."""
-        return _log_predictive(output, target, _log_bernoulli, _logit_bound)
+        return _log_predictive(output, _answers(target), _log_bernoulli, _logit_bound)
 
     def predict(self, output: Gaussian) -> Prediction:
         """P = E[sigmoid(f)], variance E[sigmoid'(f)] + Var[sigmoid(f)], entropies."""
@@ -84,18 +84,18 @@ class Poisson(Likelihood):
 
     def log_prob(self, values: Tensor, target: Tensor) -> Tensor:
         """T f - exp(f) - log t!, summed over targets."""
-        t = columns(target, values.shape[:-1], values.shape[-1], values)
+        t = columns(_counts(target), values.shape[:-1], values.shape[-1], values)
         return _log_poisson(values, t).sum(-1)
 
     def expected_log_prob(self, output: Gaussian, target: Tensor) -> Tensor:
         """T mu - exp(mu + S / 2) - log t!, summed; the exponential as in `exponential`."""
         mean, variance = flat_mean(output), output.covariance.diagonal()
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
+        t = columns(_counts(target), output.batch_shape, mean.shape[-1], mean)
         return (t * mean - exponential(mean + variance / 2) - torch.lgamma(t + 1)).sum(-1)
 
     def log_predictive(self, output: Gaussian, target: Tensor) -> Tensor:
         """log E[p(t | f)] by quadrature in one dimension; a sum over targets, each on its own."""
-        return _log_predictive(output, target, _log_poisson, _rate_bound)
+        return _log_predictive(output, _counts(target), _log_poisson, _rate_bound)
 
     def predict(self, output: Gaussian) -> Prediction:
         """Mean r = exp(mu + S / 2); variance r, aleatoric, and r^2 (exp(S) - 1), epistemic."""
@@ -108,6 +108,19 @@ class Poisson(Likelihood):
         rate = values.exp()
         mean = rate.mean(0)
         return Prediction(mean, mean, rate.var(0, correction=0))
+
+
+def _answers(target: Tensor) -> Tensor:
+    """Labels that are something else, as -1 and 1, would have a likelihood without a bound."""
+    if not bool(((target >= 0) & (target <= 1)).all()):
+        raise ValueError("targets of Bernoulli are 0 and 1, or shares between; here are others")
+    return target
+
+
+def _counts(target: Tensor) -> Tensor:
+    if not bool(((target >= 0) & (target == target.round())).all()):
+        raise ValueError("targets of Poisson are whole numbers from 0, and here are others")
+    return target
 
 
 def _log_predictive(
