@@ -7,6 +7,8 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.datasets import load_wine, make_regression
 from sklearn.exceptions import NotFittedError
@@ -18,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import covprop as cp
 from covprop import bayes
 from covprop.bayes import BayesClassifier, BayesRegressor
+from covprop.bayes.estimators.regressor import _quantile
 
 QUICK = {"hidden": (10,), "epochs": 60, "batch_size": 1000, "learning_rate": 0.05}
 QUICK |= {"random_state": 0}
@@ -175,6 +178,61 @@ def test_a_constant_target_is_predicted_with_certainty_and_a_warning():
     assert (upper == 0.3).all()
     assert list(model.cumulative(x[:2], [0.2, 0.3])) == [0, 1]
     assert list(model.log_predictive(x[:2], [0.2, 0.3])) == [-np.inf, np.inf]
+    with pytest.warns(UserWarning, match=r"y in columns \[1\] is the same"):
+        BayesRegressor(**QUICK).fit(x, np.column_stack([x[:, 0], np.ones(20)]))
+
+
+def test_a_constant_target_has_the_noise_that_was_given():
+    x, _ = regression(20)
+    noise = bayes.HomoskedasticGaussian(0.5, learned=False)
+    model = BayesRegressor(**QUICK, likelihood=noise).fit(x, np.full(20, 3.0))
+    mean, std = model.predict(x, return_std=True)
+    assert (std > 0.5).all()
+    assert (abs(mean - 3) < std).all()
+
+
+def test_intervals_are_finite_where_the_variance_is_not():
+    """E[exp(l)] is beyond all numbers, far from the data; the quantiles are not."""
+    x, y = regression()
+    model = BayesRegressor(**QUICK | {"hidden": (20,), "epochs": 200}).fit(x, y)
+    far = 1e4 * x[:3]
+    assert np.isinf(model.predict(far, return_std=True)[1]).all()
+    lower, upper = model.predict_interval(far, 0.9)
+    assert np.isfinite(lower).all()
+    assert np.isfinite(upper).all()
+    assert np.allclose(model.cumulative(far, lower), 0.05, atol=1e-6)
+    assert np.allclose(model.cumulative(far, upper), 0.95, atol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1.0, 10.0])
+@pytest.mark.parametrize("size", [-30.0, 0.0])
+def test_quantiles_are_those_of_the_integral(spread, size):
+    """Noise of deviation exp(l / 2), l ~ N(size, spread^2), on a mean that is known."""
+    share, unit = 0.95, np.exp(size / 2)
+
+    def below(t):
+        nodes, weights = np.polynomial.legendre.leggauss(400)
+        z = 9 * nodes
+        return weights @ (norm.cdf(t * np.exp(-spread * z / 2)) * norm.pdf(z)) * 9 - share
+
+    output = cp.Gaussian(
+        torch.tensor([[2.0, size]], dtype=torch.float64),
+        torch.diag(torch.tensor([0.0, spread**2], dtype=torch.float64))[None],
+    )
+    found = _quantile(bayes.HeteroskedasticGaussian(), output, share)
+    expected = brentq(below, 0, 1e6, xtol=1e-13)
+    assert float(found - 2) / unit == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_decomposition_does_not_depend_on_how_many_rows_are_taken_at_a_time(monkeypatch):
+    x, y = regression(30)
+    model = BayesRegressor(**QUICK | {"epochs": 3}, input_noise=0.1).fit(x, y)
+    whole = model.decompose(x)
+    monkeypatch.setattr("covprop.bayes.evaluation.ROWS", 7)
+    pieces = model.decompose(x)
+    for name in ("aleatoric", "epistemic", "input"):
+        assert torch.allclose(getattr(pieces, name), getattr(whole, name), rtol=1e-12)
+    assert np.allclose(whole.total.sqrt()[:, 0], model.predict(x, return_std=True)[1])
 
 
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
@@ -198,6 +256,14 @@ def test_missing_values_are_refused(kind, value):
         kind(**QUICK).fit(x, y).predict(broken)
 
 
+def test_missing_targets_have_no_density():
+    x, y = regression(10)
+    model = BayesRegressor(**QUICK).fit(x, y)
+    for measure in (model.cumulative, model.log_predictive):
+        with pytest.raises(ValueError, match="y contains NaN"):
+            measure(x, np.where(np.arange(10) == 2, np.nan, y))
+
+
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match="one class, 'a'; a classifier needs at least two"):
         BayesClassifier(**QUICK).fit([[1.0], [2.0]], np.array(["a", "a"], dtype=object))
@@ -209,13 +275,22 @@ def test_one_class_is_refused():
         ("method", "best"), ("method", cp.MonteCarlo()),
         ("prior", 3), ("likelihood", "categorical"), ("activation", "swish2"),
         ("hidden", (0,)), ("hidden", "big"), ("epochs", 0), ("learning_rate", -1.0),
+        ("learning_rate", "slow"), ("method", bayes.LocalReparametrisation(1)),
         ("dtype", "float16"), ("patience", 0), ("validation_fraction", 1.5), ("batch_size", 2.5),
     ],
 )  # fmt: skip
 def test_parameters_are_checked_by_fit(option, value):
     x, y = regression(10)
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(ValueError, match=f"{option}|LocalReparametrisation"):
         BayesRegressor(**QUICK | {option: value}).fit(x, y)
+
+
+def test_what_may_be_chosen_is_said_as_it_is():
+    x, y = regression(10)
+    with pytest.raises(ValueError, match=r"tanh; not 'swish2'"):  # no objects
+        BayesRegressor(**QUICK, activation="swish2").fit(x, y)
+    with pytest.raises(ValueError, match=r"or an object of LayerwiseMethod, LocalRep.*; not Monte"):
+        BayesRegressor(**QUICK, method=cp.MonteCarlo()).fit(x, y)
 
 
 def test_labels_of_any_kind():

@@ -76,6 +76,12 @@ def test_what_a_file_cannot_hold_is_said_before_it_is_written(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_a_missing_folder_is_named(tmp_path):
+    model = BayesRegressor(**QUICK).fit(*data())
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere to write model"):
+        model.save(tmp_path / "nowhere" / "model")
+
+
 @pytest.fixture
 def saved(tmp_path):
     path = tmp_path / "model.safetensors"

@@ -136,6 +136,33 @@ def test_cumulative_probability_is_the_integral_of_the_density(likelihood) -> No
     assert_close(found, middle.cumsum(0), atol=1e-6)  # the error of the trapezoidal rule
 
 
+@pytest.mark.parametrize(
+    ("spread", "correlation", "error"),
+    [
+        (2.0, 0.0, 1e-12),
+        (10.0, 0.0, 1e-8),
+        (50.0, 0.0, 1e-3),
+        (4.0, 0.99, 1e-12),
+        (4.0, 0.999, 1e-5),
+    ],
+)
+@pytest.mark.parametrize("size", [-20.0, 0.0])
+def test_cumulative_probability_is_as_near_as_it_says(spread, correlation, error, size) -> None:
+    """m ~ N(0, 1) and l ~ N(size, spread^2), correlated; on a grid far finer than its own."""
+    z = np.linspace(-10, 10, 200_001)
+    t = np.linspace(-3, 3, 13) * (1 if correlation else np.exp((size + spread) / 2))
+    own = 1.0 if correlation else 0.0  # a mean that is known shows the noise alone
+    noise = own * (1 - correlation**2) + np.exp(size + spread * z)
+    inside = stats.norm.cdf((t[:, None] - own * correlation * z) / np.sqrt(noise))
+    expected = np.trapezoid(inside * stats.norm.pdf(z), z)
+    cross = own * correlation * spread
+    matrix = torch.tensor([[own, cross], [cross, spread**2]], dtype=torch.float64)
+    mean = torch.tensor([0.0, size], dtype=torch.float64).expand(len(t), 2)
+    output = cp.Gaussian(mean, matrix.expand(len(t), 2, 2))
+    found = HeteroskedasticGaussian().cumulative(output, torch.from_numpy(t))[:, 0].numpy()
+    assert abs(found - expected).max() < error
+
+
 def test_noise_of_unknown_size_has_tails_that_its_own_cumulative_knows() -> None:
     """Targets drawn from the model: its cumulative is calibrated, a Gaussian's is not."""
     count = 20_000

@@ -64,6 +64,8 @@ def write(path: Path, kind: str, described: dict[str, Any], tensors: dict[str, T
     _, library = safetensors()
     header = {KEY: json.dumps({"format": FORMAT, "estimator": kind, **described})}
     content = library.save(tensors, metadata=header)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(content)

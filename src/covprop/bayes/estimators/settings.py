@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -75,7 +75,9 @@ def chosen(name: str, value: Any, known: Mapping[str, Callable[[], T]], kinds: A
         return known[value]()
     if isinstance(value, kinds):
         return cast(T, value)
-    raise ValueError(f"{name} is one of {', '.join(known)} or an object, not {value!r}")
+    types = get_args(kinds) or (kinds if isinstance(kinds, tuple) else (kinds,))
+    objects = f", or an object of {', '.join(kind.__name__ for kind in types)}" if types else ""
+    raise ValueError(f"{name} is one of {', '.join(known)}{objects}; not {value!r}")
 
 
 def network(
@@ -125,7 +127,8 @@ def check_numbers(
     for name, value in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
         if not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is a whole number from 1, not {value!r}")
-    if not learning_rate > 0:
+    real = (int, float, np.number)
+    if not isinstance(learning_rate, real) or not learning_rate > 0:
         raise ValueError(f"learning_rate is positive, not {learning_rate!r}")
-    if not 0 < validation_fraction < 1:
+    if not isinstance(validation_fraction, real) or not 0 < validation_fraction < 1:
         raise ValueError(f"validation_fraction is between 0 and 1, not {validation_fraction!r}")

@@ -16,14 +16,13 @@ from covprop.bayes.likelihoods.base import (
 )
 from covprop.bayes.likelihoods.marginal import TAIL, log_integral
 from covprop.gaussian import Gaussian
-from covprop.kernels.nodes import hermite_rule
-from covprop.kernels.normal import cumulative, inverse_deviation, standard_deviation
+from covprop.kernels.normal import cumulative, density, inverse_deviation, standard_deviation
 
 LOG_2PI = math.log(2 * math.pi)
 LARGEST = 700.0
 """A log-variance, either way, that float64 can take the exponential of."""
-HERMITE = 100
-"""Nodes for a cumulative probability."""
+NODES, REACH = 257, 9.0
+"""Of the trapezoidal rule for a cumulative probability, and how many deviations of l it spans."""
 STEPS = 8
 """Of a fixed-point iteration for the place of a peak."""
 
@@ -87,13 +86,15 @@ class HeteroskedasticGaussian(Likelihood):
         return log_integral(log_function, reach, centre).sum(-1).to(output.dtype)
 
     def cumulative(self, output: Gaussian, target: Tensor) -> Tensor:
-        """P(T <= t) of each target, (*batch, k): an average of Phi over l, by Gauss-Hermite.
+        """P(T <= t) of each target, (*batch, k): an average of Phi over l, by the trapezoidal rule.
 
-        Within 1e-8 up to S_ll = 4; 3e-4 where m and l are correlated by 0.99 and noise is small.
+        Within 1e-8 up to S_ll = 100 and 1e-3 up to 2500; 1e-5 where m and l are correlated by 0.999
+        and noise is small.
         """
         mean, log_variance, of_mean, cross, of_log = (part.double() for part in _moments(output))
         t = columns(target, output.batch_shape, mean.shape[-1], mean)
-        nodes, weights = (torch.as_tensor(x).to(mean) for x in hermite_rule(HERMITE))
+        nodes = torch.linspace(-REACH, REACH, NODES, dtype=mean.dtype, device=mean.device)
+        weights = density(nodes) * (2 * REACH / (NODES - 1))
         z = nodes.reshape(-1, *[1] * mean.dim())
         slope = cross * inverse_deviation(of_log)
         left = (of_mean - slope.square()).clamp(min=0)
