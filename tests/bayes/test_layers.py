@@ -1,5 +1,6 @@
 """Moments of layers with random weights, against weights that are sampled."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -283,6 +284,17 @@ def test_constructors_refuse_nonsense() -> None:
         bayes.BayesLinear(2, 2, prior="he")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="groups do not divide"):
         bayes.BayesConv1d(3, 4, 2, groups=2)
+    with pytest.raises(ValueError, match="not one number for each of 2 dimensions"):
+        bayes.BayesConv2d(3, 4, (2,))
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "Linear"])
+def test_layers_take_torchs_arguments_in_torchs_order(name: str) -> None:
+    own = inspect.signature(getattr(bayes, f"Bayes{name}")).parameters
+    torchs = [n for n in inspect.signature(getattr(nn, name)).parameters if n != "padding_mode"]
+    assert [n for n in own if n in torchs] == torchs
+    kept = [n for n, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert kept == [n for n in torchs if n not in ("device", "dtype")]
 
 
 def test_a_plan_draws_nothing_and_knows_the_shapes() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -179,9 +179,10 @@ class BayesLinear(BayesLayer):
 class _BayesConv(BayesLayer, ABC):
     """What convolutions of one and two dimensions share."""
 
+    dims: ClassVar[int]
+
     def __init__(
         self,
-        dims: int,
         in_channels: int,
         out_channels: int,
         kernel_size: int | tuple[int, ...],
@@ -198,8 +199,9 @@ class _BayesConv(BayesLayer, ABC):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Begin as torch's convolutions do, with small deviations."""
+        dims = self.dims
         kernel = _each(kernel_size, dims)
-        if in_channels % groups or out_channels % groups:
+        if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"{groups} groups do not divide {in_channels} and {out_channels} channels"
             )
@@ -219,26 +221,28 @@ class _BayesConv(BayesLayer, ABC):
 
     def extra_repr(self) -> str:
         """Channels, places and what is random."""
-        return f"{self.in_channels}, {self.out_channels}, {self._geometry}, prior={self.prior}"
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={tuple(self.kernel.shape[2:])}, "
+            f"bias={self.bias_mean is not None}, {self._geometry}, prior={self.prior}"
+        )
 
 
 @final
 class BayesConv1d(_BayesConv):
     """`nn.Conv1d` with random weights and biases, zeros around; options as of `BayesLinear`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """in_channels, out_channels, kernel_size and what follows, as of `nn.Conv1d`."""
-        super().__init__(1, *args, **kwargs)
+    dims = 1
 
 
 @final
 class BayesConv2d(_BayesConv):
     """`nn.Conv2d` with random weights and biases, zeros around; options as of `BayesLinear`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """in_channels, out_channels, kernel_size and what follows, as of `nn.Conv2d`."""
-        super().__init__(2, *args, **kwargs)
+    dims = 2
 
 
 def _each(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value)
+    each = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(each) != dims:
+        raise ValueError(f"{each} is not one number for each of {dims} dimensions")
+    return each
