@@ -279,8 +279,9 @@ def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:
     network = bound.network()
     if network.draws and not method.random:
         raise UnsupportedOperation(
-            f"the model draws random numbers, as dropout does, and cp.{type(method).__name__} "
-            "takes it as a function; call model.eval(), or use cp.MonteCarlo() or cp.Exact()"
+            f"the model draws random numbers, as dropout and Bayesian layers do, and "
+            f"cp.{type(method).__name__} takes it as a function; use cp.MonteCarlo() or "
+            "cp.Exact(), or for dropout call model.eval()"
         )
     check_outputs(network, method.entry_bytes)
     estimates = method.estimate(network, advance) if network.outputs else []

@@ -103,6 +103,30 @@ def test_what_cannot_be_made_bayesian_is_refused() -> None:
             bayes.to_bayesian(model)
 
 
+def test_hooks_of_a_layer_are_not_lost_in_silence() -> None:
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        layer = nn.Linear(2, 2)
+        getattr(layer, register)(lambda *_: None)
+        with pytest.raises(cp.UnsupportedOperation, match="has hooks"):
+            bayes.to_bayesian(layer)
+
+
+def test_a_transformer_is_bayesian_without_the_fast_path() -> None:
+    """The fast path of torch reads weights of its layers, and would leave their randomness out."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True).double().eval()
+    made, x = bayes.to_bayesian(encoder), normal(2, 3, 4)
+    assert not hasattr(made.linear1, "weight")
+    with torch.no_grad(), pytest.raises(AttributeError, match="set_fastpath_enabled"):
+        made(x)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        assert_close(bayes.predict(quiet(made), x).mean, encoder(x))
+        assert bool((bayes.predict(bayes.to_bayesian(encoder), x).variance > 0).all())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
 def states(count: int = 4) -> list[dict[str, Tensor]]:
     base = network().state_dict()
     return [

@@ -159,6 +159,11 @@ def _bayesian(
 ) -> BayesLayer:
     """A Bayesian layer of the same shape."""
     assert isinstance(layer, REPLACED)
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise UnsupportedOperation(
+            "a layer of the model has hooks, which its Bayesian form would not have; remove them "
+            "and register them on the result"
+        )
     options: dict[str, Any] = {
         "bias": layer.bias is not None, "prior": prior, "members": members, "shared": shared,
         "device": layer.weight.device, "dtype": layer.weight.dtype,

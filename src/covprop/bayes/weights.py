@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,16 @@ class Weights(nn.Module):
         for mean, log_stddev in self._pairs():
             mean.uniform_(-bound, bound, generator=generator)
             log_stddev.fill_(math.log(INITIAL_RATIO * bound))
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what there is where a module takes the weights of its layers for itself."""
+        if name in ("weight", "bias"):
+            raise AttributeError(
+                f"a Bayesian layer has no {name}: {name}_mean and {name}_variance are its moments; "
+                "for nn.TransformerEncoderLayer in eval mode, which reads it for a faster way, "
+                "call torch.backends.mha.set_fastpath_enabled(False)"
+            )
+        return super().__getattr__(name)
 
     @property
     def kernel(self) -> Tensor:
