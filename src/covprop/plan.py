@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop.covariance import Covariance, LinearMap, Sharded, Zero
+from covprop.covariance.congruence import unwritten
 from covprop.covariance.dense import streams
 from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leaves, map_leaves
 from covprop.errors import name_of
@@ -94,8 +95,9 @@ class Counted(Covariance):
     """A covariance of which only the size is known.
 
     half: what a streamed one came from; alone: variances are all that there ever is; apart: they
-    are all that there is so far; constant: there are none yet; columns: of a sketch, which is
-    remembered where something `enters`; ranks: processes that share it.
+    are all that there is so far; constant: there are none yet; bare: an input without a matrix;
+    columns: of a sketch, which is remembered where something `enters`; ranks: processes that share
+    it.
     """
 
     batch: torch.Size
@@ -105,6 +107,7 @@ class Counted(Covariance):
     alone: bool = False
     apart: bool = False
     constant: bool = False
+    bare: bool = False
     columns: int = 0
     enters: bool = False
     ranks: int = 1
@@ -112,7 +115,7 @@ class Counted(Covariance):
     @property
     def nbytes(self) -> int:
         """What it takes in the memory of a process."""
-        if self.constant:
+        if self.constant or self.bare:
             return 0
         width = 1 if self.alone or self.apart else self.columns or self.half or self.count
         return self.batch.numel() * self.itemsize * -(-self.count // self.ranks) * width
@@ -204,13 +207,15 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
         counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
         return _Cost(counted, 0, 2.0 * batch * features**2 / ranks)
     work = 2.0 * batch * taps * features * (before + features) / ranks
+    late = (parent.apart or parent.bare) and not unwritten(before, features, parent.batch)
+    first = before**2 if late else 0
     streamed = ranks == 1 and not parent.half and streams(before, features, parent.batch)
     if kind == "linear" and streamed:
         counted = Counted(parent.batch, features, out.itemsize, before)
-        return _Cost(counted, counted.nbytes, work)  # it is turned once
+        return _Cost(counted, counted.nbytes + unit * first, work)  # it is turned once
     counted = Counted(parent.batch, features, out.itemsize, ranks=ranks)
     most = before * features + max(features**2, before * features if ranks > 1 else 0)
-    return _Cost(counted, unit * most // ranks, work)
+    return _Cost(counted, unit * (first + most) // ranks, work)
 
 
 def _weights(given: Any) -> list[Tensor]:
@@ -277,12 +282,14 @@ class Planner:
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
         alone = lineage.method.variances_only
-        constant = isinstance(x.covariance, Zero) and not alone
         columns = lineage.method.columns(x.covariance)
-        constant = constant and not columns
+        constant = isinstance(x.covariance, Zero) and not (alone or columns)
         ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
         counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
         counted = replace(counted, alone=alone, constant=constant, columns=columns)
+        if x.covariance.written(1) < counted.count and not (alone or constant or columns):
+            apart = x.covariance.independent
+            counted = replace(counted, apart=apart, bare=not apart)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
