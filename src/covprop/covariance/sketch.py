@@ -81,6 +81,13 @@ class Sketch(Covariance):
     def _variance(self) -> Tensor:
         return self.inner(self)
 
+    def uncertainty(self) -> Tensor:
+        """The standard errors of `diagonal` (*batch, n), by the spread of the squared tangents."""
+        squares = self.tangents.square()
+        fourth = torch.linalg.vector_norm(squares, dim=-2).square()
+        excess = self.count * fourth - squares.sum(-2).square()
+        return (excess.clamp(min=0) / (self.count - 1)).sqrt()
+
     def inner(self, other: "Sketch") -> Tensor:
         """Estimates of Cov(u_i, v_i) (*batch, n) with another sketch of as many features."""
         total = (self.tangents * other.tangents).sum(-2)

@@ -134,7 +134,9 @@ class Sketched(LayerwiseMethod):
         """Exact moments of each unit; the tangents by E[g'], and what is left enters."""
         assert isinstance(covariance, Sketch)
         variance = covariance.diagonal()
-        result, slope, rest, second = _moments(activation, mean, variance, self.order)
+        result, slope, rest, second = _moments(
+            activation, mean, variance, covariance.uncertainty(), self.order
+        )
         moved = replace(covariance.scale(slope), slope=slope)
         if self.order == 1:
             return result, moved.plus(rest)
@@ -158,24 +160,48 @@ class Sketched(LayerwiseMethod):
 
 
 def _moments(
-    activation: Activation, mean: Tensor, variance: Tensor, order: int
+    activation: Activation, mean: Tensor, variance: Tensor, uncertainty: Tensor, order: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """E[g], E[g'], Var(g) - E[g']^2 sigma^2 and a_2 (or zeros), in float64 until the last.
 
+    A variance v that is known to +- s would bias what is not linear in it, in every run and layer
+    the same way, by s^2 h''(v) / 2; that is taken away (`_unbiased`).
     Where the function is the same for all elements, few at a time, which stay in cache.
     """
     size = mean.shape[-1]
     step = max(1, BLOCK // max(1, mean.numel() // max(1, size))) if activation.uniform else size
     found = []
     for start in range(0, max(1, size), max(1, step)):
-        point, spread = (t[..., start : start + step].double() for t in (mean, variance))
-        result, output, coefficients = activation.moments(point, spread, order)
-        rest = (output - coefficients[0].square() * spread).clamp(min=0)
-        second = coefficients[order - 1] * standard_deviation(spread) * (order - 1)
-        found.append([t.to(mean.dtype) for t in (result, coefficients[0], rest, second)])
+        part = slice(start, start + step)
+        point, spread, error = (t[..., part].double() for t in (mean, variance, uncertainty))
+        error = torch.minimum(error, spread)
+        here, above, below = (
+            _at(activation, point, each, order) for each in (spread, spread + error, spread - error)
+        )
+        each = zip(here, above, below, strict=True)
+        found.append([_unbiased(*three).to(mean.dtype) for three in each])
     result, *others = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
     slope, rest, second = map(_without_dust, others)
     return result, slope, rest, second
+
+
+def _unbiased(here: Tensor, above: Tensor, below: Tensor) -> Tensor:
+    """h(v) less the bias h(v +- s) - h(v) on average, for h at v, v + s and v - s.
+
+    Where that is more than h itself, as in the tails, h^2 over the average: right for exponentials,
+    and what is positive stays so.
+    """
+    average = (above + below) / 2
+    share = here.abs() / average.abs().clamp(min=torch.finfo(here.dtype).tiny)
+    return here - (average - here) * share.clamp(max=1)
+
+
+def _at(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, ...]:
+    """The four moments of `_moments` where variances are known."""
+    result, output, coefficients = activation.moments(mean, variance, order)
+    rest = (output - coefficients[0].square() * variance).clamp(min=0)
+    second = coefficients[order - 1] * standard_deviation(variance) * (order - 1)
+    return result, coefficients[0], rest, second
 
 
 def _without_dust(values: Tensor) -> Tensor:
