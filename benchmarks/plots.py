@@ -40,6 +40,26 @@ def cost(result: dict[str, Any]) -> Figure:
     return figure
 
 
+def units(result: dict[str, Any]) -> Figure:
+    """Time and memory of a sketch against units, with the fitted powers and what n^2 would be."""
+    figure = Figure((2 * SIZE[0] / 1.6, SIZE[1]), layout="constrained")
+    counts = np.array([row["units"] for row in result["rows"]])
+    panels = zip(figure.subplots(1, 2), (("seconds", 1.0), ("bytes", 1e9)), strict=True)
+    for axes, (name, scale) in panels:
+        values = np.array([row[name] for row in result["rows"]]) / scale
+        power, factor = result["fits"][name]
+        axes.loglog(counts, values, "o", label=f"measured: $n^{{{power:.2f}}}$")
+        axes.loglog(counts, factor / scale * counts**power, color="tab:blue", linewidth=1)
+        axes.loglog(counts, values[0] * (counts / counts[0]), ":", color="0.4", label="$n$")
+        square = values[0] * (counts / counts[0]) ** 2
+        axes.loglog(counts, square, "--", color="0.4", label="$n^2$")
+        label = "seconds" if name == "seconds" else "memory, GB"
+        axes.set(xlabel="units n of the network", ylabel=label)
+        axes.legend()
+    figure.suptitle("cp.Sketched(16), ResNet-18 with 16 channels, one image")
+    return figure
+
+
 def layers(result: dict[str, Any]) -> Figure:
     """Seconds of each activation, between a copy and the naive series."""
     figure = Figure(SIZE, layout="constrained")
@@ -86,6 +106,7 @@ def _accuracy_of(axes: Any, row: dict[str, Any], colour: str) -> None:
 
 PLOTS: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "cost": ("cost", cost),
+    "units": ("sketched-units", units),
     "layers": ("layers", layers),
     "correlated-layers": ("correlated-layers", layers),
     "accuracy": ("accuracy", accuracy),

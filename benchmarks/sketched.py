@@ -26,6 +26,8 @@ DIRECTIONS = 8
 TANGENTS, USUAL, MANY = (16, 64, 256), "64", "256"
 PASSES = 5
 """Before a run and after it: their median is the unit of its time."""
+SIDES, SMOKE_SIDES, ROUNDS = (64, 128, 192, 256, 384), (32, 48), 3
+"""Of images, over which cost is seen to grow."""
 STEPS, BATCH, RATE = 90, 64, 1e-3
 """Of the brief training."""
 
@@ -227,18 +229,33 @@ def measure_resnet50(smoke: bool) -> dict[str, Any]:
 
 
 def growth(smoke: bool) -> dict[str, Any]:
-    """Time against the number of units of residual networks of one depth, and its exponent."""
-    sides = (32, 48) if smoke else (64, 128, 192, 256)
+    """Time and memory against the number of units of one residual network, and their exponents."""
+    sides = SMOKE_SIDES if smoke else SIDES
+    rows = [memory.spawned(measure_growth, side) for side in sides]
+    counts = [row["units"] for row in rows]
+    fits = {name: exponent(counts, [row[name] for row in rows]) for name in ("seconds", "bytes")}
+    figures = [
+        Figure("exponent of time against units", fits["seconds"][0], at_most=1.2),
+        Figure("exponent of memory against units", fits["bytes"][0], at_most=1.2),
+        Figure("forward passes, largest", rows[-1]["passes"]),
+    ]
+    return outcome(figures, rows=rows, fits=fits, sides=sides)
+
+
+@torch.no_grad()
+def measure_growth(side: int) -> dict[str, Any]:
+    """In a fresh process: one image of this side."""
     torch.manual_seed(SEED)
     model = resnets.normalise(resnets.resnet18(stem=16), torch.randn(4, 3, 64, 64))
-    counts, seconds = [], []
-    for side in sides:
-        x = cp.Gaussian.isotropic(torch.randn(1, 3, side, side), 0.1, batch_dims=1)
-        counts.append(resnets.units(model, x.mean))
-        runs = [_timed(model, x, cp.Sketched(16, generator=_seeded(0)))[1] for _ in range(3)]
-        seconds.append(min(runs))
-    power, _ = exponent(counts, seconds)
-    return outcome(
-        [Figure("exponent of time against units", power, at_most=1.2)], units=counts,
-        seconds=seconds, sides=sides,
-    )  # fmt: skip
+    small, x = (
+        cp.Gaussian.isotropic(torch.randn(1, 3, n, n), 0.1, batch_dims=1) for n in (32, side)
+    )
+    method = cp.Sketched(16, generator=_seeded(SEED))
+    cp.propagate(model, small, method)  # threads and libraries are there from here on
+    before = memory.resident()
+    peak = max(1, memory.peak(lambda: cp.propagate(model, x, method)) - before)
+    runs = [_timed(model, x, method)[1:] for _ in range(ROUNDS)]
+    return {
+        "units": resnets.units(model, x.mean), "seconds": min(seconds for seconds, _ in runs),
+        "passes": statistics.median(passes for _, passes in runs), "bytes": peak,
+    }  # fmt: skip

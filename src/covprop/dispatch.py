@@ -115,3 +115,17 @@ def map_leaves(nest: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(nest, dict):
         return {key: map_leaves(item, function) for key, item in nest.items()}
     return function(nest)
+
+
+OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "matmul": "matmul", "pow": "pow",
+    "neg": "neg", "pos": "positive", "abs": "abs",
+    "getitem": "__getitem__", "setitem": "__setitem__",
+    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
+    "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
+    "bool": "__bool__", "float": "__float__", "int": "__int__", "index": "__index__",
+    "floordiv": "floor_divide", "mod": "remainder",
+    "radd": "add", "rmul": "mul", "rsub": "__rsub__", "rtruediv": "__rtruediv__",
+    "rpow": "__rpow__",
+}  # fmt: skip
+"""Python's operators, and the methods of torch.Tensor that they are."""

@@ -35,6 +35,10 @@ class Holder(Protocol):
     def node(self) -> "Node":
         """The random vector."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has none yet: what it will come of has a holder of its own."""
+
 
 class Watcher(Protocol):
     """What sees the operations of a propagation."""
@@ -198,7 +202,8 @@ class Lineage:
     def collect(self) -> None:
         """Forget what no two living tensors, nor what comes of them, can meet at."""
         self._holders = [ref for ref in self._holders if ref() is not None]
-        held = {holder.node for ref in self._holders if (holder := ref()) is not None}
+        living = (holder for ref in self._holders if (holder := ref()) is not None)
+        held = {holder.node for holder in living if not holder.waits}
         if self.method.returns:
             self._rest(held)
         else:

@@ -123,7 +123,7 @@ def _fitting(
     one = method.replicate()
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     numbers = sum(x.mean.numel() for x in given) * one.tangents
-    if method.order == 1 or (method.memory is None and numbers < WORTH_A_PLAN):
+    if method.memory is None and numbers < WORTH_A_PLAN:
         return one
     planned = plan(module, *inputs, method=one, **named_inputs)
     return fitted(method, planned.peak_bytes, budget(method, given[0].device) // 2)

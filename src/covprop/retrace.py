@@ -147,9 +147,9 @@ def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
 def fitted(method: Sketched, peak: int, room: int) -> Sketched:
     """One of the runs, with as many tangents remembered as there is room for; peak: for all."""
     one = method.replicate()
-    if peak <= room or method.order == 1:  # which remembers none
+    if peak <= room:
         return one
-    kept = one.tangents * room // peak // 2 * 2
+    kept = one.tangents * room // peak // 2 * 2 if method.order > 1 else 0  # which remembers none
     if kept == 0:
         raise TooLarge(
             f"{one.tangents} tangents would need {peak / 1e9:.1f} GB, and {2 * room / 1e9:.1f} GB "

@@ -13,6 +13,8 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.dispatch import (
     BATCH,
     IN_PLACE,
+    KIND,
+    OPERATORS,
     RULES,
     Batch,
     leaves,
@@ -20,6 +22,7 @@ from covprop.dispatch import (
     unsupported,
 )
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
+from covprop.facts import TensorFacts
 from covprop.layout import relaid
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
@@ -35,7 +38,19 @@ class _Storage:
 
 
 @final
-class GaussianTensor:
+@dataclass(frozen=True)
+class Origin:
+    """A tensor that waits for an activation that never falls, and the activation.
+
+    max g(y) = g(max y): a maximum that comes next is taken before it, of what is still Gaussian.
+    """
+
+    before: "GaussianTensor"
+    activate: "Callable[[GaussianTensor], GaussianTensor]"
+
+
+@final
+class GaussianTensor(TensorFacts):
     """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
 
     Every torch function that has a rule works on it, as a function and as a method; anything else
@@ -44,9 +59,14 @@ class GaussianTensor:
 
     The batch leads `loc`; the model sees it at dimension `batch_at`, which is 0 unless the model
     has moved it. Rules see tensors whose batch comes first, but for those made of steps.
+
+    An activation that never falls is carried out when something else than a maximum asks for it.
     """
 
-    __slots__ = ("__weakref__", "_storage", "_version", "batch_at", "lineage", "loc", "node")
+    __slots__ = (
+        "__weakref__", "_storage", "_version", "batch_at", "lineage", "loc", "node", "origin",
+        "waits",
+    )  # fmt: skip
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
     def __init__(
@@ -65,9 +85,39 @@ class GaussianTensor:
         self.loc, self.node, self.lineage, self.batch_at = loc, node, lineage, batch_at
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
+        self.origin: Origin | None = None
+        self.waits = False
         lineage.add(self)
 
+    @classmethod
+    def waiting(cls, origin: Origin) -> "GaussianTensor":
+        """The result of an activation that is not carried out yet."""
+        result = cls(origin.before.loc, origin.before.node, origin.before.lineage)
+        result._wait(origin)
+        return result
+
+    def _wait(self, origin: Origin) -> None:
+        del self.loc, self.node
+        self.origin, self.waits = origin, True
+
+    def settle(self) -> None:
+        """Carry out the activation, if it is yet to be."""
+        if self.waits and self.origin is not None:
+            made = self.origin.activate(self.origin.before)
+            self.loc, self.node, self.waits = made.loc, made.node, False
+            self.lineage.add(self)
+
+    def commit(self) -> None:
+        """Settle, and forget what was before the activation."""
+        self.settle()
+        self.origin = None
+
     # What rules use.
+
+    @property
+    def template(self) -> Tensor:
+        """The mean, or one of the same shape."""
+        return self.loc if self.origin is None else self.origin.before.loc
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -150,7 +200,11 @@ class GaussianTensor:
         """Take another's value in place; older views of this tensor become invalid."""
         self._storage.version += 1
         self._version = self._storage.version
-        self.loc, self.node, self.batch_at = other.loc, other.node, other.batch_at
+        self.batch_at = other.batch_at
+        if other.waits and other.origin is not None:
+            self._wait(other.origin)
+        else:
+            self.loc, self.node, self.origin = other.loc, other.node, None
 
     def check_current(self) -> None:
         """Raise if this is a view of something that changed in place since."""
@@ -171,40 +225,6 @@ class GaussianTensor:
         return dispatch(func, args, kwargs or {})
 
     @property
-    def shape(self) -> torch.Size:
-        """The shape that the model sees."""
-        if not self.batch_at:
-            return self.loc.shape
-        shape = list(self.loc.shape)
-        shape.insert(self.batch_at, shape.pop(0))
-        return torch.Size(shape)
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.loc.ndim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype."""
-        return self.loc.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device."""
-        return self.loc.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is on a CUDA device."""
-        return self.loc.is_cuda
-
-    @property
-    def is_nested(self) -> bool:
-        """Never a nested tensor."""
-        return False
-
-    @property
     def requires_grad(self) -> bool:
         """Whether autograd follows the mean or the covariance."""
         return self.loc.requires_grad or self.covariance.diagonal().requires_grad
@@ -219,26 +239,6 @@ class GaussianTensor:
         """The last two dimensions exchanged."""
         return dispatch(torch.Tensor.transpose, (self, -2, -1), {})
 
-    def size(self, dim: int | None = None) -> Any:
-        """Tensor.size."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        """Tensor.dim."""
-        return self.loc.dim()
-
-    def numel(self) -> int:
-        """Tensor.numel."""
-        return self.loc.numel()
-
-    def is_floating_point(self) -> bool:
-        """Tensor.is_floating_point."""
-        return True
-
-    def __len__(self) -> int:
-        """The size of the first dimension."""
-        return self.shape[0]
-
     def __iter__(self) -> Iterator["GaussianTensor"]:
         """Along the first dimension."""
         return iter(dispatch(torch.Tensor.unbind, (self, 0), {}))  # as torch does
@@ -252,6 +252,9 @@ class GaussianTensor:
 
     def __getattr__(self, name: str) -> Any:
         """The methods of torch.Tensor: each is its rule, or says that there is none."""
+        if name in ("loc", "node") and self.waits:  # nothing else is asked for before it is there
+            self.settle()
+            return getattr(self, name)
         function = getattr(torch.Tensor, name, None)
         if name.startswith("__") or not callable(function):
             raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
@@ -266,6 +269,8 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     for tensor in tensors:
         tensor.check_current()
+        if KIND.get(function) != "maximum" and BATCH.get(function) is not Batch.STEPWISE:
+            tensor.commit()  # those made of other operations leave it to them
     tensors[0].lineage.collect()
     if kwargs.get("out") is not None:
         raise UnsupportedOperation(
@@ -332,16 +337,5 @@ def _operator(name: str) -> Callable[..., Any]:
     return method
 
 
-_OPERATORS = {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "matmul": "matmul", "pow": "pow",
-    "neg": "neg", "pos": "positive", "abs": "abs",
-    "getitem": "__getitem__", "setitem": "__setitem__",
-    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
-    "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
-    "bool": "__bool__", "float": "__float__", "int": "__int__", "index": "__index__",
-    "floordiv": "floor_divide", "mod": "remainder",
-    "radd": "add", "rmul": "mul", "rsub": "__rsub__", "rtruediv": "__rtruediv__",
-    "rpow": "__rpow__",
-}  # fmt: skip
-for _python, _torch in _OPERATORS.items():
+for _python, _torch in OPERATORS.items():
     setattr(GaussianTensor, f"__{_python}__", _operator(_torch))

@@ -82,9 +82,12 @@ class Tracer:
         started = time.perf_counter()
         try:
             result = proceed()
+            outputs = list(leaves(result))
+            for out in outputs:
+                if isinstance(out, GaussianTensor):
+                    out.settle()
         finally:
             self._orders = None
-        outputs = list(leaves(result))
         several = sum(isinstance(out, GaussianTensor) for out in outputs)
         where = running_module(self.names), operation_name(function) or ""
         key = (*where, self._seen[where])

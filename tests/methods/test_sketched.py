@@ -324,6 +324,20 @@ def test_some_outputs_alone_are_flat_and_the_same() -> None:
 
 
 @torch.no_grad()
+def test_a_limit_of_memory_counts_for_the_first_order_too() -> None:
+    x = gaussian()
+    first, second = (
+        cp.plan(NETWORKS["chain"], x, method=cp.Sketched(64, order)).peak_bytes for order in (1, 2)
+    )
+    assert first < second
+    enough = cp.Sketched(64, 1, seeded(0), memory=2 * first)
+    free = cp.Sketched(64, 1, seeded(0))
+    assert_close(*(cp.propagate(NETWORKS["chain"], x, m).mean for m in (enough, free)))
+    with pytest.raises(cp.TooLarge, match="more replicates"):
+        cp.propagate(NETWORKS["chain"], x, cp.Sketched(64, 1, memory=first // 8))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("memory", [60_000, 12_000])
 def test_a_limit_of_memory_changes_groups_and_not_the_answer(memory: int) -> None:
     x = gaussian(batch=1)

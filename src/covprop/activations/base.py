@@ -93,6 +93,11 @@ class Activation(ABC):
         """Whether it is the same function of every element, so that some may be treated apart."""
         return False
 
+    @property
+    def rises(self) -> bool:
+        """Whether it is one function that never falls, which commutes with maxima."""
+        return False
+
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance, where nothing else is wanted."""
         return self.mean(mean, variance), self.variance(mean, variance)

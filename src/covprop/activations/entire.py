@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from covprop.kernels.normal import standard_deviation
 @dataclass(frozen=True)
 class Exponential(Activation):
     """exp(y)."""
+
+    rises: ClassVar[bool] = True
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """exp(mu + sigma^2 / 2)."""

@@ -32,7 +32,10 @@ def elu(
 
     function.__name__ = "elu"
     return Quadrature(
-        function, kinks=(0.0,), conditional_mean=_ExponentialMean(alpha, scale, input_scale)
+        function,
+        kinks=(0.0,),
+        conditional_mean=_ExponentialMean(alpha, scale, input_scale),
+        rises=scale >= 0 and alpha * input_scale >= 0,
     )
 
 

@@ -40,6 +40,11 @@ class Probit(Correlated):
     height: float = 1.0
     offset: float = 0.0
 
+    @property
+    def rises(self) -> bool:
+        """Where rate and height have one sign."""
+        return self.rate * self.height >= 0
+
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """E[Phi(rate y)] = Phi(A), A = rate mu / S."""
         position = self._position(mean, variance)[0]

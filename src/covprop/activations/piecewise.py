@@ -75,6 +75,11 @@ class Piecewise(Correlated):
         """Unless slopes are those of single elements."""
         return not any(isinstance(slope, Tensor) for slope in self.slopes)
 
+    @property
+    def rises(self) -> bool:
+        """Where no slope and no jump is negative."""
+        return self.uniform and all(step >= 0 for step in (*self.slopes, *self.jumps))
+
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
         return self._coefficients(mean, variance, order, self._knots(mean, variance))

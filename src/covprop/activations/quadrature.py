@@ -28,12 +28,14 @@ class Quadrature(Correlated):
     """A continuous function given as plain torch code.
 
     kinks: where its derivatives jump; conditional_mean(mean, variance): E[g] in closed form, where
-    there is one, turns the covariance of strongly correlated pairs into a one-dimensional integral.
+    there is one, turns the covariance of strongly correlated pairs into a one-dimensional integral;
+    rises: whether it never falls.
     """
 
     function: Callable[[Tensor], Tensor]
     kinks: Sequence[float] = ()
     conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
+    rises: bool = False
 
     longest: ClassVar[int] = LADDER[-1]  # an integral of a pair is dearer than any series
     few: ClassVar[int] = 0

@@ -89,13 +89,13 @@ def integer_power(exponent: Any) -> Activation:
 @declare("sigmoid", "expit", treatment=QUADRATURE)
 def sigmoid() -> Activation:
     """The logistic function."""
-    return Quadrature(torch.sigmoid)
+    return Quadrature(torch.sigmoid, rises=True)
 
 
 @declare("tanh", treatment=QUADRATURE)
 def tanh() -> Activation:
     """The hyperbolic tangent."""
-    return Quadrature(torch.tanh)
+    return Quadrature(torch.tanh, rises=True)
 
 
 @declare("silu", treatment=QUADRATURE)
@@ -118,19 +118,19 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
             f"softplus with threshold {threshold} jumps where it becomes linear; use one of "
             f"at least {SMOOTH_THRESHOLD:g}"
         )
-    return Quadrature(partial(_softplus, rate=float(beta)))
+    return Quadrature(partial(_softplus, rate=float(beta)), rises=True)
 
 
 @declare("logsigmoid", treatment=QUADRATURE)
 def logsigmoid() -> Activation:
     """log(sigmoid(y))."""
-    return Quadrature(F.logsigmoid)
+    return Quadrature(F.logsigmoid, rises=True)
 
 
 @declare("softsign", treatment=QUADRATURE)
 def softsign() -> Activation:
     """Y / (1 + |y|)."""
-    return Quadrature(F.softsign, kinks=(0.0,))
+    return Quadrature(F.softsign, kinks=(0.0,), rises=True)
 
 
 @declare("hardswish", treatment=QUADRATURE)
@@ -142,7 +142,7 @@ def hardswish(inplace: bool = False) -> Activation:
 @declare("tanhshrink", treatment=QUADRATURE)
 def tanhshrink() -> Activation:
     """Y - tanh(y)."""
-    return Quadrature(_Tanhshrink.apply)
+    return Quadrature(_Tanhshrink.apply, rises=True)
 
 
 def _softplus(y: Tensor, rate: float) -> Tensor:

@@ -36,6 +36,11 @@ class LayerwiseMethod(ABC):
     returns: ClassVar[bool] = False
     """Whether the way is gone back from the outputs, so that all of it is kept."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what goes into a nonlinearity is kept for the way back."""
+        return self.returns
+
     def begin(self, covariance: Covariance) -> Covariance:
         """The covariance of an input, in the structure that the method wants."""
         if self.variances_only:

@@ -91,6 +91,11 @@ class Sketched(LayerwiseMethod):
         """How many directions of an input are carried exactly at most."""
         return self.tangents if self.exact is None else self.exact
 
+    @property
+    def remembers(self) -> bool:
+        """Tangents before a nonlinearity tell its second order."""
+        return self.order > 1
+
     def replicate(self, kept: int | None = None) -> "Sketched":
         """One of the independent runs."""
         one = replace(

@@ -16,7 +16,7 @@ from covprop.covariance import Sketch
 from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
 from covprop.kernels.normal import is_finite
-from covprop.tensor import GaussianTensor, dispatch
+from covprop.tensor import GaussianTensor, Origin, dispatch
 from covprop.transfers import Scaled
 
 
@@ -52,6 +52,22 @@ def apply(
     )
 
 
+def _later(
+    function: Callable[..., Any], activation: Activation, x: GaussianTensor
+) -> GaussianTensor:
+    """The same, when it is asked for: a maximum that comes next is taken before it."""
+    if x.batch_at or x.method.independent_maxima:
+        return apply(function, activation, x)
+    mode = torch.is_grad_enabled()
+
+    def activate(y: GaussianTensor) -> GaussianTensor:
+        with torch.set_grad_enabled(mode):
+            return apply(function, activation, y)
+
+    before = GaussianTensor(x.loc, x.node, x.lineage)  # x may be changed in place
+    return GaussianTensor.waiting(Origin(before, activate))
+
+
 def register(
     functions: Sequence[Callable[..., Any]],
     factory: Factory,
@@ -80,7 +96,7 @@ def register(
         chosen = x.method.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
-        result = apply(function, chosen, x)
+        result = _later(function, chosen, x) if chosen.rises else apply(function, chosen, x)
         if not changes_input:
             return result
         x.become(result)
