@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 from torch import nn
 
 import covprop as cp
+from covprop.footprint import Footprint
+from covprop.reference import Sampling, figures, wasserstein_of_sampling
 from covprop.sampling import SamplingError
 from tests.oracles import assert_close
 
 COMPARE = importlib.import_module("covprop.compare")  # the module, not the function
 PLOTS = importlib.import_module("covprop.report.plots")
 FINE = "within sampling error"
+SAMPLING = Sampling(cp.MonteCarlo())
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -45,13 +49,13 @@ def compare(*args: Any, **kwargs: Any) -> cp.Comparison:
     return cp.compare(*args, show=False, **kwargs)
 
 
-def by_hand(found: cp.Gaussian, truth: cp.Gaussian, samples: int = 100) -> Any:
+def by_hand(found: cp.Gaussian, truth: cp.Gaussian, samples: int = 10_000) -> Any:
     """Figures for a sampled Gaussian whose standard errors are 1 % of each entry, or 0.01."""
     error = SamplingError(
         samples, torch.full_like(truth.mean, 0.01), 0.01 * truth.covariance_matrix.abs()
     )
     sampled = cp.Gaussian(truth.mean, truth.covariance, sampling=error)
-    reference = COMPARE._reference(COMPARE.Footprint(sampled, 1.0, 10))
+    reference = figures(Footprint(sampled, 1.0, 10), SAMPLING)
     return reference, COMPARE.agree(found, reference)
 
 
@@ -158,7 +162,7 @@ def test_what_sampling_does_to_the_distances_is_what_samples_do() -> None:
     truth = cp.Gaussian(x.mean.expand(runs, 3), x.covariance_matrix.expand(runs, 3, 3))
     squares = cp.wasserstein_distance(sampled, truth).square()
     values = torch.linalg.eigvalsh(x.covariance_matrix)
-    expected = COMPARE.wasserstein_of_sampling(values, count).square()
+    expected = wasserstein_of_sampling(values, count).square()
     error = float(squares.std()) / math.sqrt(runs)
     assert abs(float(squares.mean() - expected)) < 5 * error + 0.02 * float(expected)  # 2nd order
     divergence = cp.kl_divergence(sampled, truth)
@@ -247,10 +251,12 @@ def test_the_reference_is_monte_carlo_with_the_users_samples_and_generator() -> 
 
 def test_names_tell_what_was_set() -> None:
     names = [cp.Exact(), cp.Series(order=3), cp.Series(tolerance=1e-3, exact_variance=False),
-             cp.MonteCarlo(100, generator())]  # fmt: skip
+             cp.MonteCarlo(100, generator()), cp.Split(5), cp.Split(base=cp.Linearized()),
+             cp.ControlVariate(200, cp.Series(order=3), generator())]  # fmt: skip
     assert [COMPARE.method_name(method) for method in names] == [
         "Exact()", "Series(order=3)", "Series(tolerance=0.001, exact_variance=False)",
-        "MonteCarlo(samples=100)",
+        "MonteCarlo(samples=100)", "Split(components=5)", "Split(base=Linearized())",
+        "ControlVariate(samples=200, base=Series(order=3))",
     ]  # fmt: skip
     comparison = compare(torch.relu, gaussian(), methods={"mine": cp.Exact()}, samples=100)
     assert comparison["mine"].method == cp.Exact()
@@ -286,7 +292,7 @@ def test_nothing_global_is_drawn_with_a_generator() -> None:
 def test_a_module_that_returns_a_nest_is_refused_before_it_is_sampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(COMPARE, "timed", lambda *_: pytest.fail("it was sampled"))
+    monkeypatch.setattr("covprop.reference.timed", lambda *_: pytest.fail("it was sampled"))
     with pytest.raises(TypeError, match="one tensor"):
         compare(lambda x: (x, x), gaussian(), samples=10_000)
 
@@ -340,15 +346,70 @@ def test_a_control_variate_is_a_reference_worth_many_more_samples() -> None:
     quick = cp.compare(model, x, methods=cp.Exact(), reference=reference, show=False)
     plain = cp.compare(model, x, methods=cp.Exact(), samples=512, generator=generator(), show=False)
     assert quick.reference.name == "ControlVariate(512)"
+    assert "ratios to ControlVariate(512): average" in str(quick)
+    assert "Monte" not in str(quick)
     assert quick.reference.samples == plain.reference.samples == 512
-    for figure in ("mean_error", "variance_ratio", "covariance_error", "wasserstein", "kl"):
+    for figure in ("mean_error", "variance_ratio", "covariance_error", "wasserstein"):
         ours, theirs = (getattr(one.reference, figure).mean() for one in (quick, plain))
         assert float(ours) < 0.5 * float(theirs)
+    assert torch.equal(quick.reference.kl, plain.reference.kl)  # of what hardly varies, no better
 
 
 def test_a_reference_that_does_not_sample_is_refused() -> None:
     with pytest.raises(TypeError, match="reference samples"):
         cp.compare(torch.relu, gaussian(), reference=cp.Exact())  # type: ignore[arg-type]
+
+
+# What to do about it.
+
+
+def offered(table: str) -> str:
+    """The call in the foot of a table."""
+    (call,) = re.findall(r"cp\.propagate\(.*?\(.*?\)\)", table)
+    return str(call)
+
+
+def test_what_is_offered_where_methods_are_off_is_right() -> None:
+    model, x = relu_network(), gaussian(stddev=1.5)
+    comparison = compare(model, x, methods=cp.Exact(), samples=75_000)
+    table, truth = str(comparison), comparison.reference.gaussian
+    assert "off by" in table
+    assert table.splitlines()[-1].startswith("Exact() is off; unbiased moments")
+    assert table.endswith("method=cp.Split()")
+    torch.manual_seed(0)
+    y = eval(offered(table), {"cp": cp, "model": model, "x": x})
+    error = (y.covariance_stderr.square() + truth.covariance_stderr.square()).sqrt()
+    assert bool(((y.covariance_matrix - truth.covariance_matrix).abs() < 5 * error).all())
+    told = comparison.to_dict()["rows"][0]["advice"]
+    assert table.endswith(told)
+
+
+def test_a_split_that_was_tried_is_not_offered_again() -> None:
+    table = str(compare(relu_network(), gaussian(stddev=1.5), samples=75_000))
+    assert "Split()" in table
+    assert table.splitlines()[-1].startswith("Exact() is off; unbiased moments")
+    assert "method=cp.Split()" not in table
+
+
+def test_a_method_that_is_right_is_named_to_who_asks_for_one_that_is_not() -> None:
+    methods = [cp.Linearized(), cp.Exact()]
+    comparison = compare(torch.relu, gaussian(stddev=1.5), methods=methods, samples=20_000)
+    assert "\nLinearized() is off; Exact() is within sampling error; unbiased" in str(comparison)
+    assert "method=cp.Split()" not in str(comparison)
+    assert comparison.advice(comparison["Exact()"]) == ""
+    assert "is off" not in str(compare(torch.relu, gaussian(), methods=cp.Exact(), samples=2000))
+
+
+def test_a_split_is_compared_by_object_and_by_name() -> None:
+    methods = {"five parts": cp.Split(5), "two ways": cp.Split(directions=2)}
+    named = compare(relu_network(), gaussian(), methods=methods, samples=2000)
+    bare = compare(relu_network(), gaussian(), methods=list(methods.values()), samples=2000)
+    assert [row.name for row in bare.rows] == ["Split(components=5)", "Split(directions=2)"]
+    for ours, theirs in zip(named.rows, bare.rows, strict=True):
+        assert ours.gaussian is not None
+        assert theirs.gaussian is not None
+        assert torch.equal(ours.gaussian.covariance_matrix, theirs.gaussian.covariance_matrix)
+    assert named["five parts"].method == cp.Split(5)
 
 
 # What it looks like.
@@ -367,6 +428,8 @@ def test_the_table_has_a_line_for_each_method_and_each_refusal() -> None:
     assert lines[0].split() == ["method", "mean", "ratio", "variance", "ratio", "covariance", "W2",
                                 "KL", "time", "memory", "verdict"]  # fmt: skip
     assert lines[1].startswith("MonteCarlo(500)")
+    assert "ratios to MonteCarlo(500): average" in str(comparison)
+    assert "KL(MonteCarlo(500) || method)" in str(comparison)
     assert lines[1].endswith("the reference")
     assert [line.split()[0] for line in lines[2 : 2 + len(comparison.rows)]] == [
         row.name for row in comparison.rows

@@ -249,6 +249,8 @@ def test_a_linear_network_departs_nowhere() -> None:
         assert float(step.departure.kolmogorov.max()) < 1.5 * step.departure.kolmogorov_noise
     assert trace.first_departure() is None
     assert trace.first_error() is None
+    assert trace.advice == ""
+    assert "ControlVariate" not in str(trace)
 
 
 @pytest.mark.parametrize("samples", [100, 300, 500])
@@ -312,6 +314,11 @@ def test_where_the_gaussian_fails_is_the_step_that_is_named() -> None:
     as_if_gaussian, truth = 2 * v**2 + 4 * m**2 * v, 1.5 - 0.25
     found, error = wrong.departure.variance_error, wrong.departure.variance_stderr
     assert abs(float(found) - (as_if_gaussian / truth - 1)) < 5 * float(error)
+    foot = str(trace).splitlines()[-1]
+    assert foot == f"variances are off from there on; {trace.advice}"
+    for offer in ("cp.propagate(model, x, method=cp.ControlVariate(10_000))", "cp.Split()"):
+        assert offer in trace.advice
+    assert trace.to_dict()["advice"] == trace.advice
 
 
 @pytest.mark.parametrize("name", ["ResNet, basic", "ViT", "LSTM"])

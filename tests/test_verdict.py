@@ -1,6 +1,7 @@
 """Verdicts on outputs that are hard to sample: right methods pass, wrong ones are caught."""
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,19 +9,26 @@ import torch
 from torch import nn
 
 import covprop as cp
+from covprop.footprint import Footprint
+from covprop.reference import Sampling, figures
 from covprop.sampling import SamplingError
 
 COMPARE = importlib.import_module("covprop.compare")  # the module, not the function
 FINE = "within sampling error"
+PLAIN = cp.MonteCarlo()
 
 
 def gaussian(*mean: float) -> cp.Gaussian:
     return cp.Gaussian(torch.tensor(mean).double(), torch.eye(len(mean)).double())
 
 
-def verdict(found: cp.Gaussian, sampled: cp.Gaussian) -> str:
-    reference = COMPARE._reference(COMPARE.Footprint(sampled, 1.0, 10))
+def verdict(found: cp.Gaussian, sampled: cp.Gaussian, method: Any = PLAIN) -> str:
+    reference = figures(Footprint(sampled, 1.0, 10), Sampling(method))
     return COMPARE.agree(found, reference).verdict
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def sampled(model: Any, x: cp.Gaussian, samples: int, seed: int) -> cp.Gaussian:
@@ -40,6 +48,58 @@ def test_units_that_are_seldom_active_raise_no_alarm(samples: int, runs: int) ->
         told = verdict(cp.propagate(model, x), sampled(model, x, samples, seed))
         called += [told] * (told != FINE)
     assert len(called) <= 4, called
+
+
+@pytest.mark.parametrize(
+    ("base", "stddev"), [(cp.Exact(), 0.5), (cp.Exact(), 0.05), (cp.Linearized(), 0.05)]
+)
+def test_a_control_variate_raises_no_alarm(base: Any, stddev: float) -> None:
+    """One hidden layer, of which Exact has the moments: 1 % by chance."""
+    called = []
+    for seed in range(60):
+        torch.manual_seed(seed)
+        layers = nn.Linear(8, 30), nn.ReLU(), nn.Linear(30, 4)
+        model = nn.Sequential(*layers).double().requires_grad_(requires_grad=False)
+        x = cp.Gaussian.isotropic(torch.randn(8).double(), stddev)
+        method = cp.ControlVariate(4096, base, _seeded(seed))
+        told = verdict(cp.propagate(model, x), cp.propagate(model, x, method), method)
+        called += [told] * (told != FINE)
+    assert len(called) <= 4, called
+
+
+@pytest.mark.parametrize("mean", [-4.0, -8.0, -20.0, -27.0])
+def test_a_dying_unit_is_no_error_for_a_control_variate(mean: float) -> None:
+    """At -27 its gain is 1e-160, whose square is nothing."""
+    x = gaussian(mean, 1.0)
+    right = cp.propagate(torch.relu, x)
+    for seed in range(20):
+        method = cp.ControlVariate(1024, generator=_seeded(seed))
+        assert verdict(right, cp.propagate(torch.relu, x, method), method) == FINE
+
+
+@pytest.mark.parametrize("distance", [2.5, 3.0, 3.5, 4.0])
+def test_a_kink_that_samples_hardly_meet_is_no_error(distance: float) -> None:
+    """All that is left of a control variate is beyond it, so that no sample tells its error."""
+    x = gaussian(distance, 0.3)
+    right = cp.propagate(torch.relu, x)
+    method = cp.ControlVariate(2048)
+    called = [
+        verdict(right, cp.propagate(torch.relu, x, replace(method, generator=_seeded(i))), method)
+        for i in range(60)
+    ]
+    assert sum(told != FINE for told in called) <= 4, set(called)
+
+
+def test_a_control_variate_finds_a_small_error_of_a_nearly_linear_network() -> None:
+    """Of 1 % in a variance, which 4,096 plain samples would miss."""
+    x = cp.Gaussian(torch.ones(3).double(), 1e-4 * torch.eye(3).double())
+    right = cp.propagate(torch.tanh, x)
+    wrong = cp.Gaussian(right.mean, 1.01 * right.covariance_matrix)
+    method = cp.ControlVariate(4096, generator=_seeded(0))
+    truth = cp.propagate(torch.tanh, x, method)
+    assert verdict(right, truth, method) == FINE
+    assert verdict(wrong, truth, method).startswith("variance off by ")
+    assert verdict(wrong, sampled(torch.tanh, x, 4096, 0)) == FINE
 
 
 @pytest.mark.parametrize("samples", [2, 3, 5, 10, 30])
@@ -144,6 +204,6 @@ def test_the_covariance_error_is_that_of_the_elements_that_are_off() -> None:
     stderr = torch.full((2, 2, 2), 0.07).double()
     stderr[1] = 1e-3
     mean = torch.zeros(2, 2).double()
-    error = SamplingError(400, torch.full_like(mean, 0.05), stderr)
+    error = SamplingError(40_000, torch.full_like(mean, 0.05), stderr)
     told = verdict(cp.Gaussian(mean, found), cp.Gaussian(mean, truth, sampling=error))
     assert told == "covariance off by 1 %"

@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from covprop.gaussian import Gaussian
+from covprop.methods import ControlVariate, Split
+from covprop.remedy import remedy
 from covprop.report.plots import comparison_figure
 from covprop.report.table import Table, in_bytes, in_digits, in_percent, in_seconds, plain
+
+FINE = "within sampling error"
+"""The verdict on a method that nothing speaks against."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,11 @@ class Agreement:
     wasserstein: Tensor
     kl: Tensor
     verdict: str
+
+    @property
+    def fine(self) -> bool:
+        """Whether at least each moment by itself is within sampling error."""
+        return FINE in self.verdict
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,8 @@ class Reference:
 
     mean_ratio, variance_ratio, mean_error: standard errors of each output; covariance_error: the
     root of its expected square, by the standard errors; wasserstein, kl: what as many samples of a
-    Gaussian give.
+    Gaussian give, and for wasserstein as many plain ones as would know the variances as well.
+    reason: why it is sampled in this way, if that was chosen here.
     """
 
     name: str
@@ -64,6 +75,14 @@ class Reference:
     covariance_error: Tensor
     wasserstein: Tensor
     kl: Tensor
+    reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it is, for a sentence."""
+        controlled = isinstance(self.gaussian.method, ControlVariate)
+        beside = " with a control variate" if controlled else ""
+        return f"{self.samples:,} samples of the network{beside}"
 
 
 FIGURES = ("mean_ratio", "variance_ratio", "mean_error", "covariance_error", "wasserstein", "kl")
@@ -71,7 +90,7 @@ FIGURES = ("mean_ratio", "variance_ratio", "mean_error", "covariance_error", "wa
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods against Monte Carlo; print it to see a table, `.plot()` draws it."""
+    """Methods against samples; print it to see a table, `.plot()` draws it."""
 
     reference: Reference
     rows: tuple[ComparisonRow, ...]
@@ -83,18 +102,31 @@ class Comparison:
                 return row
         raise KeyError(f"{name!r} is none of {', '.join(row.name for row in self.rows)}")
 
+    def advice(self, row: ComparisonRow) -> str:
+        """What to do about a method that is off, in one sentence; nothing if it is not."""
+        if row.agreement is None or row.agreement.fine:
+            return ""
+        compared = [other for other in self.rows if other.agreement is not None]
+        right = [other.name for other in compared if other.agreement and other.agreement.fine]
+        tried = any(isinstance(other.method, Split) for other in self.rows)
+        found = f"{right[0]} is {FINE}; " if right else ""
+        return found + remedy(split=not (right or tried))
+
     @property
     def table(self) -> Table:
-        """A row for each method, after that of Monte Carlo with its own errors."""
+        """A row for each method, after that of the reference with its own errors."""
         head = ("method", "mean ratio", "variance ratio", "covariance", "W2", "KL", "time",
                 "memory", "verdict")  # fmt: skip
         ratios = self.reference.mean_ratio
+        name = self.reference.name
         notes = [
-            "ratios to Monte Carlo: average over outputs (standard deviation over them); its row "
-            "has the standard errors of sampling",
-            "covariance: relative error in the Frobenius norm; W2, KL(Monte Carlo || method): "
-            "between the Gaussians",
+            f"ratios to {name}: average over outputs (standard deviation over them); its row has "
+            "the standard errors of sampling",
+            f"covariance: relative error in the Frobenius norm; W2, KL({name} || method): between "
+            "the Gaussians",
         ]
+        if self.reference.reason:
+            notes.append(f"{name}: {self.reference.reason}")
         missing, count = int(ratios.isnan().sum()), ratios.numel()
         if missing:
             notes.append(
@@ -102,6 +134,9 @@ class Comparison:
                 "from zero"
             )
         notes += [f"{row.name} refused: {row.refusal}" for row in self.rows if row.refusal]
+        first = next((row for row in self.rows if row.agreement is not None), None)
+        if first is not None and (advice := self.advice(first)):
+            notes.append(f"{first.name} is off; {advice}")
         rows = (self._reference_cells(), *(_cells(row) for row in self.rows))
         return Table(head, rows, remarks=1, notes=tuple(notes))
 
@@ -128,13 +163,14 @@ class Comparison:
         found = self.reference
         reference = _numbers(found) | {
             "name": found.name, "samples": found.samples, "seconds": found.seconds,
-            "peak_bytes": found.peak_bytes,
+            "peak_bytes": found.peak_bytes, "reason": found.reason,
         }  # fmt: skip
         rows = [
             {"name": row.name, "seconds": row.seconds, "peak_bytes": row.peak_bytes,
              "refusal": row.refusal}
             | ({} if row.agreement is None else
-               _numbers(row.agreement) | {"verdict": row.agreement.verdict})
+               _numbers(row.agreement)
+               | {"verdict": row.agreement.verdict, "advice": self.advice(row)})
             for row in self.rows
         ]  # fmt: skip
         return {"reference": plain(reference), "rows": plain(rows)}

@@ -16,14 +16,12 @@ from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance, Zero
 from covprop.errors import UnsupportedOperation
 from covprop.methods import LayerwiseMethod
+from covprop.room import LARGE
 
 Transfer: TypeAlias = Callable[[Tensor], Tensor]
 """Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
 
 Known: TypeAlias = dict[tuple[int, int], Tensor | None]
-
-LARGE = 2**28
-"""Bytes of a covariance before which the whole propagation is planned."""
 
 _serials = itertools.count()
 

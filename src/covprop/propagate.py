@@ -1,7 +1,7 @@
 """Run a network on a Gaussian."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -13,7 +13,7 @@ from covprop.dispatch import RULES, leaves
 from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.gate import check_inputs, check_module
 from covprop.gaussian import Gaussian
-from covprop.lineage import LARGE, Lineage
+from covprop.lineage import Lineage
 from covprop.methods import (
     Exact,
     FunctionMethod,
@@ -27,8 +27,10 @@ from covprop.methods import (
     linearize,
 )
 from covprop.methods.base import Advance, Estimate
+from covprop.methods.outputs import check_outputs
 from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
+from covprop.report.table import in_bytes
 from covprop.retrace import averaged, budget, expected_jacobians, fitted
 from covprop.room import free_bytes, sharers
 from covprop.running import finite, in_flight, run, unwrap, wrap
@@ -105,7 +107,7 @@ def _along(
 def _guard(
     lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
 ) -> None:
-    """Before the first large covariance, see whether all will fit."""
+    """Have the whole propagation planned before the first large covariance."""
     method = lineage.method
     lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
 
@@ -190,7 +192,8 @@ class _Bound(Propagation):
 
     def run(self, inputs: Sequence[Gaussian], method: Method) -> Any:
         arguments, named = self._with(inputs)
-        return propagate(self.module, *arguments, method=method, **named)
+        with _another_base(method):
+            return propagate(self.module, *arguments, method=method, **named)
 
     def network(self) -> Network:
         def call(*tensors: Tensor) -> Any:
@@ -226,6 +229,7 @@ class _Bound(Propagation):
             return begun[-1].clone()  # which the module may change in place
 
         with ExitStack() as stack:
+            stack.enter_context(_another_base(method))
             if method.returns:
                 _without_autograd(stack)
             found: dict[int, list[Tensor]] = {}
@@ -259,6 +263,18 @@ class _Bound(Propagation):
         )
 
 
+@contextmanager
+def _another_base(method: Method) -> Iterator[None]:
+    """Where a method that goes from layer to layer does the work for another, offer one in turn."""
+    try:
+        yield
+    except UnsupportedOperation as error:
+        if not isinstance(method, LayerwiseMethod):
+            raise
+        offer = "or give the method around it base=cp.Linearized(), which needs no rules"
+        raise type(error)(f"{error}; {offer}") from error
+
+
 def _carried(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
     """E[J] L (*batch, m, width), some columns at a time."""
     parts = []
@@ -281,7 +297,7 @@ def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:
             f"the model draws random numbers, as dropout does, and cp.{type(method).__name__} "
             "takes it as a function; call model.eval(), or use cp.MonteCarlo() or cp.Exact()"
         )
-    _check_outputs(network, method)
+    check_outputs(network, method.entry_bytes)
     estimates = method.estimate(network, advance) if network.outputs else []
     return bound.nest(network, estimates, method)
 
@@ -290,28 +306,14 @@ def _unseen(more: int, total: int) -> None:
     """No bar."""
 
 
-def _check_outputs(network: Network, method: FunctionMethod) -> None:
-    """Raise if what the method holds for the covariances of the outputs would not fit."""
-    sizes = [output.event_shape.numel() for output in network.outputs]
-    each = [method.entry_bytes(output.dtype) for output in network.outputs]
-    needed = network.batch_shape.numel() * sum(
-        bytes_ * size**2 for bytes_, size in zip(each, sizes, strict=True)
-    )
-    if needed > LARGE and needed > (free := free_bytes(network.means[0].device)):
-        raise TooLarge(
-            f"the covariances of {sum(sizes):,} outputs would need {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free; return fewer outputs, or propagate parts of the batch"
-        )
-
-
 def _check_memory(planned: Plan) -> None:
     if planned.fits:
         return
     largest = max(planned.steps, key=lambda step: step.peak_bytes)
     raise TooLarge(
-        f"the covariances would need {planned.peak_bytes / 1e9:.1f} GB at {largest.operation} "
+        f"the covariances would need {in_bytes(planned.peak_bytes)} at {largest.operation} "
         f"({largest.module or 'the function'}, {largest.features:,} features), and "
-        f"{planned.free_bytes / 1e9:.1f} GB are free. A batch of inputs needs batch_dims=1, and "
+        f"{in_bytes(planned.free_bytes)} are free. A batch of inputs needs batch_dims=1, and "
         "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
         "ones are streamed; else take cp.Sketched(), which has no covariances on the way, or "
         "sample: cp.MonteCarlo(). The plan:\n"

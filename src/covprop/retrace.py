@@ -17,6 +17,7 @@ from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.lineage import Node, Transfer
 from covprop.methods import Sketched
+from covprop.report.table import in_bytes
 from covprop.room import free_bytes
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
@@ -152,8 +153,8 @@ def fitted(method: Sketched, peak: int, room: int) -> Sketched:
     kept = one.tangents * room // peak // 2 * 2 if method.order > 1 else 0  # which remembers none
     if kept == 0:
         raise TooLarge(
-            f"{one.tangents} tangents would need {peak / 1e9:.1f} GB, and {2 * room / 1e9:.1f} GB "
-            "may be used; take fewer tangents or more replicates, order=1, or propagate parts of "
+            f"{one.tangents} tangents would need {in_bytes(peak)}, and {in_bytes(2 * room)} may be "
+            "used; take fewer tangents or more replicates, order=1, or propagate parts of "
             "the batch"
         )
     return method.replicate(kept)

@@ -7,6 +7,9 @@ import torch
 
 from covprop.covariance import Covariance, Sharded
 
+LARGE = 2**28
+"""Bytes of covariances from which it is asked, before they are made, whether they fit."""
+
 
 def free_bytes(device: torch.device) -> int:
     """The memory that is free on a device, as far as the system tells."""

@@ -6,7 +6,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.covariance import Covariance, Dense, Streamed
-from covprop.errors import CovpropError, MomentOverflow, TooLarge, UnsupportedOperation
+from covprop.errors import (
+    CovpropError,
+    LostRank,
+    MomentOverflow,
+    TooLarge,
+    UnsupportedOperation,
+)
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import is_finite
 from covprop.lineage import Lineage, Node
@@ -28,7 +34,7 @@ def run(
         return module(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
     except CovpropError as error:
         path = _module_path(module, error)
-        if path is None or isinstance(error, TooLarge):
+        if path is None or isinstance(error, TooLarge | LostRank):
             raise
         raise type(error)(f"in module {path}: {error}") from error
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from covprop.departure import DOUBT, Departure, kolmogorov_quantile, median_and_worst
 from covprop.gaussian import Gaussian
 from covprop.orders import DIRECT
+from covprop.remedy import remedy
 from covprop.report.plots import trace_figure
 from covprop.report.table import Table, in_digits, in_percent, in_seconds, plain
 
@@ -98,6 +99,11 @@ class Trace:
         return None
 
     @property
+    def advice(self) -> str:
+        """What to do about layers that are too far from Gaussian, if variances are off for it."""
+        return "" if self.first_error() is None else remedy()
+
+    @property
     def table(self) -> Table:
         """A row for each step."""
         head = ["module", "operation", "shape", "mean", "variance", "largest", "max |rho|",
@@ -130,6 +136,8 @@ class Trace:
             f"first step whose variance is off by more than {in_percent(OFF)} and sampling error: "
             f"{wrong.name if wrong else 'none'}"
         )
+        if wrong is not None:
+            notes.append(f"variances are off from there on; {remedy()}")
         return notes
 
     def __str__(self) -> str:
@@ -141,7 +149,8 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Summaries of all steps, for JSON."""
-        return {"samples": self.samples, "steps": [plain(_summary(step)) for step in self.steps]}
+        steps = [plain(_summary(step)) for step in self.steps]
+        return {"samples": self.samples, "steps": steps, "advice": self.advice}
 
     def plot(self) -> Any:
         """A matplotlib figure; needs the extra `plots`."""

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.comparison import Agreement
+from covprop.comparison import FINE, Agreement
 from covprop.divergences import kl_divergence
 from covprop.gaussian import Gaussian
 from covprop.report.table import in_digits, in_percent
@@ -19,13 +19,15 @@ DOUBT = 0.01
 """Probability that sampling alone makes any figure of a right method look wrong, about."""
 TESTS = 3
 """It is shared by tests of the means, of the covariances, and of all together."""
-FINE = "within sampling error"
 ROUNDING = 32.0
 """In units of machine epsilon: differences that are none, where nothing varies."""
 RARE = 0.1
 """Relative standard error of a sampled variance from which a unit is rarely active."""
+TINY = math.sqrt(torch.finfo(torch.float64).tiny)
 UNKNOWN = 0.2
 """The same error from which an output does not count in the divergence."""
+TWICE = 2.0
+"""How much more of a variance than of a mean a kink that was never met may change, at most."""
 SKEW = 0.5
 """Of z^2 times that error: how much wider than normal its sampled moments are held to be."""
 
@@ -38,7 +40,9 @@ class Verdict:
     The standard errors that samples tell of a rarely active unit are themselves uncertain, and
     smallest where the estimate is most wrong, so they are taken at the larger of the sampled and
     the method's variance, and the skewness of the estimate (at most its relative error for a mean,
-    by Pearson's inequality) widens what a normal distribution allows.
+    by Pearson's inequality) widens what a normal distribution allows. What no sample has shown has
+    no standard error: with a control variate, kinks that are far away are all that is left, and may
+    not have been met at all.
     """
 
     found: Gaussian
@@ -74,7 +78,9 @@ class Verdict:
         variance, size = self._variance, self._shift.abs()
         doubt = DOUBT / TESTS / max(1, size.numel())
         stderr = _flat(self.truth, self.truth.mean_stderr) * self._growth
-        beyond = self._seen & (size > stderr * self._wide(size.numel(), self._relative))
+        missed = self._chance(doubt) * self._sampled.sqrt() * self._growth
+        allowed = stderr * self._wide(size.numel(), self._relative) + missed
+        beyond = self._seen & (size > allowed)
         impossible = size > (variance / (self._samples * doubt)).sqrt() + self._still
         return (beyond & (size > self._still)) | impossible | self._unseen(doubt)
 
@@ -100,7 +106,9 @@ class Verdict:
         stderr = torch.where(rare, torch.maximum(stderr, bound), stderr)
         wide = self._wide(difference.numel(), _pairs(torch.maximum, relative, relative))
         known = _pairs(torch.logical_and, self._seen, self._seen)
-        beyond = known & (difference > stderr * wide + self._least)
+        deviation = self._sampled.sqrt() * self._growth
+        missed = TWICE * self._chance(doubt) * _pairs(torch.mul, deviation, deviation)
+        beyond = known & (difference > stderr * wide + missed + self._least)
         rounding = self._least.diagonal(dim1=-2, dim2=-1)
         impossible = (self._sampled > self._variance / doubt + rounding) | self._constant
         impossible |= self._unseen(doubt) & (self._variance > rounding)
@@ -153,6 +161,14 @@ class Verdict:
         return Gaussian(torch.where(kept, mean, 0), matrix, validate_args=False).to(
             self.truth.dtype
         )
+
+    def _chance(self, doubt: float) -> float:
+        """Of an event that none of the samples shows with the probability of the doubt, at most.
+
+        A Gaussian that is cut off there, above its mean, has a mean that is lower by less than this
+        chance, in standard deviations, and a variance that is smaller by less than twice the share.
+        """
+        return min(1.0, -math.log(doubt) / self._samples)
 
     def _unseen(self, doubt: float) -> Tensor:
         """Which outputs never varied in the samples, and surely would have, by the method.
@@ -216,8 +232,8 @@ class Verdict:
 
     @property
     def _seen(self) -> Tensor:
-        """Which outputs varied."""
-        return self._sampled > self._still.square()
+        """Which outputs varied, by more than what has no square, and so no standard error."""
+        return self._sampled > self._still.square().clamp(min=TINY)
 
     @property
     def _relative(self) -> Tensor:

@@ -52,6 +52,22 @@ def test_compare_says_no_beyond_a_tolerance() -> None:
     assert "beyond the tolerance 0.3" in table.out.splitlines()[-1]
 
 
+def test_compare_offers_what_is_right_where_the_first_method_is_not() -> None:
+    ended = covprop("compare", *GIVEN, "--samples", 4000, "--method", "assumed")
+    call = ended.out.splitlines()[-1]
+    assert call == "on the command line: covprop propagate ... --method controlvariate:10000"
+    assert covprop("propagate", *GIVEN, *call.split()[-2:]).code == 0
+    fine = covprop("compare", *GIVEN, "--samples", 2000, "--method", "exact")
+    assert "command line" not in fine.out
+
+
+def test_compare_samples_no_more_than_it_needs() -> None:
+    reference = covprop("compare", *GIVEN, "--method", "exact", "--json").told["reference"]
+    name = reference["reason"].split(",")[0]
+    assert name == "a control variate by cp.Exact()"
+    assert reference["samples"] <= 75_000 / 2
+
+
 def test_a_method_that_refuses_is_beyond_any_tolerance(folder: Path) -> None:
     (folder / "smooth_by_test.py").write_text("import torch\n\nmake = torch.nn.Tanh\n")
     ended = covprop(

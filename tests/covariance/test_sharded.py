@@ -1,6 +1,8 @@
 """A covariance whose rows are spread over processes: the numbers of one process."""
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import covprop as cp
 from covprop.covariance import Covariance, Dense, LinearMap, Sharded
+from covprop.errors import LostRank
 from tests.covariance.test_streamed import model
 from tests.covariance.test_structures import numbers, pair
 from tests.oracles import assert_close
-from tests.teams import together
+from tests.teams import started, together
 
 every_size = pytest.mark.parametrize("size", [2, 4])
 BATCHES = [(), (3,)]
@@ -243,3 +246,33 @@ def _refusals() -> None:
 
 def test_what_needs_the_whole_matrix_is_refused() -> None:
     together(2, _refusals)
+
+
+class Ends(nn.Module):
+    """The second process ends here, as one without memory is ended."""
+
+    def forward(self, x: Any) -> Any:
+        if torch.distributed.get_rank() == 1:
+            os._exit(9)
+        return x
+
+
+def _without_the_second(folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    x = cp.Gaussian(torch.zeros(N), Sharded.from_diagonal(torch.ones(N), team()))
+    layers = nn.Linear(N, N), nn.ReLU(), Ends(), nn.Linear(N, 4)
+    with torch.no_grad():
+        try:
+            cp.propagate(nn.Sequential(*layers), x)
+        except LostRank as error:
+            told = f"{error.speaker} {error}"
+            (folder / f"{torch.distributed.get_rank()}.txt").write_text(told)
+
+
+def test_a_process_that_ends_on_the_way_is_told_of_in_one_sentence(tmp_path: Path) -> None:
+    assert started(3, _without_the_second, tmp_path) == [0, 9, 0]
+    for rank in (0, 2):
+        told = (tmp_path / f"{rank}.txt").read_text()
+        assert told.startswith(f"{rank} one of the 3 processes that share")
+        assert told.endswith("start all of them again")
+        assert ".cc" not in told

@@ -1,6 +1,5 @@
 """What all methods share that evaluate the network on plain tensors: inputs, nests, batches."""
 
-import importlib
 from collections import namedtuple
 from dataclasses import replace
 from typing import Any
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.covariance import Diagonal
 from covprop.footprint import footprint
+from covprop.report.table import in_bytes
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
 D = torch.float64
-PROPAGATE = importlib.import_module("covprop.propagate")  # the module, not the function
 ROUNDING = 1e-12
 
 
@@ -399,6 +398,6 @@ def test_memory_is_checked_for_all_that_the_method_holds(
 ) -> None:
     method, repeats = make(), 1_000_000
     held = method.entry_bytes(D) * (4 * repeats) ** 2
-    monkeypatch.setattr(PROPAGATE, "free_bytes", lambda _: held - 1)
-    with pytest.raises(cp.TooLarge, match=f"need {held / 1e9:.1f} GB"):
+    monkeypatch.setattr("covprop.methods.outputs.free_bytes", lambda _: held - 1)
+    with pytest.raises(cp.TooLarge, match=f"need {in_bytes(held)}"):
         cp.propagate(lambda x: x.repeat(repeats), gaussian(), method)

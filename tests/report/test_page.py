@@ -180,6 +180,31 @@ def test_a_method_that_is_wrong_is_said_to_be() -> None:
     head = Reader(page.render(model_name="m", x=x, y=y, comparison=comparison)).shown
     assert "Differs from sampling" in head
     assert "Linearized() against 2,000 samples of the network: mean off by" in head
+    assert "std, variance off by" in head
+    assert "Exact() is within sampling error; unbiased moments" in head
+    assert "cp.propagate(model, x, method=cp.ControlVariate(10_000))." in head
+
+
+def test_a_control_variate_is_named_as_what_the_truth_is_from() -> None:
+    x, model = gaussian(), network()
+    reference = cp.ControlVariate(256, generator=torch.Generator().manual_seed(0))
+    comparison = cp.compare(model, x, methods=cp.Exact(), reference=reference, show=False)
+    y = cp.propagate(model, x)
+    text = Reader(page.render(model_name="m", x=x, y=y, comparison=comparison)).shown
+    assert "against 256 samples of the network with a control variate: " in text
+    assert "Found by 256 samples of the network with a control variate." in text
+
+
+def test_steps_that_are_wrong_come_with_what_to_do() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 50), nn.ReLU(), nn.Linear(50, 20), nn.ReLU(), nn.Linear(20, 2)
+    model = nn.Sequential(*layers).requires_grad_(requires_grad=False)
+    x = cp.Gaussian(torch.zeros(3), torch.eye(3))
+    trace = cp.trace(model, x, samples=20_000, generator=torch.Generator().manual_seed(0))
+    head = Reader(page.render(model_name="m", x=x, trace=trace)).shown
+    assert "Variances are off on the way" in head
+    assert "cp.ControlVariate(10_000)); cheaper" in head
+    assert head.count("method=cp.Split()") == 2  # in the head, and below the table
 
 
 def test_without_samples_the_page_says_that_nothing_was_checked(content: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def compare(
     covariance: options.Covariance = None,
     stddev: options.Stddev = None,
     method_names: options.MethodNames = None,
-    samples: options.Samples = comparing.SAMPLES,
+    samples: options.PlainSamples = None,
     tolerance: options.Tolerance = None,
     report: options.Report = None,
     batch_dims: options.BatchDims = 0,
@@ -118,7 +118,7 @@ def compare(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> Answer:
-    """Methods against Monte Carlo on this network and input."""
+    """Methods against samples, on this network and input."""
     context.obj.first_alone()
     methods = [method(name, seed) for name in method_names or ()]
     page = output.wanted(report, (reporting.SUFFIX,), "--report")

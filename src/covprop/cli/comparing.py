@@ -8,17 +8,21 @@ import torch
 from covprop.cli.answers import Answer
 from covprop.cli.question import Question, one, running
 from covprop.cli.refusals import ExitCode
-from covprop.compare import METHODS, SAMPLES, compare
+from covprop.compare import METHODS, compare
 from covprop.comparison import Comparison, ComparisonRow
 from covprop.methods import Method, MonteCarlo
 from covprop.propagate import propagate
+from covprop.remedy import SAMPLES as OFFERED
 from covprop.report.table import Table
 
-__all__ = ["METHODS", "SAMPLES", "answer", "run"]
+CONTROLLED = f"controlvariate:{OFFERED}"
+__all__ = ["METHODS", "answer", "run"]
 
 
-def run(question: Question, methods: Sequence[Method], samples: int, seed: int) -> Comparison:
-    """Every method against as many samples, with a bar on a terminal."""
+def run(
+    question: Question, methods: Sequence[Method], samples: int | None, seed: int
+) -> Comparison:
+    """Every method against so many samples, or as many as are needed; a bar on a terminal."""
     with running():  # a model of several outputs is told here what to do
         one(propagate(question.module, question.x, method=MonteCarlo(2)))
     torch.manual_seed(seed)  # for models that draw random numbers themselves
@@ -37,6 +41,8 @@ def answer(
     first = comparison.rows[0]
     told = {"model": question.name, **comparison.to_dict(), "tolerance": tolerance}
     parts: list[str | Table] = [comparison.table]
+    if comparison.advice(first):
+        parts.append(f"on the command line: covprop propagate ... --method {CONTROLLED}")
     code = ExitCode.FINE
     if tolerance is not None:
         error = worst(first)

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from covprop.cli.methods import MOST_SAMPLES, NAMES
+from covprop.reference import SAMPLES
 
 ARRAYS = ".npy, .npz, .csv or .pt; FILE.npz:NAME takes one of several arrays"
 
@@ -80,8 +81,16 @@ Out: TypeAlias = Annotated[
 ]
 Samples: TypeAlias = Annotated[
     int,
+    typer.Option(min=2, max=MOST_SAMPLES, metavar="N", help="Of the network, to check with."),
+]
+PlainSamples: TypeAlias = Annotated[
+    int | None,
     typer.Option(
-        min=2, max=MOST_SAMPLES, metavar="N", help="Of the Monte Carlo run that is the reference."
+        min=2,
+        max=MOST_SAMPLES,
+        metavar="N",
+        help="Plain ones, for the reference; by default a control variate where it takes fewer, "
+        f"and else {SAMPLES:,}.",
     ),
 ]
 Tolerance: TypeAlias = Annotated[

@@ -46,8 +46,8 @@ def running() -> Iterator[None]:
     except Refusal:
         raise
     except CovpropError as error:
-        text = sentence(error).partition(" The plan:")[0]
-        raise Refusal(f"{text} (covprop plan shows it all)" if "GB" in text else text) from error
+        text, plan, _ = sentence(error).partition(" The plan:")
+        raise Refusal(f"{text} (covprop plan shows it all)" if plan else text) from error
     except MemoryError as error:
         raise Refusal("there is not enough memory for this") from error
     except Exception as error:  # a model from a file may fail in any way

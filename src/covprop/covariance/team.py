@@ -1,6 +1,8 @@
 """Processes that hold a matrix together, each some of its rows: what they send each other."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -8,6 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+
+from covprop.errors import LostRank
+
+PLACE = re.compile(r"^\[\S+\] ")
+"""Where in its own code a backend found something wrong."""
 
 
 @final
@@ -51,7 +58,8 @@ class Team:
         sent = _in_columns(part, wide)
         del part  # whoever called holds no more of it
         received = sent.new_empty(sum(arriving))
-        dist.all_to_all_single(received, sent, arriving, sizes, group=self.mesh.get_group())
+        with self._all_there():
+            dist.all_to_all_single(received, sent, arriving, sizes, group=self.mesh.get_group())
         del sent
         pieces = zip(received.split(arriving), high, strict=True)
         return torch.cat([piece.view(*batch, own, rows) for piece, rows in pieces], dim=-1)
@@ -67,20 +75,39 @@ class Team:
         padded[: len(part)] = part
         whole = part.new_empty(self.size * step, *part.shape[1:])
         if whole.numel():
-            dist.all_gather(list(whole.split(step)), padded, group=self.mesh.get_group())
+            with self._all_there():
+                dist.all_gather(list(whole.split(step)), padded, group=self.mesh.get_group())
         return whole[:count]
 
     def total(self, part: Tensor) -> Tensor:
         """The sum over all processes."""
         whole = part.clone()
-        dist.all_reduce(whole, dist.ReduceOp.SUM, group=self.mesh.get_group())
+        with self._all_there():
+            dist.all_reduce(whole, dist.ReduceOp.SUM, group=self.mesh.get_group())
         return whole
 
     def largest(self, part: Tensor) -> float:
         """The largest of one number from every process."""
         whole = part.clone()
-        dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        with self._all_there():
+            dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.get_group())
         return float(whole)
+
+    @contextmanager
+    def _all_there(self) -> Iterator[None]:
+        """Say in one sentence that a process no longer answers; whose fault it was, nobody knows.
+
+        The first to see it ends, and the others then miss that one.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            reason = PLACE.sub("", str(error)).partition(". ")[0]
+            raise LostRank(
+                f"one of the {self.size} processes that share the rows of this covariance was lost "
+                f"({reason}); see what it said before it ended, and start all of them again",
+                speaker=dist.get_rank(),
+            ) from error
 
 
 def _in_columns(part: Tensor, widths: list[int]) -> Tensor:

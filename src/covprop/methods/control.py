@@ -1,5 +1,6 @@
 """Samples that only have to tell what a linear function of the input does not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -9,13 +10,18 @@ from torch import Tensor
 from covprop.covariance.base import symmetric
 from covprop.methods.base import Advance, Estimate, Method, Propagation, WrappingMethod
 from covprop.methods.exact import Exact
+from covprop.methods.network import Network
+from covprop.methods.outputs import check_outputs
 from covprop.methods.roots import Root
+from covprop.methods.streaming import add_products
 from covprop.sampling import SamplingError
 
-GROUPS = 32
-"""Independent parts of the samples; they tell the error."""
-FEWEST = 4 * GROUPS
-"""Samples, at least."""
+FEWEST = 128
+"""Samples, at least, also of a group: of fewer, standard errors come out too small."""
+HELD = 2**21
+"""Numbers of all outputs of a group, about, which are held at a time."""
+MATRICES = 7
+"""In float64, of the size of a covariance, that are held at a time."""
 
 
 @final
@@ -32,8 +38,8 @@ class ControlVariate(WrappingMethod):
     that of `cp.MonteCarlo`. Being a difference, the covariance may have slightly negative
     eigenvalues where samples are few. No gradients.
 
-    samples: how many, rounded up to 32 equal groups; base: where E[J] is from; generator: where
-    randomness comes from, torch's global one by default.
+    samples: how many, rounded up to equal groups where outputs are many; base: where E[J] is from;
+    generator: where randomness comes from, torch's global one by default.
     """
 
     samples: int = 1024
@@ -51,35 +57,49 @@ class ControlVariate(WrappingMethod):
     def around(self, propagation: Propagation, advance: Advance) -> Any:
         """Groups of samples, one after another."""
         network = propagation.network()
+        roots = [Root.of(x) for x in propagation.inputs]
+        width = sum(root.width for root in roots)
+        check_outputs(network, lambda _: MATRICES * torch.float64.itemsize, beside=width)
         gains = propagation.gains(self.base)
-        inputs = propagation.inputs
-        roots = [Root.of(x) for x in inputs]
-        each = -(-self.samples // GROUPS)
         # An output that the base found constant has no gain: plain sampling.
-        known = [gains.get(output.leaf) for output in network.outputs]
+        known = [_in_float64(gains.get(output.leaf)) for output in network.outputs]
         tallies = [_Tally() for _ in network.outputs]
-        for _ in range(GROUPS):
-            groups = [_Group() for _ in network.outputs]
+        groups, each = _groups(network, self.samples)
+        for _ in range(groups):
+            collected = [_Group() for _ in network.outputs]
             for start in range(0, each, network.step):
-                numbers = [
-                    torch.randn(
-                        (min(network.step, each - start), *x.batch_shape, root.width),
-                        dtype=x.dtype, device=x.device, generator=self.generator,
-                    )
-                    for x, root in zip(inputs, roots, strict=True)
-                ]  # fmt: skip
-                noise = [root.times(z) for root, z in zip(roots, numbers, strict=True)]
-                values = network.at([x.mean + e for x, e in zip(inputs, noise, strict=True)])
-                for group, value, rows in zip(groups, values, known, strict=True):
+                count = min(network.step, each - start)
+                numbers = [_normal(root, count, self.generator) for root in roots]
+                points = [r.x.mean + r.times(z) for r, z in zip(roots, numbers, strict=True)]
+                values = network.at(points)
+                for group, value, rows in zip(collected, values, known, strict=True):
                     group.add(value.double(), _linear(rows, numbers, value))
-                advance(len(numbers[0]), GROUPS * each)
-            for tally, group in zip(tallies, groups, strict=True):
-                tally.add(*group.moments())
+                advance(count, groups * each)
+            for tally, group in zip(tallies, collected, strict=True):
+                tally.add(group)
         estimates = [
-            tally.estimate(GROUPS * each, _known(rows), output.dtype)
+            tally.estimate(groups * each, _covariance(rows), output.dtype)
             for tally, rows, output in zip(tallies, known, network.outputs, strict=True)
         ]
         return propagation.nest(network, estimates, self)
+
+
+def _groups(network: Network, samples: int) -> tuple[int, int]:
+    """How many groups, and of how many samples."""
+    sizes = [output.event_shape.numel() for output in network.outputs]
+    numbers = samples * network.batch_shape.numel() * sum(sizes)
+    groups = max(1, min(samples // FEWEST, numbers // HELD))
+    return groups, -(-samples // groups)
+
+
+def _normal(root: Root, count: int, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers (count, *batch, n) behind an input."""
+    shape = count, *root.x.batch_shape, root.width
+    return torch.randn(shape, dtype=root.x.dtype, device=root.x.device, generator=generator)
+
+
+def _in_float64(rows: Sequence[Tensor] | None) -> list[Tensor] | None:
+    return None if rows is None else [gain.double() for gain in rows]
 
 
 def _linear(rows: list[Tensor] | None, numbers: list[Tensor], like: Tensor) -> Tensor:
@@ -87,17 +107,15 @@ def _linear(rows: list[Tensor] | None, numbers: list[Tensor], like: Tensor) -> T
     if rows is None:
         return torch.zeros_like(like, dtype=torch.float64)
     parts = [
-        torch.einsum("...mn,k...n->k...m", gain.double(), z.double())
+        torch.einsum("...mn,k...n->k...m", gain, z.double())
         for gain, z in zip(rows, numbers, strict=True)
     ]
     return torch.stack(parts).sum(0)
 
 
-def _known(rows: list[Tensor] | None) -> Tensor | None:
+def _covariance(rows: list[Tensor] | None) -> Tensor | float:
     """E[J] S E[J]^T."""
-    if rows is None:
-        return None
-    return torch.stack([gain.double() @ gain.double().mT for gain in rows]).sum(0)
+    return 0.0 if rows is None else torch.stack([gain @ gain.mT for gain in rows]).sum(0)
 
 
 class _Group:
@@ -111,37 +129,50 @@ class _Group:
         self.values.append(values)
         self.linear.append(linear)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """mean(f - g) and Cov(f) - Cov(g) = Cov(f - g, f + g), symmetrised."""
+    def moments(self) -> tuple[Tensor, ...]:
+        """Mean, covariance without what is known of it, and the variances of both estimates.
+
+        Of u = f - g and v = f + g about their means, Cov(f) - Cov(g) is the mean of
+        w_ij = (u_i v_j + v_i u_j) / 2, and sum w_ij^2 that of u_i^2 v_j^2 + v_i^2 u_j^2 and
+        2 u_i v_i u_j v_j over 4: small where u is, as a difference of fourth powers would not be.
+        """
         values, linear = torch.cat(self.values), torch.cat(self.linear)
+        self.values, self.linear = [], []
+        count = len(values)
         rest, total = values - linear, values + linear
         mean = rest.mean(0)
         rest, total = rest - mean, total - total.mean(0)
-        products = torch.einsum("k...i,k...j->...ij", rest, total) / (len(values) - 1)
-        return mean, (products + products.mT) / 2
+        products, squares, mixed = (mean.new_zeros(*mean.shape, mean.shape[-1]) for _ in range(3))
+        add_products(products, rest, total)
+        add_products(squares, rest.square(), total.square())
+        both = rest * total
+        add_products(mixed, both, both)
+        products = (products + products.mT).div_(2)
+        squares = (squares + squares.mT).add_(mixed, alpha=2).div_(4)
+        squares = squares.addcmul_(products, products, value=-1 / count).clamp_(min=0)
+        freedom = count - 1
+        of_mean = rest.square().sum(0) / (count * freedom)
+        return mean, products.div_(freedom), of_mean, squares.div_(count * freedom)
 
 
 class _Tally:
-    """Averages over groups, and how far they spread (Welford)."""
+    """Sums over groups."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.averages: list[Tensor] = []
-        self.squares: list[Tensor] = []
+        self.sums: list[Tensor] = []
 
-    def add(self, *found: Tensor) -> None:
+    def add(self, group: _Group) -> None:
+        found = group.moments()
         self.count += 1
-        if not self.averages:
-            self.averages = list(found)
-            self.squares = [torch.zeros_like(one) for one in found]
+        if not self.sums:
+            self.sums = list(found)
             return
-        for i, one in enumerate(found):
-            apart = one - self.averages[i]
-            self.averages[i] = self.averages[i] + apart / self.count
-            self.squares[i] = self.squares[i] + apart * (one - self.averages[i])
+        for total, one in zip(self.sums, found, strict=True):
+            total += one
 
-    def estimate(self, samples: int, known: Tensor | None, dtype: torch.dtype) -> Estimate:
-        mean, covariance = self.averages
-        covariance = covariance if known is None else covariance + known
-        errors = [(one / (self.count * (self.count - 1))).sqrt().to(dtype) for one in self.squares]
-        return mean.to(dtype), symmetric(covariance).to(dtype), SamplingError(samples, *errors)
+    def estimate(self, samples: int, known: Tensor | float, dtype: torch.dtype) -> Estimate:
+        mean, covariance = (total / self.count for total in self.sums[:2])
+        errors = (total.sqrt().div(self.count).to(dtype) for total in self.sums[2:])
+        error = SamplingError(samples, *errors)
+        return mean.to(dtype), symmetric(covariance + known).to(dtype), error

@@ -17,6 +17,7 @@ from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
 from covprop.methods.exact import Exact
 from covprop.methods.roots import Root
 from covprop.mixture import Mixture
+from covprop.report.table import in_bytes
 from covprop.room import free_bytes
 from covprop.sampling import SamplingError
 
@@ -216,7 +217,7 @@ def _check_room(x: Gaussian) -> None:
     if needed > (free := free_bytes(x.device)):
         raise TooLarge(
             f"cp.Split makes another matrix of {count:,} x {count:,} numbers of this input, which "
-            f"would need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; give the noise "
+            f"would need {in_bytes(needed)}, and {in_bytes(free)} are free; give the noise "
             "as cp.Gaussian.low_rank or cp.Gaussian.diagonal, which make none, or leave cp.Split "
             "away"
         )

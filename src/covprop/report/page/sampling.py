@@ -20,9 +20,9 @@ def sampling_section(comparison: Comparison) -> Section:
     reference = comparison.reference
     outputs = reference.gaussian.mean.numel()
     body = paragraph(
-        f"{reference.samples:,} samples went through the network. Points are outputs; the grey "
-        "band is two standard errors of sampling itself, so what lies in it cannot be told from "
-        "the truth. The lines of the small charts are what sampling alone would give.",
+        f"Found by {reference.words}. Points are outputs; the grey band is two standard errors of "
+        "sampling itself, so what lies in it cannot be told from the truth. The "
+        "lines of the small charts are what sampling alone would give.",
         f"Of {outputs:,} outputs of all inputs, {POINTS} that are evenly spaced are drawn."
         if outputs > POINTS
         else "",

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.comparison import Agreement
+from covprop.comparison import FINE, Agreement
 from covprop.gaussian import Gaussian
 from covprop.report.page.budgets import budget_figure
 from covprop.report.page.choice import Choice, deviations
@@ -16,7 +16,6 @@ from covprop.report.page.decision import decision_words
 from covprop.report.page.findings import Findings
 from covprop.report.table import in_digits, in_percent, in_seconds
 from covprop.robustness.result import Robustness
-from covprop.verdict import FINE
 
 CLOSE = 0.1
 """Largest error of a mean in standard deviations, and of a variance, that is called close."""
@@ -58,13 +57,11 @@ def _by_comparison(found: Findings) -> Trust | None:
     if found.comparison is None or row is None or row.agreement is None:
         return None
     verdict = row.agreement.verdict
-    reason = (
-        f"{row.name} against {found.comparison.reference.samples:,} samples of the network: "
-        f"{verdict}."
-    )
-    if FINE in verdict:  # at least of each moment
+    reason = f"{row.name} against {found.comparison.reference.words}: {verdict}."
+    if row.agreement.fine:
         words = "Agrees" if verdict == FINE else "Each moment agrees"
         return Trust("good", f"{words} with sampling", reason)
+    reason = f"{reason} {_sentence(found.comparison.advice(row))}"
     if _largest(row.agreement) <= CLOSE:
         return Trust("fair", "Close to sampling", reason)
     return Trust("poor", "Differs from sampling", reason)
@@ -95,7 +92,8 @@ def _by_steps(found: Findings) -> Trust | None:
         reason = f"{said} no variance is off by more than sampling explains."
         return Trust("good", "Agrees with sampling, step by step", reason)
     reason = (
-        f"{said} variances are off from “{wrong.name}” on; the section on layers says by how much."
+        f"{said} variances are off from “{wrong.name}” on; the section on layers says by how "
+        f"much. {_sentence(trace.advice)}"
     )
     return Trust("fair", "Variances are off on the way", reason)
 
@@ -109,6 +107,10 @@ def _by_itself(found: Findings) -> Trust | None:
         f"is known to about {in_digits(found.y.samples**-0.5, 2)} standard deviations."
     )
     return Trust("good", "Sampled", reason)
+
+
+def _sentence(advice: str) -> str:
+    return f"{advice[0].upper()}{advice[1:]}."
 
 
 def _largest(found: Agreement) -> float:
