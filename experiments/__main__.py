@@ -21,6 +21,7 @@ from experiments import (
     ood,
     record,
     runner,
+    split,
     table1,
     table2,
     table3,
@@ -33,7 +34,8 @@ from experiments.options import RESULTS, Options
 EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
-        figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, accuracy,
+        figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
+        accuracy,
     )
 }  # fmt: skip
 OF_UCI = (table3.NAME, deep.NAME, noisy.NAME)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop import dispatch
+from covprop.lineage import Lineage
+from covprop.running import in_flight
 from tests.oracles import assert_close
 
 
@@ -58,6 +60,29 @@ def test_a_difference_with_itself_is_exactly_zero(name: str) -> None:
     y = cp.propagate(ZEROS[name], x)
     assert_close(y.mean, ZEROS[name](x.mean), rtol=0.0)
     assert not y.covariance_matrix.any()
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_columns_of_a_root_are_carried_to_the_covariance_with_the_input(
+    batch: tuple[int, ...],
+) -> None:
+    """Cov(y, x) = E[J] L L^T; what is carried is the first factor, of other columns another."""
+    first, second = weight(5, 4), weight(3, 5, seed=2)
+    x, other = gaussian(4, batch=batch), gaussian(3, batch=batch, seed=5)
+    lineage = Lineage(cp.Exact())
+    other_in, begun = (in_flight(g, lineage) for g in (other, x))
+    inner = F.linear(begun.clone(), first)
+    y = F.linear(F.relu(inner), second) * torch.sigmoid(F.linear(inner, second)) + other_in
+    columns = torch.linalg.cholesky(x.covariance_matrix)
+    carried = lineage.carried(y.node, begun.node, columns)
+    cross = lineage.cross(y.node, begun.node)
+    assert carried is not None
+    assert cross is not None
+    assert_close(carried @ columns.mT, cross)
+    some = lineage.carried(y.node, begun.node, columns[..., 1:3])
+    assert some is not None
+    assert_close(some, carried[..., 1:3])
+    assert lineage.carried(other_in.node, begun.node, columns) is None
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])

@@ -5,17 +5,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Distribution,
-    Independent,
-    LowRankMultivariateNormal,
-    MultivariateNormal,
-    Normal,
-)
+from torch.distributions import Distribution
 
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
 from covprop.covariance.sharded import undistributed
-from covprop.errors import CovpropError, InvalidGaussian
+from covprop.distributions import from_distribution, to_distribution
+from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.sampling import SamplingError
 from covprop.validation import (
@@ -50,7 +45,7 @@ class Gaussian:
         validate_args: bool = True,
         method: object = None,
         sampling: SamplingError | None = None,
-        mixture: object = None,
+        mixture: Any = None,
     ) -> None:
         """Check and keep; the tensors are not copied."""
         covariance = (
@@ -121,18 +116,8 @@ class Gaussian:
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
         """From MultivariateNormal, LowRankMultivariateNormal, Independent(Normal)."""
-        if isinstance(distribution, LowRankMultivariateNormal):
-            structure = LowRank(distribution.cov_factor, distribution.cov_diag)
-            return cls(distribution.mean, structure, validate_args=False)
-        if isinstance(distribution, MultivariateNormal):
-            return cls(distribution.mean, distribution.covariance_matrix, validate_args=False)
-        if isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
-            batch_dims = len(distribution.batch_shape)
-            return cls.diagonal(distribution.mean, distribution.variance, batch_dims)
-        raise TypeError(
-            f"{type(distribution).__name__} is not one of MultivariateNormal, "
-            "LowRankMultivariateNormal and Independent(Normal(...), dims)"
-        )
+        mean, covariance = from_distribution(distribution)
+        return cls(mean, covariance, validate_args=False)
 
     @property
     def mean(self) -> Tensor:
@@ -193,7 +178,10 @@ class Gaussian:
 
     @property
     def mixture(self) -> Any:
-        """The `cp.Mixture` that this has the moments of, if `cp.Split` made it, else None."""
+        """The `cp.Mixture` that this has the moments of, if `cp.Split` made it, else None.
+
+        Marginals, elements of a batch and copies have theirs; what is conditioned has none.
+        """
         return self._mixture
 
     @property
@@ -235,6 +223,7 @@ class Gaussian:
             validate_args=False,
             method=self._method,
             sampling=error,
+            mixture=self._mixture and self._mixture.marginal(elements),
         )
 
     def condition(
@@ -244,7 +233,8 @@ class Gaussian:
 
         elements: an index of the flattened event; value (*batch, m); noise: the covariance (m, m)
         of an error of the observation, variances (m,), or one variance for all of them. What is
-        observed may be singular: directions in which it cannot vary tell nothing.
+        observed may be singular: directions in which it cannot vary tell nothing. The result has no
+        mixture: of one, it is the moments that are conditioned.
         """
         seen = self._elements(elements)
         size = self.event_shape.numel()
@@ -267,33 +257,22 @@ class Gaussian:
 
     def to_torch(self) -> Distribution:
         """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
-        flat, structure = self._mean.reshape(*self.batch_shape, -1), self._covariance
-        try:
-            if isinstance(structure, Diagonal):
-                return Independent(Normal(self._mean, self.stddev), len(self.event_shape))
-            if isinstance(structure, LowRank) and structure.values is not None:
-                return LowRankMultivariateNormal(flat, structure.factor, structure.values)
-            return MultivariateNormal(flat, self.covariance_matrix)
-        except CovpropError:  # of a structure that is not written out
-            raise
-        except (ValueError, RuntimeError) as error:  # the latter from Cholesky
-            raise InvalidGaussian(
-                "torch.distributions needs a positive definite covariance and this one is "
-                "singular; .sample() works all the same"
-            ) from error
+        return to_distribution(self._mean, self._covariance)
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""
-        return self._map(lambda tensor: tensor.to(*args, **kwargs))
+        mixture = self._mixture and self._mixture.to(*args, **kwargs)
+        return self._map(lambda tensor: tensor.to(*args, **kwargs), mixture)
 
     def reshape_batch(self, shape: Sequence[int]) -> "Gaussian":
         """The same Gaussians in a batch of another shape."""
         count = len(self.batch_shape)
-        return self._map(lambda tensor: tensor.reshape(*shape, *tensor.shape[count:]))
+        mixture = self._mixture and self._mixture.reshape_batch(shape)
+        return self._map(lambda tensor: tensor.reshape(*shape, *tensor.shape[count:]), mixture)
 
     def detach(self) -> "Gaussian":
         """Leave the graph of autograd."""
-        return self._map(torch.Tensor.detach)
+        return self._map(torch.Tensor.detach, self._mixture and self._mixture.detach())
 
     def __getitem__(self, index: Any) -> "Gaussian":
         """Index the batch; the event is whole in every element of it."""
@@ -306,7 +285,7 @@ class Gaussian:
                 f"{count} indices for a batch of shape {tuple(self.batch_shape)}; the event is "
                 "not indexed: select its elements with cp.propagate(lambda x: x[...], gaussian)"
             )
-        return self._map(lambda tensor: tensor[index])
+        return self._map(lambda tensor: tensor[index], self._mixture and self._mixture[index])
 
     def __iter__(self) -> Iterator["Gaussian"]:
         """Along the first batch dimension."""
@@ -333,13 +312,14 @@ class Gaussian:
             raise IndexError("an element of the event is named twice")
         return index
 
-    def _map(self, function: Any) -> "Gaussian":
+    def _map(self, function: Any, mixture: Any) -> "Gaussian":
         return Gaussian(
             function(self._mean),
             self._covariance.map(function),
             validate_args=False,
             method=self._method,
             sampling=None if self._sampling is None else self._sampling.map(function),
+            mixture=mixture,
         )
 
 

@@ -133,14 +133,20 @@ class Lineage:
             return None
         return self._cross(u, v, {})
 
+    def carried(self, u: Node, source: Node, columns: Tensor) -> Tensor | None:
+        """E[J] B for columns B (*batch, n, m), J from a source, which came of nothing, to u."""
+        if isinstance(source.covariance, Zero):
+            return None
+        return self._cross(u, source, {(source.serial, source.serial): columns})
+
     def _cross(self, u: Node, v: Node, known: Known) -> Tensor | None:
-        if u is v:
+        key = (u.serial, v.serial)
+        if u is v and key not in known:
             assert u.covariance is not None, "collect() dropped a covariance that is needed"
             return u.covariance.matrix()
         if u.serial < v.serial:
             turned = self._cross(v, u, known)
             return None if turned is None else turned.mT
-        key = (u.serial, v.serial)
         if key not in known:
             known[key] = self._expand(u, v, known)
         return known[key]

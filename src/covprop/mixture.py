@@ -1,7 +1,8 @@
 """Several Gaussians with weights: what a Gaussian that was split came out as."""
 
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -40,6 +41,38 @@ class Mixture:
             sampling=self._sampling(apart),
             mixture=self,
         )
+
+    def marginal(self, elements: Any) -> "Mixture":
+        """The mixture of some elements of the flattened event."""
+        return replace(self, components=self.components.marginal(elements))
+
+    def to(self, *args: Any, **kwargs: Any) -> "Mixture":
+        """Change dtype or device, as Tensor.to does."""
+        return Mixture(self.weights.to(*args, **kwargs), self.components.to(*args, **kwargs))
+
+    def detach(self) -> "Mixture":
+        """Leave the graph of autograd."""
+        return Mixture(self.weights.detach(), self.components.detach())
+
+    def reshape_batch(self, shape: Sequence[int]) -> "Mixture":
+        """The same mixtures in a batch of another shape."""
+        return replace(self, components=self.components.reshape_batch((len(self.weights), *shape)))
+
+    def __getitem__(self, index: Any) -> "Mixture":
+        """Index the batch; the components stay."""
+
+        def each(tensor: Tensor) -> Tensor:  # torch puts what is indexed first, or not
+            return torch.stack([part[index] for part in tensor])
+
+        parts, error = self.components, self.components.sampling_error
+        components = Gaussian(
+            each(parts.mean),
+            parts.covariance.map(each),
+            validate_args=False,
+            method=parts.method,
+            sampling=None if error is None else error.map(each),
+        )
+        return replace(self, components=components)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw samples `(count, *batch, *event)`."""

@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from covprop.covariance import Covariance, LinearMap, Sharded, Zero
+from covprop.counted import Counted, NeedsNumbers
+from covprop.covariance import Sharded, Zero
+from covprop.covariance.congruence import unwritten
 from covprop.covariance.dense import streams
 from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leaves, map_leaves
 from covprop.errors import name_of
@@ -84,98 +85,6 @@ class Plan:
         return str(self.table)
 
 
-class _NeedsNumbers(Exception):
-    """A rule asked a counted covariance for its numbers."""
-
-
-@final
-@dataclass(frozen=True)
-class Counted(Covariance):
-    """A covariance of which only the size is known.
-
-    half: what a streamed one came from; alone: variances are all that there ever is; apart: they
-    are all that there is so far; constant: there are none yet; columns: of a sketch, which is
-    remembered where something `enters`, if it `remembers`; ranks: processes that share it.
-    """
-
-    batch: torch.Size
-    count: int
-    itemsize: int
-    half: int = 0
-    alone: bool = False
-    apart: bool = False
-    constant: bool = False
-    columns: int = 0
-    enters: bool = False
-    remembers: bool = True
-    ranks: int = 1
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes in the memory of a process."""
-        if self.constant:
-            return 0
-        width = 1 if self.alone or self.apart else self.columns or self.half or self.count
-        return self.batch.numel() * self.itemsize * -(-self.count // self.ranks) * width
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The leading dimensions."""
-        return self.batch
-
-    @property
-    def size(self) -> int:
-        """The number of features."""
-        return self.count
-
-    def at_rest(self) -> "Counted":
-        """Of a sketch, what nonlinearities remember."""
-        return self if self.enters and self.remembers else replace(self, constant=True)
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise _NeedsNumbers
-
-    def diagonal(self) -> Tensor:
-        """It has no numbers."""
-        self._refuse()
-
-    def matrix(self) -> Tensor:
-        """It has no numbers."""
-        self._refuse()
-
-    def push(self, linear: LinearMap) -> Covariance:
-        """It has no numbers."""
-        self._refuse(linear)
-
-    def take(self, index: Tensor) -> Covariance:
-        """It has no numbers."""
-        self._refuse(index)
-
-    def scale(self, factor: Tensor) -> Covariance:
-        """It has no numbers."""
-        self._refuse(factor)
-
-    def plus(self, variance: Tensor) -> Covariance:
-        """It has no numbers."""
-        self._refuse(variance)
-
-    def pairwise(self, pair: Any, elements: Any, variance: Tensor) -> Covariance:
-        """It has no numbers."""
-        self._refuse(pair, elements, variance)
-
-    def largest(self, pair: Any, elements: Any) -> float:
-        """It has no numbers."""
-        self._refuse(pair, elements)
-
-    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """It has no numbers."""
-        self._refuse(count, generator)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
-        """It has no numbers."""
-        self._refuse(function)
-
-
 class _Cost(NamedTuple):
     """What an operation makes of a counted covariance, and what it takes meanwhile."""
 
@@ -205,13 +114,15 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
         counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
         return _Cost(counted, 0, 2.0 * batch * features**2 / ranks)
     work = 2.0 * batch * taps * features * (before + features) / ranks
+    late = (parent.apart or parent.bare) and not unwritten(before, features, parent.batch)
+    first = before**2 if late else 0
     streamed = ranks == 1 and not parent.half and streams(before, features, parent.batch)
     if kind == "linear" and streamed:
         counted = Counted(parent.batch, features, out.itemsize, before)
-        return _Cost(counted, counted.nbytes, work)  # it is turned once
+        return _Cost(counted, counted.nbytes + unit * first, work)  # it is turned once
     counted = Counted(parent.batch, features, out.itemsize, ranks=ranks)
     most = before * features + max(features**2, before * features if ranks > 1 else 0)
-    return _Cost(counted, unit * most // ranks, work)
+    return _Cost(counted, unit * (first + most) // ranks, work)
 
 
 def _weights(given: Any) -> list[Tensor]:
@@ -278,15 +189,17 @@ class Planner:
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
         alone = lineage.method.variances_only
-        constant = isinstance(x.covariance, Zero) and not alone
         columns = lineage.method.columns(x.covariance)
-        constant = constant and not columns
+        constant = isinstance(x.covariance, Zero) and not (alone or columns)
         ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
         counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
         remembers = lineage.method.remembers
         counted = replace(
             counted, alone=alone, constant=constant, columns=columns, remembers=remembers
         )
+        if x.covariance.written(1) < counted.count and not (alone or constant or columns):
+            apart = x.covariance.independent
+            counted = replace(counted, apart=apart, bare=not apart)
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
@@ -300,7 +213,7 @@ class Planner:
         if BATCH[function] is Batch.STEPWISE:
             try:
                 return proceed()
-            except _NeedsNumbers:
+            except NeedsNumbers:
                 pass
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
         means = map_leaves(

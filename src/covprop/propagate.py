@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -37,6 +38,8 @@ from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
+CARRIED = 2**24
+"""Numbers in columns of the root of an input that are carried to the outputs at a time."""
 WORTH_A_PLAN = 2**20
 """Numbers in the tangents of the inputs from which memory is planned."""
 
@@ -92,8 +95,8 @@ def propagate_along(
 def _along(
     lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
 ) -> Any:
-    method = lineage.method
     _guard(lineage, module, inputs, named_inputs)
+    method = lineage.method
     with ExitStack() as stack:
         if method.returns:
             _without_autograd(stack)
@@ -199,20 +202,25 @@ class _Bound(Propagation):
 
         return Network(call, self.inputs)
 
-    def gains(self, method: Method) -> dict[int, list[Tensor]]:
+    def gains(self, method: Method, wanted: bool = False) -> dict[int, list[Tensor]]:
         while isinstance(method, WrappingMethod):
             method = method.base
         roots = [Root.of(x) for x in self.inputs]
-        if not isinstance(method, LayerwiseMethod) or method.variances_only:
-            network = self.network()
-            if not network.outputs:
-                return {}
-            return {
-                output.leaf: [root.after(one) for root, one in zip(roots, jacobian, strict=True)]
-                for output, jacobian in zip(network.outputs, linearize(network)[1], strict=True)
-            }
+        if isinstance(method, LayerwiseMethod) and not method.variances_only:
+            return self._expected_gains(method, roots, wanted)
+        network = self.network()
+        jacobians = linearize(network)[1] if network.outputs else []
+        return {
+            output.leaf: [root.after(one) for root, one in zip(roots, jacobian, strict=True)]
+            for output, jacobian in zip(network.outputs, jacobians, strict=True)
+        }
+
+    def _expected_gains(
+        self, method: LayerwiseMethod, roots: Sequence[Root], wanted: bool
+    ) -> dict[int, list[Tensor]]:
+        """By the way back of a sketch, or by carrying the columns of the roots on."""
         if isinstance(method, Sketched):
-            method = method.brief()
+            method = method.brief() if wanted else replace(method.brief(), outputs=None)
         lineage, begun = Lineage(method), list[GaussianTensor]()
         _guard(lineage, self.module, self.arguments, self.named_arguments)
 
@@ -224,16 +232,18 @@ class _Bound(Propagation):
             stack.enter_context(_another_base(method))
             if method.returns:
                 _without_autograd(stack)
-            results = list(leaves(run(self.module, self.arguments, self.named_arguments, begin)))
-            varying = [(at, y) for at, y in enumerate(results) if isinstance(y, GaussianTensor)]
-            if method.returns:
-                each = {at: expected_jacobians(y, begun) for at, y in varying}
-                pairs = {at: zip(roots, rows, strict=True) for at, rows in each.items()}
-                return {at: [root.after(one) for root, one in both] for at, both in pairs.items()}
-        return {
-            at: [root.whitened(_cross(y, x)) for root, x in zip(roots, begun, strict=True)]
-            for at, y in varying
-        }
+            found: dict[int, list[Tensor]] = {}
+            results = leaves(run(self.module, self.arguments, self.named_arguments, begin))
+            for at, y in enumerate(results):
+                if not isinstance(y, GaussianTensor):
+                    continue
+                if isinstance(method, Sketched):
+                    rows = expected_jacobians(y, begun, method)
+                    found[at] = [root.after(one) for root, one in zip(roots, rows, strict=True)]
+                else:
+                    both = zip(roots, begun, strict=True)
+                    found[at] = [_carried(y, x, root) for root, x in both]
+        return found
 
     def nest(self, network: Network, estimates: Sequence[Estimate], method: Method) -> Any:
         results = []
@@ -265,13 +275,18 @@ def _another_base(method: Method) -> Iterator[None]:
         raise type(error)(f"{error}; {offer}") from error
 
 
-def _cross(y: GaussianTensor, x: GaussianTensor) -> Tensor:
-    """Cov(y, x) (*batch, m, n)."""
-    found = y.lineage.cross(y.node, x.node)
-    if found is None:
-        sizes = (node.covariance.size for node in (y.node, x.node) if node.covariance is not None)
-        return x.loc.new_zeros(*x.covariance.batch_shape, *sizes)
-    return found
+def _carried(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
+    """E[J] L (*batch, m, width), some columns at a time."""
+    parts = []
+    for start in range(0, root.width, step := max(1, CARRIED // max(1, x.numel()))):
+        columns = root.structure.columns(start, min(root.width, start + step))
+        part = y.lineage.carried(y.node, x.node, columns)
+        if part is None:  # they are independent
+            break
+        parts.append(part)
+    if not parts:
+        return x.loc.new_zeros(*x.batch_shape, y.event_shape.numel(), root.width)
+    return torch.cat(parts, dim=-1)
 
 
 def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:

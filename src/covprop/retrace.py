@@ -34,20 +34,23 @@ def budget(method: Sketched, device: torch.device) -> int:
 
 def retraced(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, Tensor]:
     """Mean and covariance of a result, or of some of its elements, which are flat then."""
-    sketch, outputs = tensor.covariance, method.outputs
-    assert isinstance(sketch, Sketch)
-    room = budget(method, tensor.device) // 2
-    numbers = torch.arange(sketch.size, device=tensor.device)
-    chosen = numbers if outputs is None else numbers[outputs].reshape(-1)
-    if not len(chosen) and sketch.size:
-        raise ValueError(f"outputs={outputs!r} names no element of the output")
+    chosen, room = _wanted(tensor, method)
     mean = tensor.loc
-    if outputs is not None:
-        mean = mean.reshape(*tensor.batch_shape, sketch.size)[..., chosen]
+    if method.outputs is not None:
+        mean = mean.reshape(*tensor.batch_shape, _size(tensor.node))[..., chosen]
+    return mean, _blocks(tensor, chosen, room)
+
+
+def _wanted(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, int]:
+    """The elements that are asked for, and how many of them may go back at a time."""
+    size, outputs = _size(tensor.node), method.outputs
+    numbers = torch.arange(size, device=tensor.device)
+    chosen = numbers if outputs is None else numbers[outputs].reshape(-1)
+    if not len(chosen) and size:
+        raise ValueError(f"outputs={outputs!r} names no element of the output")
     widest = max(_size(node) for node in _ancestors(tensor.node))
     each = COPIES * widest * tensor.batch_shape.numel() * tensor.loc.itemsize
-    covariance = _blocks(tensor, chosen, max(1, room // max(1, each)))
-    return mean, covariance
+    return chosen, max(1, budget(method, tensor.device) // 2 // max(1, each))
 
 
 def _blocks(tensor: GaussianTensor, chosen: Tensor, room: int) -> Tensor:
@@ -85,9 +88,19 @@ def gathered(node: Node, rows: Tensor) -> Tensor:
     return total
 
 
-def expected_jacobians(tensor: GaussianTensor, inputs: Sequence[GaussianTensor]) -> list[Tensor]:
+def expected_jacobians(
+    tensor: GaussianTensor, inputs: Sequence[GaussianTensor], method: Sketched
+) -> list[Tensor]:
     """E[J] (*batch, m, n) of a result with respect to tensors that it may have come of."""
-    rows = _units(tensor, torch.arange(_size(tensor.node), device=tensor.device))
+    chosen, room = _wanted(tensor, method)
+    parts = [_jacobians(tensor, some, inputs) for some in chosen.split(room)]
+    return [torch.cat(rows, dim=-2) for rows in zip(*parts, strict=True)]
+
+
+def _jacobians(
+    tensor: GaussianTensor, chosen: Tensor, inputs: Sequence[GaussianTensor]
+) -> list[Tensor]:
+    rows = _units(tensor, chosen)
     found = {x.node: rows.new_zeros(*rows.shape[:-1], _size(x.node)) for x in inputs}
     for passed, seen in _passed(tensor.node, rows):
         if passed in found:

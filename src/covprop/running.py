@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Sharded, Zero
+from covprop.covariance import Covariance, Dense, Streamed
 from covprop.errors import (
     CovpropError,
     LostRank,
@@ -63,7 +63,7 @@ def unwrap(result: Any, method: LayerwiseMethod) -> Any:
             mean, matrix = retraced(result, method)
             return finite(mean, Dense(matrix), method)
         covariance = result.covariance
-        if not isinstance(covariance, Dense | Diagonal | LowRank | Sharded | Zero):
+        if isinstance(covariance, Streamed):
             covariance = Dense(covariance.matrix())
         return finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):

@@ -188,10 +188,8 @@ class GaussianTensor(TensorFacts):
 
     def expect(self, loc: Tensor) -> None:
         """Raise if the covariance of a result with this mean, and what follows, will not fit."""
-        if self.covariance.narrow:
-            return
         batch = max(1, self.batch_shape.numel())
-        features = max(self.covariance.size, loc.numel() // batch)
+        features = self.covariance.written(loc.numel() // batch)
         self.lineage.expect(loc.itemsize * batch * features**2)
 
     def cross_covariance(self, other: "GaussianTensor") -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.covariance import Dense, Diagonal, LowRank, Sketch, Zero
+from covprop.covariance import Dense, Sharded, Sketch, Streamed
 from covprop.departure import Departing, Departure
 from covprop.dispatch import leaves, map_leaves
 from covprop.gaussian import Gaussian
@@ -122,7 +122,7 @@ class Tracer:
         whole = None
         if self._keep:
             kept = covariance
-            if not isinstance(kept, Dense | Diagonal | LowRank | Zero):
+            if isinstance(kept, Sharded | Sketch | Streamed):
                 kept = Dense(covariance.matrix())
             whole = Gaussian(mean, kept, validate_args=False, method=self._method)
         shape = list(mean.shape)

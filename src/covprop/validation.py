@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, LowRank, Sharded, Zero
+from covprop.covariance import Covariance, Dense, Sharded, Zero
 from covprop.covariance.sharded import is_distributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import is_finite
@@ -130,11 +130,8 @@ def check_values(mean: Tensor, covariance: Covariance) -> None:
     rounding = ROUNDING * torch.finfo(mean.dtype).eps
     if bool((variance < -rounding * variance.abs().amax(-1, keepdim=True)).any()):
         raise InvalidGaussian(f"the covariance has a negative variance ({variance.min():.3g})")
-    independent = covariance.values if isinstance(covariance, LowRank) else None
-    if independent is not None and bool((independent < 0).any()):
-        raise InvalidGaussian(
-            f"independent noise has a negative variance ({independent.min():.3g})"
-        )
+    if (flaw := covariance.flaw(rounding)) is not None:
+        raise InvalidGaussian(flaw)
     if isinstance(covariance, Dense):
         _check_matrix(covariance.values, variance.clamp(min=0), rounding)
     if isinstance(covariance, Sharded):

@@ -72,6 +72,15 @@ def test_torch_distributions_come_and_go_in_their_structure() -> None:
         gaussian(5, alone=True).to_torch()
 
 
+def test_no_directions_at_all_are_independent_noise_for_torch() -> None:
+    mean, variance = torch.zeros(2, 3, dtype=D), torch.full((2, 3), 0.25, dtype=D)
+    there = cp.Gaussian.low_rank(mean, torch.zeros(2, 3, 0, dtype=D), variance, 1).to_torch()
+    assert (there.batch_shape, there.event_shape) == ((2,), (3,))
+    assert_close(there.variance, variance)
+    with pytest.raises(cp.InvalidGaussian, match="singular"):
+        cp.Gaussian.low_rank(mean, torch.zeros(2, 3, 0, dtype=D), batch_dims=1).to_torch()
+
+
 @every_kind
 def test_marginal_condition_and_to_keep_the_structure(alone: bool) -> None:
     x = gaussian(6, alone=alone)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, LowRank
+from covprop.covariance import Covariance, Deflated, Dense, Diagonal, LinearMap, LowRank
 from covprop.covariance.base import symmetric
 from tests.oracles import assert_close
 
@@ -29,11 +29,20 @@ def dense(batch: tuple[int, ...]) -> Dense:
     return Dense(factor @ factor.mT)
 
 
+def units(batch: tuple[int, ...]) -> Tensor:
+    """Two orthonormal columns."""
+    return torch.linalg.qr(numbers(*batch, N, 2, seed=10))[0]
+
+
 STRUCTURES: dict[str, Callable[[tuple[int, ...]], Covariance]] = {
     "dense": dense,
     "diagonal": lambda batch: Diagonal(variances(batch)),
     "low rank": lambda batch: LowRank(numbers(*batch, N, 2), variances(batch)),
     "a factor alone": lambda batch: LowRank(numbers(*batch, N, 2)),
+    "deflated": lambda batch: Deflated(variances(batch), units(batch)),
+    "deflated in part": lambda batch: Deflated(
+        variances(batch), units(batch) * torch.tensor([0.5, 0.9], dtype=torch.float64)
+    ),
     "dense without dependence": lambda batch: Dense(torch.diag_embed(variances(batch))),
 }
 every_batch = pytest.mark.parametrize("batch", BATCHES)
@@ -112,7 +121,8 @@ def test_take_leaves_rows_and_columns(
 def test_plus_adds_to_the_diagonal(name: str, batch: tuple[int, ...]) -> None:
     covariance, variance = STRUCTURES[name](batch), numbers(*batch, N, seed=8).square()
     expected = covariance.matrix() + torch.diag_embed(variance)
-    assert_close(covariance.plus(variance).matrix(), expected, rtol=1e-14)
+    result = covariance.plus(variance)
+    assert_close(result.matrix(), expected, rtol=1e-14, atol=1e-14)  # of a difference, deflated
 
 
 @every_structure
@@ -149,7 +159,8 @@ def test_conditioning_is_a_schur_complement(
 def test_scale_multiplies_rows_and_columns(name: str, batch: tuple[int, ...]) -> None:
     covariance, factor = STRUCTURES[name](batch), numbers(*batch, N, seed=4)
     expected = torch.diag_embed(factor) @ covariance.matrix() @ torch.diag_embed(factor)
-    assert_close(covariance.scale(factor).matrix(), expected, rtol=1e-14)
+    result = covariance.scale(factor)
+    assert_close(result.matrix(), expected, rtol=1e-14, atol=1e-14)  # of a difference, deflated
 
 
 @every_structure
@@ -177,7 +188,8 @@ def test_largest_is_over_the_entries_off_the_diagonal(
     elements = numbers(*batch, N, seed=5).abs(), numbers(*batch, N, seed=6).abs()
     zero = torch.zeros(*batch, N, dtype=torch.float64)
     entries = paired(covariance.matrix(), elements, zero)
-    assert covariance.largest(pair, elements) == pytest.approx(float(entries.max()), rel=1e-14)
+    expected = float(entries.abs().max())
+    assert covariance.largest(pair, elements) == pytest.approx(expected, rel=1e-14)
 
 
 @every_structure

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import covprop as cp
+from covprop.covariance import Deflated, Diagonal
+from tests.largest import Largest
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
@@ -128,10 +130,86 @@ def test_a_sketch_is_split_along_the_directions_of_the_exact_method() -> None:
     assert y.covariance_stderr is not None
 
 
-def test_an_image_is_not_written_out_as_a_matrix_that_does_not_fit() -> None:
+@every_base
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_independent_noise_is_split_as_its_matrix_is(
+    base: Any, batch: tuple[int, ...], directions: int
+) -> None:
+    model, method = network(6, 20, 3), cp.Split(3, directions, base)
+    mean = torch.randn((*batch, 6), dtype=D, generator=_seeded(0))
+    variance = torch.rand((*batch, 6), dtype=D, generator=_seeded(1))
+    variance[..., 2] = 0.0
+    x = cp.Gaussian.diagonal(mean, variance, batch_dims=len(batch))
+    y = cp.propagate(model, x, method)
+    z = cp.propagate(model, cp.Gaussian(mean, torch.diag_embed(variance)), method)
+    assert_same(y, z, 1e-9)
+
+
+def test_a_component_of_independent_noise_has_no_matrix() -> None:
+    seen = []
+
+    def model(x: Any) -> Any:
+        seen.append(getattr(x, "covariance", None))
+        return torch.relu(x @ torch.arange(12, dtype=D).reshape(6, 2))
+
+    x = cp.Gaussian.isotropic(torch.zeros(6, dtype=D), 0.5)
+    y = cp.propagate(model, x, cp.Split(3, 2))
+    assert isinstance(seen[0], Diagonal)  # for the directions
+    assert isinstance(seen[1], Deflated)
+    assert seen[1].units.shape == (9, 6, 2)
+    assert y.mixture.components.batch_shape == (9,)
+
+
+BASES_OF_IMAGES = {
+    "linearized": cp.Linearized(),
+    "sketched": cp.Sketched(16),
+    "some outputs": cp.Sketched(16, outputs=[1]),
+    "samples": cp.MonteCarlo(100),
+    "split": cp.Split(base=cp.Sketched(16)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("base", BASES_OF_IMAGES.values(), ids=BASES_OF_IMAGES)
+def test_an_image_is_split_without_a_matrix(base: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(400, 2)
+    )
+    x = cp.Gaussian.isotropic(torch.rand(1, 3, 80, 80, generator=_seeded(0)), 0.5, batch_dims=1)
+    with Largest() as largest:
+        y = cp.propagate(model, x, cp.Split(base=base))
+    assert largest.nbytes < 19_200**2  # of which a matrix would have four times as many
+    count = 1 if base == BASES_OF_IMAGES["some outputs"] else 2
+    assert y.mixture.components.batch_shape == (3, 1)
+    assert y.covariance_matrix.shape == (1, count, count)
+
+
+@torch.no_grad()
+def test_components_of_a_sketch_are_those_of_the_exact_method_on_images() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+    )
+    x = cp.Gaussian.isotropic(torch.rand(2, 1, 8, 8, generator=_seeded(0)), 1.0, batch_dims=1)
+    sketched = cp.Sketched(512, generator=_seeded(2), exact=0)
+    y, z = (cp.propagate(model, x, cp.Split(3, base=base)) for base in (sketched, cp.Exact()))
+    assert y.covariance_stderr is not None
+    error = (y.covariance_matrix - z.covariance_matrix).abs()
+    assert bool((error < 5 * y.covariance_stderr + 0.02 * z.variance.amax()).all())
+
+
+def test_what_a_base_would_write_out_is_refused_where_it_does_not_fit() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(3, 700, 700), 0.1)
+    with pytest.raises(cp.TooLarge, match="Sketched"):
+        cp.propagate(lambda x: x.flatten().cumsum(0)[0], x, cp.Split())
+
+
+def test_a_matrix_is_not_copied_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covprop.methods.split.free_bytes", lambda _: 100)
     with pytest.raises(cp.TooLarge, match="low_rank"):
-        cp.propagate(lambda x: x.mean(), x, cp.Split(base=cp.Linearized()))
+        cp.propagate(torch.relu, gaussian(), cp.Split(base=cp.Linearized()))
 
 
 def test_nothing_that_varies_is_nothing_to_split() -> None:
@@ -188,6 +266,34 @@ def test_a_mixture_samples_and_becomes_a_torch_distribution() -> None:
     torch_s = y.mixture.to_torch()
     assert_close(torch_s.mean, y.mean)
     assert_close(torch_s.variance, y.variance)
+
+
+def test_copies_and_parts_of_a_result_keep_their_mixture() -> None:
+    model, x = network(4, 20, 3), gaussian(2, 3)
+    y = cp.propagate(model, x, cp.Split(3))
+    means, matrices = y.mixture.components.mean, y.mixture.components.covariance_matrix
+    rows = torch.tensor([1, 0])
+    for index in (1, slice(0, 1), (0, 2), rows, (rows, rows), (slice(None), 1), y.mean[..., 0] > 0):
+        part = y[index]
+        assert_close(part.mixture.components.mean, torch.stack([mean[index] for mean in means]))
+        again = part.mixture.moments()
+        assert_same(again, part, 1e-12)
+    assert_close(y.to(torch.float32).mixture.components.mean, means.float())
+    assert y.to(torch.float32).mixture.weights.dtype == torch.float32
+    assert_close(y.reshape_batch((6,)).mixture.components.mean, means.reshape(3, 6, 3))
+    some = y.marginal([2, 0])
+    assert_close(some.mixture.components.mean, means[..., [2, 0]])
+    assert_close(some.mixture.components.covariance_matrix, matrices[..., [2, 0], :][..., [2, 0]])
+    assert_same(some.mixture.moments(), some, 1e-12)
+    assert [one.mixture.components.batch_shape for one in y] == [(3, 3)] * 2
+    assert y.condition([0], torch.zeros(2, 3, 1, dtype=D)).mixture is None
+
+
+def test_a_detached_result_has_a_detached_mixture() -> None:
+    mean = torch.zeros(4, dtype=D, requires_grad=True)
+    y = cp.propagate(torch.sin, cp.Gaussian.isotropic(mean, 0.5), cp.Split(3))
+    assert y.mixture.components.mean.requires_grad
+    assert not y.detach().mixture.components.mean.requires_grad
 
 
 def test_errors_of_sampled_components_are_put_together() -> None:

@@ -103,3 +103,16 @@ def test_samples_of_the_network_share_ties_and_count_all() -> None:
     assert float(found.stderr[0, 2]) == pytest.approx(math.sqrt(q * (1 - q) / 10))
     with pytest.raises(ValueError, match="samples is a whole number"):
         robustness.sampled_probabilities(tied, x, 0)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_noise_of_low_rank_is_sampled_in_its_directions(alone: bool) -> None:
+    torch.manual_seed(0)
+    model, draw = nn.Linear(5, 2).double().requires_grad_(requires_grad=False), generator(4)
+    mean, factor = torch.zeros(1, 5).double(), torch.randn(1, 5, 2, generator=draw).double()
+    variance = None if alone else torch.ones(1, 5).double()
+    x = cp.Gaussian.low_rank(mean, factor, variance, batch_dims=1)
+    found = robustness.sampled_probabilities(model, x, 20_000, generator())
+    margin = cp.propagate(lambda x: model(x) @ torch.tensor([1.0, -1.0]).double(), x)
+    expected = normal_cdf(margin.mean / margin.stddev)
+    assert within(found.probability[..., 0], expected, found.stderr[..., 0])

@@ -1,6 +1,7 @@
 """Structures of a covariance, each behind the same few doors."""
 
 from covprop.covariance.base import Covariance, Layer, LinearMap
+from covprop.covariance.deflated import Deflated
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
 from covprop.covariance.low_rank import LowRank
@@ -11,6 +12,7 @@ from covprop.covariance.zero import Zero
 
 __all__ = [
     "Covariance",
+    "Deflated",
     "Dense",
     "Diagonal",
     "Layer",

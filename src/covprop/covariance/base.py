@@ -8,6 +8,8 @@ from typing import ClassVar, Protocol, TypeAlias, final
 import torch
 from torch import Tensor
 
+from covprop.covariance.roots import Factor, Root, square_root
+
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
 
@@ -138,6 +140,9 @@ class Covariance(ABC):
     independent: ClassVar[bool] = False
     """Whether the structure says that no two features depend on each other."""
 
+    factored: ClassVar[bool] = False
+    """Whether it is held without a matrix, which an activation makes of it."""
+
     @property
     @abstractmethod
     def batch_shape(self) -> torch.Size:
@@ -178,21 +183,49 @@ class Covariance(ABC):
         """The largest |pair| over the off-diagonal entries, 0 if there are none."""
 
     @abstractmethod
-    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Samples (count, *batch, n) of mean zero."""
-
-    @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Covariance":
         """Apply a function to the tensors inside: a change of dtype, an index of the batch."""
 
-    @property
-    def narrow(self) -> bool:
-        """Whether what a linear map makes of it is held without a matrix of all pairs."""
-        return False
+    def written(self, features: int) -> int:
+        """Rows of the largest matrix that a linear map to so many features writes, 0 if none."""
+        return max(self.size, features)
+
+    def flaw(self, rounding: float) -> str | None:
+        """What of it cannot be, if anything, beyond what its variances tell."""
+        del rounding
+        return None
 
     def at_rest(self) -> "Covariance":
         """The same, to be kept for what is asked of it once nothing more is computed with it."""
         return self
+
+    def root(self) -> Root:
+        """L with L L^T = S."""
+        return Factor(square_root(self.matrix()))
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Samples (count, *batch, n) of mean zero."""
+        root = self.root()
+        numbers = torch.randn(
+            (count, *self.batch_shape, root.width),
+            dtype=self.dtype, device=self.device, generator=generator,
+        )  # fmt: skip
+        return root.times(numbers)
+
+    @property
+    def directions(self) -> int:
+        """How many columns of the root, the first ones, `without` may take something from."""
+        return self.size
+
+    def without(self, units: Tensor, vectors: Tensor) -> "Covariance | Tensor":
+        """L (1 - U^T U) L^T, in a structure or as a matrix.
+
+        units: orthonormal rows U (*batch, d, directions); vectors: the rows U L^T (*batch, d, n).
+        """
+        del units
+        matrix = symmetric(self.matrix() - vectors.mT @ vectors)
+        variance = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)  # but for rounding
+        return torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """A S A^T of a matrix A, given by its rows (*batch, m, n)."""

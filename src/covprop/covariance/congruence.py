@@ -9,11 +9,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import LinearMap, both_triangles, symmetric
+from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
 from covprop.kernels.convolution import TOGETHER
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
+WIDE = 2**24
+"""Entries of a covariance that is worth not to be written out."""
+COLUMNS = 2**22
+"""Entries of the columns of a root that are treated at a time."""
 
 
 def begun(values: Tensor, linear: LinearMap) -> Tensor:
@@ -55,6 +59,27 @@ def completed(half: Tensor, linear: LinearMap) -> Tensor:
         result[..., start:stop, start:stop] = symmetric(rows[..., start - first : stop - first])
         both_triangles(result, start, stop, rows[..., stop - first :])
     return result
+
+
+def unwritten(size: int, features: int, batch_shape: torch.Size) -> bool:
+    """Whether a linear map to so many features leaves the matrix of what is before it unwritten."""
+    return features < size and batch_shape.numel() * size**2 > WIDE
+
+
+def gathered(covariance: Covariance, linear: LinearMap) -> Tensor | None:
+    """(A L) (A L)^T by a few columns of a root L at a time, None where S may be written out."""
+    variance, root = covariance.diagonal(), covariance.root()
+    if not unwritten(covariance.size, 0, covariance.batch_shape):
+        return None
+    features = linear(variance[..., None, :]).shape[-1]
+    if not unwritten(covariance.size, features, covariance.batch_shape):
+        return None
+    total = variance.new_zeros(*variance.shape[:-1], features, features)
+    step = max(1, COLUMNS // max(1, variance.numel()))
+    for start in range(0, root.width, step):
+        image = linear(root.columns(start, min(root.width, start + step)).mT)
+        total = total + image.mT @ image
+    return symmetric(total)
 
 
 def _many_small(matrices: Tensor) -> bool:

@@ -15,34 +15,16 @@ from covprop.covariance.base import (
     both_triangles,
     symmetric,
 )
-from covprop.covariance.congruence import begun, completed
+from covprop.covariance.congruence import WIDE, begun, completed
 from covprop.covariance.streamed import Streamed
-from covprop.kernels.normal import standard_deviation
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
-
-WIDE = 2**24
-"""Entries of a covariance that is worth not to be written out."""
 
 
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
     """Whether a linear map to so many features leaves the new covariance unwritten."""
     return wider > size and batch_shape.numel() * wider**2 > WIDE
-
-
-def square_root(matrix: Tensor) -> Tensor:
-    """L with L L^T = S: the Cholesky factor, or scaled eigenvectors where S is singular."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if not bool(failed.any()):
-        return factor
-    # Each element of a batch on its own, and without the gradient of a factor that failed.
-    flat, singular = matrix.reshape(-1, *matrix.shape[-2:]), failed.reshape(-1) > 0
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    factor = torch.linalg.cholesky(torch.where(singular[:, None, None], identity, flat))
-    eigenvalues, eigenvectors = torch.linalg.eigh(flat[singular])
-    scaled = eigenvectors * standard_deviation(eigenvalues)[..., None, :]
-    return factor.index_put((singular,), scaled).reshape(matrix.shape)
 
 
 @final
@@ -106,18 +88,6 @@ class Dense(Covariance):
         blocks = self._blocks(pair, elements)
         ends = [torch.stack(torch.aminmax(block)) for _, _, block in blocks if block.numel()]
         return float(torch.stack(ends).abs().max()) if ends else 0.0
-
-    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """By a square root of the matrix."""
-        standard = torch.randn(
-            (count, *self.batch_shape, self.size, 1),
-            dtype=self.dtype,
-            device=self.device,
-            generator=generator,
-        )
-        factor = square_root(self.values)
-        # Samples as columns: broadcast as a batch of vectors, each would get a copy of the factor.
-        return (factor @ standard.squeeze(-1).movedim(0, -1)).movedim(-1, 0)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Dense":
         """Apply a function to the matrix."""

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.congruence import gathered
+from covprop.covariance.deflated import Deflated
 from covprop.covariance.dense import Dense
+from covprop.covariance.roots import Deviations, Root
+from covprop.kernels.normal import standard_deviation
 
 
 @final
@@ -42,7 +46,12 @@ class Diagonal(Covariance):
         """A S A^T, which is dense, or its diagonal alone."""
         if self.assumed:
             return replace(self, values=linear.variances(self.values))
-        return self.to_dense().push(linear)
+        found = gathered(self, linear)
+        return self.to_dense().push(linear) if found is None else Dense(found)
+
+    def written(self, features: int) -> int:
+        """The matrix of the result alone, unless that is the larger one."""
+        return features
 
     def take(self, index: Tensor) -> Covariance:
         """Variances of the index; a feature that appears twice makes the result dense."""
@@ -70,12 +79,14 @@ class Diagonal(Covariance):
         del pair, elements
         return 0.0
 
-    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Independent samples."""
-        standard = torch.randn(
-            (count, *self.values.shape), dtype=self.dtype, device=self.device, generator=generator
-        )
-        return standard * self.values.clamp(min=0).sqrt()
+    def root(self) -> Root:
+        """The deviations."""
+        return Deviations(standard_deviation(self.values))
+
+    def without(self, units: Tensor, vectors: Tensor) -> Covariance:
+        """Some directions taken from it, in O(n)."""
+        del vectors
+        return Deflated(self.values, units.mT)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Diagonal":
         """Apply a function to the variances."""

@@ -15,6 +15,9 @@ from covprop.covariance.base import symmetric
 
 HELD = 2**18
 """Products of two rows that are held at a time: they stay in cache."""
+FEWEST = 32
+"""Features that are seen at a time at least, while that takes no more than one element of a batch:
+products of few are all memory."""
 
 
 def random_signs(
@@ -66,8 +69,11 @@ class Innovation:
         entries = rows[..., 0].numel()
         if self.pairs:
             entries += self.pairs[0].first.shape[-2] * self.pairs[0].second[..., 0].numel()
+        step = max(1, HELD // max(1, entries))
+        if step < FEWEST and rows.dim() > 2 and len(rows) > 1:  # noqa: PLR2004
+            return torch.stack([self._of(i).quadratic(rows[i]) for i in range(len(rows))])
         total, seen = torch.zeros((), dtype=rows.dtype, device=rows.device), None
-        for start in range(0, rows.shape[-1], step := max(1, HELD // max(1, entries))):
+        for start in range(0, rows.shape[-1], step):
             part = slice(start, start + step)
             some, alone = rows[..., part], self.variance[..., part]
             if self.pairs:
@@ -82,6 +88,12 @@ class Innovation:
             known = rows @ self.columns.mT
             total = total + known @ known.mT
         return symmetric(total)
+
+    def _of(self, place: int) -> "Innovation":
+        """That of an element of the batch."""
+        columns, left = (None if t is None else t[place] for t in (self.columns, self.left))
+        pairs = tuple(Pairs(*(tensor[place] for tensor in pair)) for pair in self.pairs)
+        return Innovation(self.variance[place], pairs, columns, left)
 
     def _products(self, part: slice) -> Tensor:
         """sum_t w_t A_t B_t^T of some features, flat: (*batch, r s, step)."""

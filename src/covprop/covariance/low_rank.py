@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
-from covprop.covariance.dense import Dense, square_root
+from covprop.covariance.dense import Dense
+from covprop.covariance.roots import Beside, Deviations, Factor, Root, square_root
+from covprop.kernels.normal import standard_deviation
 
 
 @final
@@ -23,6 +25,8 @@ class LowRank(Covariance):
     factor: Tensor
     values: Tensor | None = None
 
+    factored: ClassVar[bool] = True
+
     @property
     def batch_shape(self) -> torch.Size:
         """The leading dimensions."""
@@ -33,10 +37,16 @@ class LowRank(Covariance):
         """The number of directions k."""
         return self.factor.shape[-1]
 
-    @property
-    def narrow(self) -> bool:
+    def written(self, features: int) -> int:
         """A factor alone stays one."""
-        return self.values is None
+        return 0 if self.values is None else max(self.size, features)
+
+    def flaw(self, rounding: float) -> str | None:
+        """Independent noise that is less than none."""
+        del rounding
+        if self.values is None or bool((self.values >= 0).all()):
+            return None
+        return f"independent noise has a negative variance ({self.values.min():.3g})"
 
     def diagonal(self) -> Tensor:
         """sum_k F_ik^2 + v_i."""
@@ -81,22 +91,21 @@ class LowRank(Covariance):
         """Over all pairs, written out."""
         return self.to_dense().largest(pair, elements)
 
-    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """F z + sqrt(v) z'."""
-        size = self.rank + (0 if self.values is None else self.size)
-        numbers = torch.randn(
-            (count, *self.batch_shape, size),
-            dtype=self.dtype, device=self.device, generator=generator,
-        )  # fmt: skip
-        return self.coloured(numbers)
-
-    def coloured(self, numbers: Tensor) -> Tensor:
-        """F z + sqrt(v) z' of numbers (count, *batch, k) or (count, *batch, k + n)."""
-        directions = numbers[..., : self.rank]
-        draws = (directions.movedim(0, -2) @ self.factor.mT).movedim(-2, 0)
+    def root(self) -> Root:
+        """The factor, and the deviations of independent noise beside it."""
+        factor = Factor(self.factor)
         if self.values is None:
-            return draws
-        return draws + numbers[..., self.rank :] * self.values.clamp(min=0).sqrt()
+            return factor
+        return Beside(factor, Deviations(standard_deviation(self.values)))
+
+    @property
+    def directions(self) -> int:
+        """Those of the factor: independent noise beside it stays."""
+        return self.rank
+
+    def without(self, units: Tensor, vectors: Tensor) -> "LowRank":
+        """F (1 - U^T U), which has the rank of the factor or less."""
+        return replace(self, factor=self.factor - vectors.mT @ units)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "LowRank":
         """Apply a function to factor and variances."""

@@ -68,10 +68,10 @@ class Sketch(Covariance):
         """The number of tangents q."""
         return self.tangents.shape[-2]
 
-    @property
-    def narrow(self) -> bool:
+    def written(self, features: int) -> int:
         """Tangents are all that there is."""
-        return True
+        del features
+        return 0
 
     def diagonal(self) -> Tensor:
         """Estimates of the variances (*batch, n)."""

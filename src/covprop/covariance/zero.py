@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction
 from covprop.covariance.diagonal import Diagonal
+from covprop.covariance.roots import Deviations, Root
 
 
 @final
@@ -35,10 +36,19 @@ class Zero(Covariance):
         """The leading dimensions."""
         return self.values.shape[:-1]
 
-    @property
-    def narrow(self) -> bool:
+    def written(self, features: int) -> int:
         """Zeros stay zeros."""
-        return True
+        del features
+        return 0
+
+    def root(self) -> Root:
+        """Zeros."""
+        return Deviations(self.values)
+
+    def without(self, units: Tensor, vectors: Tensor) -> "Zero":
+        """There is nothing to take."""
+        del units, vectors
+        return self
 
     def diagonal(self) -> Tensor:
         """Zeros."""

@@ -97,8 +97,10 @@ class Propagation(ABC):
         """What the network returns, with a Gaussian for each estimate of its outputs."""
 
     @abstractmethod
-    def gains(self, method: "Method") -> dict[int, list[Tensor]]:
+    def gains(self, method: "Method", wanted: bool = False) -> dict[int, list[Tensor]]:
         """E[J] L for each output, by its place among all results, and each input: (*batch, m, n).
+
+        wanted: only of those elements of the outputs that the method is asked for.
 
         J is the Jacobian, L L^T the covariance of the input. Methods that go through the network
         know its expectation (Stein: Cov(y, x) = E[J] S); of others it is taken at the mean.

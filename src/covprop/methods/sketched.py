@@ -10,8 +10,8 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance, Diagonal, LowRank, Sketch, Zero
-from covprop.covariance.dense import square_root
-from covprop.covariance.innovation import Innovation
+from covprop.covariance.innovation import Innovation, random_signs
+from covprop.covariance.roots import square_root
 from covprop.covariance.sketch import Product, random_products
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import inverse_deviation, standard_deviation
@@ -120,11 +120,12 @@ class Sketched(LayerwiseMethod):
             begun = replace(begun, exact={next(NUMBERS): covariance.factor.mT})
             return begun if covariance.values is None else self._with(begun, covariance.values)
         if size <= self.directions:
-            root = square_root(covariance.matrix())
-            return replace(begun, exact={next(NUMBERS): root.mT})
+            return replace(begun, exact={next(NUMBERS): square_root(covariance.matrix()).mT})
         if isinstance(covariance, Diagonal):
             return self._with(begun, covariance.values)
-        draws = covariance.noise(count, self.generator).movedim(0, -2)
+        root = covariance.root()
+        shape = torch.Size((count, *covariance.batch_shape, root.width))
+        draws = root.times(random_signs(shape, variance, self.generator)).movedim(0, -2)
         return replace(begun, tangents=draws / math.sqrt(count))
 
     def columns(self, covariance: Covariance) -> int:

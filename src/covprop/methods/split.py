@@ -1,15 +1,14 @@
 """A Gaussian input replaced by a few narrower ones, whose outputs are put together again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from covprop.covariance import Covariance, Dense, LowRank
-from covprop.covariance.base import symmetric
+from covprop.covariance import Covariance, Dense
 from covprop.dispatch import leaves, map_leaves
 from covprop.errors import TooLarge
 from covprop.gaussian import Gaussian
@@ -18,6 +17,7 @@ from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
 from covprop.methods.exact import Exact
 from covprop.methods.roots import Root
 from covprop.mixture import Mixture
+from covprop.report.table import in_bytes
 from covprop.room import free_bytes
 from covprop.sampling import SamplingError
 
@@ -39,7 +39,8 @@ class Split(WrappingMethod):
     components, which tell more than two moments do. Differentiable, but for the choice of
     directions.
 
-    A `LowRank` input stays one, split along its own directions; any other becomes a matrix.
+    A `LowRank` input stays one, split along its own directions; `Diagonal` ones become `Deflated`,
+    without a matrix.
 
     components: nodes for each direction; directions: how many, so that there are
     components^directions in all; base: what the components are propagated with.
@@ -60,7 +61,8 @@ class Split(WrappingMethod):
 
     def around(self, propagation: Propagation, advance: Advance) -> Any:
         """Split, propagate as one batch (or one by one, where the network takes none), combine."""
-        gains = propagation.gains(self.base)
+        with torch.no_grad():  # directions are constants to autograd
+            gains = propagation.gains(self.base, wanted=True)
         if not gains:  # nothing varies
             return propagation.run(propagation.inputs, self.base)
         parts = self._parts(propagation.inputs, list(gains.values()))
@@ -81,7 +83,10 @@ class Split(WrappingMethod):
         """Components of the inputs; each direction is one of a single input: they stay apart."""
         roots = [Root.of(x) for x in inputs]
         ways = [
-            _ways(torch.cat([rows[i] for rows in gains], dim=-2)[..., : _room(x)], self.directions)
+            _ways(
+                torch.cat([rows[i] for rows in gains], dim=-2)[..., : x.covariance.directions],
+                self.directions,
+            )
             for i, x in enumerate(inputs)
         ]
         ranked = sorted(
@@ -205,29 +210,23 @@ def _ways(gain: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return sizes[..., :count], ways[..., :count, :]
 
 
-def _room(x: Gaussian) -> int | None:
-    """How many columns of a root directions are made of: independent noise beside others stays."""
-    return x.covariance.rank if isinstance(x.covariance, LowRank) else None
-
-
 def _check_room(x: Gaussian) -> None:
     """Raise where a matrix of all pairs of elements, and what makes it, would not fit."""
     count = x.event_shape.numel()
     needed = COPIES * x.batch_shape.numel() * count**2 * x.mean.itemsize
     if needed > (free := free_bytes(x.device)):
         raise TooLarge(
-            f"cp.Split makes a matrix of {count:,} x {count:,} numbers of this input, which would "
-            f"need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; give the noise as "
-            "cp.Gaussian.low_rank(mean, factor), which stays as it is, or leave cp.Split away"
+            f"cp.Split makes another matrix of {count:,} x {count:,} numbers of this input, which "
+            f"would need {in_bytes(needed)}, and {in_bytes(free)} are free; give the noise "
+            "as cp.Gaussian.low_rank or cp.Gaussian.diagonal, which make none, or leave cp.Split "
+            "away"
         )
 
 
 def _without(x: Gaussian, units: Tensor, vectors: Tensor) -> Covariance:
     """S - V V^T for V = L U: units (d, *batch, room) and vectors (d, *batch, *event)."""
-    rows = vectors.reshape(len(vectors), *x.batch_shape, -1).movedim(0, -1)  # (*batch, n, d)
-    if isinstance(x.covariance, LowRank):
-        return replace(x.covariance, factor=x.covariance.factor - rows @ units.movedim(0, -2))
-    _check_room(x)
-    matrix = symmetric(x.covariance_matrix - rows @ rows.mT)
-    variance = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)  # but for rounding
-    return Dense(torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1))
+    if isinstance(x.covariance, Dense):
+        _check_room(x)
+    rows = vectors.reshape(len(vectors), *x.batch_shape, -1).movedim(0, -2)  # (*batch, d, n)
+    left = x.covariance.without(units.movedim(0, -2), rows)
+    return Dense(left) if isinstance(left, Tensor) else left

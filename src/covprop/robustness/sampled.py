@@ -134,14 +134,13 @@ def wins(
 ) -> Probabilities:
     """The same for a classifier that has been looked at; x may be another than it has seen."""
     root = Root.of(x)
-    size = x.event_shape.numel()
-    drawn = max(1, DRAWN // max(1, x.batch_shape.numel() * size))
+    drawn = max(1, DRAWN // max(1, x.batch_shape.numel() * root.width))
     count: Tensor | None = None
     left = samples
     while left:
         some = min(left, drawn, classifier.network.step)
         numbers = torch.randn(
-            (some, *x.batch_shape, size), dtype=x.dtype, device=x.device, generator=generator
+            (some, *x.batch_shape, root.width), dtype=x.dtype, device=x.device, generator=generator
         )
         logits = classifier.at(x.mean + root.times(numbers))
         best = (logits == logits.amax(-1, keepdim=True)).double()

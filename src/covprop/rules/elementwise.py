@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
-from covprop.covariance import LowRank, Sketch
+from covprop.covariance import Sketch
 from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
 from covprop.kernels.normal import is_finite
@@ -27,7 +27,7 @@ def apply(
     flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
     observe = x.lineage.observe
     seen = activation if observe is None else observe(activation)
-    if isinstance(x.covariance, LowRank):  # of which an activation makes a matrix of all pairs
+    if x.covariance.factored:
         x.lineage.expect(x.loc.itemsize * x.numel() * x.event_shape.numel())
     try:
         mean, covariance = x.method.activate(seen, flat, x.covariance)

@@ -1,0 +1,178 @@
+"""Independent noise that a few directions have been taken from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.congruence import gathered
+from covprop.covariance.dense import Dense
+from covprop.covariance.roots import Root, square_root
+from covprop.kernels.normal import inverse_deviation, standard_deviation
+
+ROUNDING = 100.0
+"""In units of machine epsilon: what may be left of a direction that is taken as a whole."""
+
+
+@final
+@dataclass(frozen=True)
+class Deflated(Covariance):
+    """L (1 - U U^T) L with L = diag(sqrt(v)): values v (*batch, n), units U (*batch, n, d).
+
+    U^T U <= 1, with equality where whole directions are taken, as `cp.Split` does. In O(n d). What
+    is a function of every pair turns it `Dense`, in `to_dense`; so does a linear map to as many
+    features or more.
+    """
+
+    values: Tensor
+    units: Tensor
+
+    factored: ClassVar[bool] = True
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.values.shape[:-1]
+
+    @property
+    def taken(self) -> Tensor:
+        """V = L U (*batch, n, d), of which V V^T is missing."""
+        return self.units * standard_deviation(self.values)[..., None]
+
+    def diagonal(self) -> Tensor:
+        """v_i (1 - sum_k U_ik^2)."""
+        return self.values * (1 - self.units.square().sum(-1)).clamp(min=0)  # but for rounding
+
+    def matrix(self) -> Tensor:
+        """The full matrix (*batch, n, n)."""
+        matrix = symmetric(-self.taken @ self.taken.mT)
+        matrix.diagonal(dim1=-2, dim2=-1).copy_(self.diagonal())
+        return matrix
+
+    def push(self, linear: LinearMap) -> Covariance:
+        """(A R) (A R)^T for the root R, a few columns at a time, or the map of the matrix."""
+        found = gathered(self, linear)
+        return self.to_dense().push(linear) if found is None else Dense(found)
+
+    def written(self, features: int) -> int:
+        """The matrix of the result alone, unless that is the larger one."""
+        return features
+
+    def take(self, index: Tensor) -> Covariance:
+        """Rows of both; a feature that appears twice makes the result dense."""
+        if len(index.unique()) < len(index):
+            return self.to_dense().take(index)
+        return Deflated(self.values.index_select(-1, index), self.units.index_select(-2, index))
+
+    def scale(self, factor: Tensor) -> "Deflated":
+        """f_i^2 v_i, and the signs of f_i in the units."""
+        return Deflated(self.values * factor.square(), self.units * factor.sign()[..., None])
+
+    def plus(self, variance: Tensor) -> "Deflated":
+        """The same is taken from more."""
+        values = self.values + variance
+        return Deflated(values, self.taken * inverse_deviation(values)[..., None])
+
+    def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> Dense:
+        """Of the matrix, written out."""
+        return self.to_dense().pairwise(pair, elements, variance)
+
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """Over all pairs, written out."""
+        return self.to_dense().largest(pair, elements)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Deflated":
+        """Apply a function to variances and units."""
+        return Deflated(function(self.values), function(self.units))
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """(A R) (A R)^T, of which no rounding makes a negative variance."""
+        seen = self.root().after(rows)
+        return symmetric(seen @ seen.mT)
+
+    def root(self) -> "Projected":
+        """Independent deviations of what is left of independent numbers."""
+        return Projected(standard_deviation(self.values), self.units)
+
+    def without(self, units: Tensor, vectors: Tensor) -> "Deflated":
+        """More directions taken: R (1 - W W^T) R^T with R = L P is L (1 - U U^T - P W W^T P) L."""
+        del vectors
+        more = self.root().projected(units)  # (*batch, d, n)
+        return replace(self, units=torch.cat([self.units, more.mT], dim=-1))
+
+    def conditioned(
+        self, seen: Tensor, hidden: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Covariance]:
+        """V_h (1 + V_s^T O^+ V_s) V_h^T is missing of the hidden ones, O what is observed."""
+        rows, rest = self.take(seen), self.take(hidden)
+        assert isinstance(rows, Deflated)
+        assert isinstance(rest, Deflated)
+        observed = rows.matrix() if noise is None else rows.matrix() + noise
+        solved = torch.linalg.pinv(observed, hermitian=True) @ rows.taken  # (*batch, m, d)
+        identity = torch.eye(self.units.shape[-1], dtype=self.dtype, device=self.device)
+        more = square_root(symmetric(identity + rows.taken.mT @ solved))
+        return -rest.taken @ solved.mT, replace(rest, units=rest.units @ more)
+
+    def flaw(self, rounding: float) -> str | None:
+        """More taken than there is."""
+        if bool((self.values < 0).any()):
+            return f"independent noise has a negative variance ({self.values.min():.3g})"
+        sizes = torch.linalg.eigvalsh(self.units.mT @ self.units)
+        if bool((sizes <= 1 + rounding).all()):
+            return None
+        return f"units take {sizes.max():.3g} of the variance of a direction, and 1 is all of it"
+
+    def to_dense(self) -> Dense:
+        """Write every pair out."""
+        return Dense(self.matrix())
+
+
+@final
+@dataclass(frozen=True)
+class Projected(Root):
+    """L P with P = (1 - U U^T)^(1/2): deviations (*batch, n), units U (*batch, n, d).
+
+    With U^T U = Q diag(g) Q^T and columns b of U Q, P = 1 - sum_k w_k b_k b_k^T for
+    w = 1 / (1 + s), s = sqrt(1 - g): a projection where g = 1.
+    """
+
+    deviations: Tensor
+    units: Tensor
+
+    @property
+    def width(self) -> int:
+        """One column for each feature."""
+        return self.deviations.shape[-1]
+
+    def times(self, numbers: Tensor) -> Tensor:
+        """L P z."""
+        return self.projected(numbers.movedim(0, -2)).movedim(-2, 0) * self.deviations
+
+    def after(self, rows: Tensor) -> Tensor:
+        """A L P."""
+        return self.projected(rows * self.deviations[..., None, :])
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """L P e_i."""
+        basis, left = self._basis
+        weights = basis[..., start:stop, :] / (1 + left)[..., None, :]
+        columns = -basis @ weights.mT
+        columns.diagonal(offset=-start, dim1=-2, dim2=-1).add_(1)
+        return columns * self.deviations[..., None]
+
+    def projected(self, rows: Tensor) -> Tensor:
+        """Rows (*batch, m, n) times P."""
+        basis, left = self._basis
+        return rows - ((rows @ basis) / (1 + left)[..., None, :]) @ basis.mT
+
+    @cached_property
+    def _basis(self) -> tuple[Tensor, Tensor]:
+        """Orthogonal columns b (*batch, n, d), and s (*batch, d)."""
+        sizes, turned = torch.linalg.eigh(self.units.mT @ self.units)
+        least = ROUNDING * torch.finfo(sizes.dtype).eps
+        left = torch.where(1 - sizes > least, 1 - sizes, 0)
+        return self.units @ turned, standard_deviation(left)

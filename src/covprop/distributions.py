@@ -1,0 +1,50 @@
+"""Means and covariances as objects of torch.distributions, and back."""
+
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+)
+
+from covprop.covariance import Covariance, Diagonal, LowRank
+from covprop.errors import CovpropError, InvalidGaussian
+from covprop.kernels.normal import standard_deviation
+
+
+def from_distribution(distribution: Distribution) -> tuple[Tensor, Covariance | Tensor]:
+    """Mean and covariance of a Gaussian of torch's, in its structure."""
+    if isinstance(distribution, LowRankMultivariateNormal):
+        return distribution.mean, LowRank(distribution.cov_factor, distribution.cov_diag)
+    if isinstance(distribution, MultivariateNormal):
+        return distribution.mean, distribution.covariance_matrix
+    if isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
+        shape = (*distribution.batch_shape, distribution.event_shape.numel())
+        return distribution.mean, Diagonal(distribution.variance.reshape(shape))
+    raise TypeError(
+        f"{type(distribution).__name__} is not one of MultivariateNormal, "
+        "LowRankMultivariateNormal and Independent(Normal(...), dims)"
+    )
+
+
+def to_distribution(mean: Tensor, covariance: Covariance) -> Distribution:
+    """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
+    flat = mean.reshape(*covariance.batch_shape, -1)
+    try:
+        if isinstance(covariance, Diagonal):
+            stddev = standard_deviation(covariance.values).reshape(mean.shape)
+            return Independent(Normal(mean, stddev), mean.dim() - len(covariance.batch_shape))
+        if isinstance(covariance, LowRank) and covariance.values is not None:
+            if covariance.rank == 0:  # which torch's low-rank kind does not take
+                return Independent(Normal(flat, standard_deviation(covariance.values)), 1)
+            return LowRankMultivariateNormal(flat, covariance.factor, covariance.values)
+        return MultivariateNormal(flat, covariance.matrix())
+    except CovpropError:  # of a structure that is not written out
+        raise
+    except (ValueError, RuntimeError) as error:  # the latter from Cholesky
+        raise InvalidGaussian(
+            "torch.distributions needs a positive definite covariance and this one is "
+            "singular; .sample() works all the same"
+        ) from error
