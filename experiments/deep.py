@@ -113,7 +113,7 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
                 score = "density by draws"
                 less = np.subtract(by_mode[mode][score], by_mode[EXACT][score])
                 points.append((place + 0.3 - 0.15 * shift, less.mean(),
-                               less.std() / np.sqrt(len(less))))  # fmt: skip
+                               regression.standard_error(less)))  # fmt: skip
         if points:
             place, value, error = np.transpose(points)
             panel.errorbar(value, place, xerr=error, fmt="o", color=colour, markersize=4,

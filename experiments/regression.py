@@ -266,9 +266,14 @@ def best(scores: Tensor) -> Tensor:
 
 
 def spread(values: Sequence[float], error: bool = True) -> str:
-    """Mean ± standard error, or standard deviation, over splits."""
-    width = np.std(values) / (np.sqrt(len(values)) if error else 1)
+    """Mean ± standard error, or the standard deviation as published, over splits."""
+    width = standard_error(values) if error else np.std(values)
     return f"{np.mean(values):.2f} ± {width:.2f}"
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """Of the average; the variance is the unbiased one, which matters for five splits."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def rounded(values: Tensor) -> list[float]:

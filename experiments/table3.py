@@ -242,7 +242,7 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
         for offset, (mode, (colour, marker)) in zip(OFFSETS, STYLES.items(), strict=True):
             points = [
                 (place, np.mean(by_mode[mode][score]) - reference(name, protocol),
-                 np.std(by_mode[mode][score]) / np.sqrt(len(by_mode[mode][score])))
+                 regression.standard_error(by_mode[mode][score]))
                 for place, (name, by_mode) in enumerate(by_set.items()) if mode in by_mode
             ]  # fmt: skip
             if points:
