@@ -1,13 +1,19 @@
 """What covprop raises; every message is one sentence that says what to do."""
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 
 class CovpropError(Exception):
     """The base of every error that covprop defines."""
+
+    layer: nn.Module | None = None
+    """The module that it is about, where another was running."""
 
 
 class InvalidGaussian(CovpropError, ValueError):
@@ -61,6 +67,18 @@ class LostRank(CovpropError, RuntimeError):
 
 class ApproximationWarning(UserWarning):
     """An approximation that is likely to be rough for this input."""
+
+
+def calling_module() -> nn.Module | None:
+    """The innermost module that is being called.
+
+    Of frames, those of torch's own call alone are looked into: what is looked into lives as long as
+    its frame, and these hold their arguments anyway.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from covprop.covariance import Covariance, Dense, Streamed
+from covprop.dispatch import leaves
 from covprop.errors import (
     CovpropError,
     LostRank,
@@ -31,7 +32,11 @@ def run(
     """Call the module with something in place of each Gaussian; an error says in which module."""
     try:
         # No name for the in-flight inputs: it would keep them, and all that came of them, alive.
-        return module(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
+        result = module(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
+        for leaf in leaves(result):
+            if isinstance(leaf, GaussianTensor):
+                leaf.commit()
+        return result
     except CovpropError as error:
         path = _module_path(module, error)
         if path is None or isinstance(error, TooLarge | LostRank):
@@ -97,15 +102,17 @@ def finite(
     return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
 
 
-def _module_path(module: object, error: BaseException) -> str | None:
-    """The innermost module of the network whose forward was running."""
+def _module_path(module: object, error: CovpropError) -> str | None:
+    """The innermost module of the network whose forward was running, or that the error names."""
     if not isinstance(module, nn.Module):
         return None
     names = {id(layer): name for name, layer in module.named_modules()}
-    path, trace = None, error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in names:
-            path = f"{names[id(owner)] or 'the model itself'} ({owner._get_name()})"
+    owner, trace = error.layer, error.__traceback__
+    while trace is not None and error.layer is None:
+        running = trace.tb_frame.f_locals.get("self")
+        if isinstance(running, nn.Module) and id(running) in names:
+            owner = running
         trace = trace.tb_next
-    return path
+    if owner is None or id(owner) not in names:
+        return None
+    return f"{names[id(owner)] or 'the model itself'} ({owner._get_name()})"

@@ -203,8 +203,9 @@ class GaussianTensor(TensorFacts):
         self.batch_at = other.batch_at
         if other.waits and other.origin is not None:
             self._wait(other.origin)
-        else:
-            self.loc, self.node, self.origin = other.loc, other.node, None
+        else:  # who looked at it first, as a trace does, leaves it what was before
+            self.loc, self.node, self.origin = other.loc, other.node, other.origin
+            self.waits = False
 
     def check_current(self) -> None:
         """Raise if this is a view of something that changed in place since."""

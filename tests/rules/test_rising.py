@@ -146,7 +146,7 @@ def used_before(x: Any) -> Any:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("function", [used_twice, used_before, changed_afterwards])
+@pytest.mark.parametrize("function", [used_twice, used_before, changed_afterwards, underscored])
 @pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=4), cp.AssumedDensity()])
 def test_a_trace_computes_what_propagate_does(function: Function, method: Any) -> None:
     traced = cp.trace(function, images(), method)
@@ -170,3 +170,42 @@ def test_an_activation_without_gradients_has_none_later() -> None:
         return z * 2
 
     assert not cp.propagate(function, images()).mean.requires_grad
+
+
+def test_an_activation_looked_at_without_autograd_has_gradients_all_the_same() -> None:
+    weight = torch.ones(3, 1, 1, dtype=D, requires_grad=True)
+
+    def function(x: Any) -> Any:
+        z = torch.relu(BEFORE(x) * weight)
+        with torch.inference_mode():
+            z.mean((2, 3))  # which carries the activation out
+        return F.max_pool2d(z, 2) * weight
+
+    y = cp.propagate(function, images())
+    (gradient,) = torch.autograd.grad(y.mean.sum() + y.variance.sum(), weight)
+    plain = cp.propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x) * weight) + 0, 2) * weight,
+                         images())  # fmt: skip
+    assert_close(gradient, *torch.autograd.grad(plain.mean.sum() + plain.variance.sum(), weight))
+
+
+class Scale(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return 1e3 * x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("after", [(), (nn.Linear(2, 2),), (nn.Flatten(0), nn.MaxPool1d(2))])
+def test_what_an_activation_refuses_late_is_told_of_its_own_module(
+    after: tuple[nn.Module, ...],
+) -> None:
+    class Exponential(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.exp(x)
+
+    x = cp.Gaussian.isotropic(torch.ones(1, 2), 0.1)
+    model = nn.Sequential(Scale(), nn.Sequential(Exponential()), *after)
+    with pytest.raises(cp.MomentOverflow, match=r"^in module 1\.0 \(Exponential\): the moments"):
+        cp.propagate(model, x)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), *after)
+    with pytest.raises(cp.UnsupportedOperation, match=r"^in module 1 \(Tanh\): torch\.tanh: Wu"):
+        cp.propagate(model, x, cp.Wu2019())

@@ -14,7 +14,13 @@ from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
 from covprop.covariance import Sketch
 from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
-from covprop.errors import MomentOverflow, UnsupportedOperation, name_of
+from covprop.errors import (
+    CovpropError,
+    MomentOverflow,
+    UnsupportedOperation,
+    calling_module,
+    name_of,
+)
 from covprop.kernels.normal import is_finite
 from covprop.tensor import GaussianTensor, Origin, dispatch
 from covprop.transfers import Scaled
@@ -58,11 +64,16 @@ def _later(
     """The same, when it is asked for: a maximum that comes next is taken before it."""
     if x.batch_at or x.method.independent_maxima:
         return apply(function, activation, x)
-    mode = torch.is_grad_enabled()
+    inference, mode = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    layer = calling_module()
 
     def activate(y: GaussianTensor) -> GaussianTensor:
-        with torch.set_grad_enabled(mode):
-            return apply(function, activation, y)
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(mode):
+                return apply(function, activation, y)
+        except CovpropError as error:
+            error.layer = layer
+            raise
 
     before = GaussianTensor(x.loc, x.node, x.lineage)  # x may be changed in place
     return GaussianTensor.waiting(Origin(before, activate))
