@@ -224,6 +224,15 @@ def test_nothing_that_varies_is_nothing_to_split() -> None:
     assert scalar.mean.shape == ()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("base", [cp.Exact(), cp.Linearized()])
+def test_noise_along_no_direction_is_not_split(base: Any) -> None:
+    mean = torch.ones(3, dtype=torch.float64)
+    x = cp.Gaussian.low_rank(mean, mean.new_zeros(3, 0), 0.1 * mean)
+    y = cp.propagate(torch.relu, x, cp.Split(base=base))
+    assert_close(y.covariance_matrix, cp.propagate(torch.relu, x, base).covariance_matrix)
+
+
 def test_float32_is_near_float64() -> None:
     model, x = network(4, 20, 3), gaussian(2)
     y = cp.propagate(model, x, cp.Split())

@@ -63,8 +63,8 @@ class Split(WrappingMethod):
         """Split, propagate as one batch (or one by one, where the network takes none), combine."""
         with torch.no_grad():  # directions are constants to autograd
             gains = propagation.gains(self.base, wanted=True)
-        if not gains:  # nothing varies
-            return propagation.run(propagation.inputs, self.base)
+        if not gains or not any(x.covariance.directions for x in propagation.inputs):
+            return propagation.run(propagation.inputs, self.base)  # nothing varies, or along none
         parts = self._parts(propagation.inputs, list(gains.values()))
         sizes = {place: rows[0].shape[-2] for place, rows in gains.items()}
         found = self._together(propagation, parts, sizes)
