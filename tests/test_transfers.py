@@ -105,7 +105,7 @@ def test_outputs_in_groups_have_the_same_covariance() -> None:
             model, x,
             cp.Sketched(16, 1, torch.Generator().manual_seed(0), exact=0, memory=memory),
         )
-        for memory in (10**9, 10_000, 1)
+        for memory in (10**9, 10_000, 4_000)  # all, three and one at a time
     )  # fmt: skip
     assert_close(parts.covariance_matrix, whole.covariance_matrix)
     assert_close(single.covariance_matrix, whole.covariance_matrix)
