@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from covprop.kernels.rectified import rectified_moments
+from covprop.kernels.rectified import rectified_coefficients, rectified_moments
 
 MEANS = [-30.0, -8.0, -2.0, -0.1, 0.0, 0.1, 2.0, 8.0, 30.0, 1e4]
 DEVIATIONS = [1e-6, 1e-2, 1.0, 20.0]
@@ -32,6 +32,22 @@ def test_moments_are_accurate_relative_to_themselves(mean: float, stddev: float)
     )
     for value, want in zip(got, expected(mean, stddev), strict=True):
         if want > 1e-290:  # far below zero all of it underflows
+            assert float(value) == pytest.approx(float(want), rel=1e-12)
+
+
+@pytest.mark.parametrize("mean", MEANS)
+@pytest.mark.parametrize("stddev", DEVIATIONS)
+def test_coefficients_are_those_of_the_step_and_of_its_derivative(
+    mean: float, stddev: float
+) -> None:
+    place, spread = (torch.tensor([each], dtype=torch.float64) for each in (mean, stddev**2))
+    *moments, rows = rectified_coefficients(place, spread)
+    assert moments == list(rectified_moments(place, spread))
+    with mp.workdps(30):
+        a = mp.mpf(mean) / mp.mpf(stddev)
+        wanted = mp.erfc(-a / mp.sqrt(2)) / 2, mp.exp(-(a**2) / 2) / mp.sqrt(4 * mp.pi)
+    for value, want in zip(rows[:, 0], wanted, strict=True):
+        if want > 1e-290:
             assert float(value) == pytest.approx(float(want), rel=1e-12)
 
 

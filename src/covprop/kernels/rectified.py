@@ -7,7 +7,7 @@ network with random weights is made of these. With a = mu / sigma and m(a) = a P
   dVar = 2 E Phi(-a) dmu + (Phi(a) - phi(a) m(a)) dsigma^2.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +24,21 @@ from covprop.kernels.normal import (
     standardise,
 )
 
+ORDER = 2
+"""Coefficients that are found with them."""
 
-class _RectifiedMoments(Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+
+class _Rectified(NamedTuple):
+    """Sigma, sqrt(2 pi) phi(a), Phi(a), m(-|a|), and Var / sigma^2."""
+
+    stddev: Tensor
+    height: Tensor
+    above: Tensor
+    lower: Tensor
+    share: Tensor
+
+    @classmethod
+    def of(cls, mean: Tensor, variance: Tensor) -> "_Rectified":
         stddev = variance.clamp(min=0).sqrt_()
         # As `standardise` has it: 0 / 0 counts as above.
         a = (mean / stddev).clamp_(-SATURATION, SATURATION).nan_to_num_(nan=SATURATION)
@@ -39,8 +50,19 @@ class _RectifiedMoments(Function):
         above = torch.where(a > 0, 1 - tail, tail)
         # Rounding must not make the variance of a constant negative.
         share = torch.addcmul(above, lower, size.add_(lower), value=-1).clamp_(min=0)
-        ctx.save_for_backward(mean, variance, stddev, height, above, lower)
-        return mean.clamp(min=0).addcmul_(stddev, lower), stddev.square().mul_(share)
+        return cls(stddev, height, above, lower, share)
+
+    def moments(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        first = mean.clamp(min=0).addcmul_(self.stddev, self.lower)
+        return first, self.stddev.square().mul_(self.share)
+
+
+class _RectifiedMoments(Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        found = _Rectified.of(mean, variance)
+        ctx.save_for_backward(mean, variance, found.stddev, found.height, found.above, found.lower)
+        return found.moments(mean)
 
     @staticmethod
     def backward(ctx: Any, of_mean: Tensor, of_variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,3 +86,12 @@ def rectified_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     if mean.shape != variance.shape:
         mean, variance = torch.broadcast_tensors(mean, variance)
     return _RectifiedMoments.apply(mean, variance)
+
+
+@torch.no_grad()
+def rectified_coefficients(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """E, Var, and as rows a_1 / sigma = Phi(a), a_2 / sigma = phi(a) / sqrt(2); no gradients."""
+    mean, variance = torch.broadcast_tensors(mean, variance)
+    found = _Rectified.of(mean, variance)
+    rows = torch.stack([found.above, found.height.mul_(1 / (SQRT_2 * SQRT_2PI))])
+    return *found.moments(mean), rows
