@@ -159,6 +159,47 @@ def test_what_few_tangents_bias_in_every_layer_is_taken_away() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Hardtanh])
+def test_what_saturates_keeps_its_variance_with_few_tangents(
+    activation: type[nn.Module], order: int
+) -> None:
+    """The slope falls where the variance is overestimated, so that its square is too large."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(50, 80), *(nn.Linear(80, 80) for _ in range(5)), nn.Linear(80, 20)]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=(1.6 / layer.in_features) ** 0.5)
+    model = nn.Sequential(*(part for layer in layers for part in (layer, activation())))[:-1].to(D)
+    x = cp.Gaussian.isotropic(torch.randn(50, dtype=D, generator=seeded(1)), 1.0)
+    z = cp.propagate(model, x)
+    method = cp.Sketched(192, order, seeded(0), exact=0, replicates=12)
+    ratio = (cp.propagate(model, x, method).variance / z.variance).mean()
+    assert abs(float(ratio) - 1) < 0.05  # 0.07 to 0.15 where the square of the slope is left
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_float32_has_room_for_deviations_of_any_size(scale: float) -> None:
+    model = seeded_network(lambda: nn.Sequential(nn.Linear(20, 40, bias=False), nn.ReLU())).float()
+    found = []
+    for unit in (1.0, scale):
+        x = cp.Gaussian.isotropic(torch.zeros(20), unit)
+        y = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0), exact=0))
+        found.append(y.stddev / unit)
+    assert_close(*found, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_variance_that_could_be_too_large_is_not_taken_for_one() -> None:
+    weight = F.normalize(torch.randn(30, 3, dtype=D, generator=seeded(0)), dim=0)
+    x = cp.Gaussian.isotropic(torch.zeros(30, dtype=D), 12.0)
+    method = cp.Sketched(16, exact=0, generator=seeded(0))
+    y = cp.propagate(lambda x: torch.exp(x @ weight), x, method)
+    assert bool(torch.isfinite(y.variance).all())  # e^(2 v) for v up to 300; v + s overflows
+
+
+@torch.no_grad()
 def test_the_spread_of_tangents_tells_how_well_variances_are_known() -> None:
     variance = torch.linspace(0.1, 2, 50, dtype=D)
     mixing = torch.randn(50, 50, generator=seeded(3), dtype=D)
@@ -397,7 +438,7 @@ def test_a_trained_network_is_within_one_percent_of_dense() -> None:
     mean, worst, shift = errors(cp.propagate(model, x, method), dense)
     assert mean < 0.01
     assert worst < 0.03
-    assert shift < 0.1
+    assert shift < 0.15  # the worst of sixty, each with a standard error of 0.03
     alone = cp.propagate(model, x, cp.AssumedDensity())
     share = (alone.stddev / dense.stddev).mean()
     assert float(share) < 0.4  # variances alone are no answer

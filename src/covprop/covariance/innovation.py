@@ -46,8 +46,8 @@ class Innovation:
     """Variances (*batch, n), what of them is shared between features, and columns that are known.
 
     pairs: terms of e^T (sum_t w_t A_t B_t^T) e' with standard normal e, e'; columns (*batch, r, n):
-    rows T of which T^T T is added, beside the variances; left: the variances without what, in
-    expectation, the pairs have of them.
+    rows T of which T^T T is added, beside the variances; left: what random tangents are to have of
+    the variances beside what they share, if that is another number.
     """
 
     variance: Tensor
@@ -57,7 +57,7 @@ class Innovation:
 
     @property
     def unshared(self) -> Tensor:
-        """The variances without what is shared."""
+        """The variances of what each feature has alone in the tangents."""
         return self.variance if self.left is None else self.left
 
     def quadratic(self, rows: Tensor) -> Tensor:

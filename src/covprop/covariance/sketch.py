@@ -17,6 +17,9 @@ from covprop.covariance.base import Covariance, LinearMap, PairFunction
 from covprop.covariance.innovation import Innovation, Pairs, random_signs
 from covprop.errors import UnsupportedOperation
 
+CACHED = 2**13
+"""Features whose tangents are looked at at a time."""
+
 
 class Entry(Protocol):
     """Noise that enters at a place in the network."""
@@ -83,10 +86,15 @@ class Sketch(Covariance):
 
     def uncertainty(self) -> Tensor:
         """The standard errors of `diagonal` (*batch, n), by the spread of the squared tangents."""
-        squares = self.tangents.square()
-        fourth = torch.linalg.vector_norm(squares, dim=-2).square()
-        excess = self.count * fourth - squares.sum(-2).square()
-        return (excess.clamp(min=0) / (self.count - 1)).sqrt()
+        return torch.cat([self._error(part) for part in self.tangents.split(CACHED, -1)], -1)
+
+    def _error(self, tangents: Tensor) -> Tensor:
+        """v sqrt((q sum p^2 - 1) / (q - 1)) for shares p of v: fourth powers would overflow."""
+        shares = tangents.square()
+        variance = shares.sum(-2)
+        shares = shares.div_(torch.where(variance > 0, variance, 1)[..., None, :]).square_()
+        excess = shares.sum(-2).mul_(self.count).sub_(1).clamp_(min=0)
+        return variance * excess.div_(self.count - 1).sqrt_()
 
     def inner(self, other: "Sketch") -> Tensor:
         """Estimates of Cov(u_i, v_i) (*batch, n) with another sketch of as many features."""
@@ -152,8 +160,7 @@ class Sketch(Covariance):
 
         shared: directions (*batch, q, n) of what has more than variances; those have what is left.
         """
-        alone = innovation.variance if shared is None else innovation.unshared
-        spread = (alone.clamp(min=0) / self.count).sqrt()[..., None, :]
+        spread = (innovation.unshared.clamp(min=0) / self.count).sqrt()[..., None, :]
         total = random_signs(self.tangents.shape, spread, self.generator, spread)
         total = total.add_(self.tangents)  # in place: these are large
         total = total if shared is None else total.add_(shared)

@@ -2,8 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -139,18 +140,16 @@ class Sketched(LayerwiseMethod):
         """Exact moments of each unit; the tangents by E[g'], and what is left enters."""
         assert isinstance(covariance, Sketch)
         variance = covariance.diagonal()
-        result, slope, rest, second = _moments(
-            activation, mean, variance, covariance.uncertainty(), self.order
-        )
-        moved = replace(covariance.scale(slope), slope=slope)
+        found = _moments(activation, mean, variance, covariance.uncertainty(), self.order)
+        moved = replace(covariance.scale(found.slope), slope=found.slope)
+        left = (found.carried - found.second.square()).clamp(min=0)
         if self.order == 1:
-            return result, moved.plus(rest)
-        left = (rest - second.square()).clamp(min=0)
+            return found.mean, moved.innovated(Innovation(found.seen, left=left))
         # In units of the deviations: a_2 / sigma^2 overflows where hardly anything varies.
         scaled = covariance.scale(inverse_deviation(variance))
-        product = Product(second, scaled, scaled)
-        innovation = Innovation(rest, (product.pairs(),), left=left)
-        return result, moved.innovated(innovation, random_products([product]))
+        product = Product(found.second, scaled, scaled)
+        innovation = Innovation(found.seen, (product.pairs(),), left=left)
+        return found.mean, moved.innovated(innovation, random_products([product]))
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """There are no covariances between two tensors: tangents have their dependence."""
@@ -164,14 +163,27 @@ class Sketched(LayerwiseMethod):
         return replace(begun.plus(variance), entry=begun.entry)
 
 
+class _Moments(NamedTuple):
+    """E[g], E[g'], a_2 (or zeros), and R_ii twice.
+
+    seen: Var(g) - E[g']^2 sigma^2 for the outputs, less sigma^2 Var(D) for D that is E[g'] and an
+    error, as outputs see the square of D; carried: Var(g) - D^2 v, so that tangents have Var(g).
+    """
+
+    mean: Tensor
+    slope: Tensor
+    second: Tensor
+    seen: Tensor
+    carried: Tensor
+
+
 def _moments(
     activation: Activation, mean: Tensor, variance: Tensor, uncertainty: Tensor, order: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """E[g], E[g'], Var(g) - E[g']^2 sigma^2 and a_2 (or zeros), in float64 until the last.
+) -> _Moments:
+    """Moments in float64 until the last; few elements at a time, which stay in cache.
 
     A variance v that is known to +- s would bias what is not linear in it, in every run and layer
     the same way, by s^2 h''(v) / 2; that is taken away (`_unbiased`).
-    Where the function is the same for all elements, few at a time, which stay in cache.
     """
     size = mean.shape[-1]
     step = max(1, BLOCK // max(1, mean.numel() // max(1, size))) if activation.uniform else size
@@ -180,14 +192,24 @@ def _moments(
         part = slice(start, start + step)
         point, spread, error = (t[..., part].double() for t in (mean, variance, uncertainty))
         error = torch.minimum(error, spread)
-        here, above, below = (
+        three = [
             _at(activation, point, each, order) for each in (spread, spread + error, spread - error)
-        )
-        each = zip(here, above, below, strict=True)
-        found.append([_unbiased(*three).to(mean.dtype) for three in each])
+        ]
+        found.append([one.to(mean.dtype) for one in _known(spread, *three)])
     result, *others = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
-    slope, rest, second = map(_without_dust, others)
-    return result, slope, rest, second
+    return _Moments(result, *map(_without_dust, others))
+
+
+def _known(
+    variance: Tensor, here: Sequence[Tensor], above: Sequence[Tensor], below: Sequence[Tensor]
+) -> _Moments:
+    """What moments at v, v + s and v - s say of those at the variance that v estimates."""
+    each = zip(here, above, below, strict=True)
+    mean, output, slope, rest, second = (_unbiased(*three) for three in each)
+    doubt = (above[2] - below[2]).square() / 4  # of the slope
+    seen = (rest - doubt * variance).clamp(min=0)
+    carried = (output - slope.square() * variance).clamp(min=0)
+    return _Moments(mean, slope, second, seen, carried)
 
 
 def _unbiased(here: Tensor, above: Tensor, below: Tensor) -> Tensor:
@@ -198,15 +220,16 @@ def _unbiased(here: Tensor, above: Tensor, below: Tensor) -> Tensor:
     """
     average = (above + below) / 2
     share = here.abs() / average.abs().clamp(min=torch.finfo(here.dtype).tiny)
-    return here - (average - here) * share.clamp(max=1)
+    bias = (average - here) * share.clamp(max=1)
+    return torch.where(torch.isfinite(bias), here - bias, here)  # v + s may be too large alone
 
 
 def _at(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, ...]:
-    """The four moments of `_moments` where variances are known."""
+    """E[g], Var(g), E[g'], R_ii and a_2 where variances are known."""
     result, output, coefficients = activation.moments(mean, variance, order)
     rest = (output - coefficients[0].square() * variance).clamp(min=0)
     second = coefficients[order - 1] * standard_deviation(variance) * (order - 1)
-    return result, coefficients[0], rest, second
+    return result, output, coefficients[0], rest, second
 
 
 def _without_dust(values: Tensor) -> Tensor:
