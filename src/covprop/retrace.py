@@ -44,8 +44,14 @@ def retraced(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, Tensor]:
 def _wanted(tensor: GaussianTensor, method: Sketched) -> tuple[Tensor, int]:
     """The elements that are asked for, and how many of them may go back at a time."""
     size, outputs = _size(tensor.node), method.outputs
-    numbers = torch.arange(size, device=tensor.device)
-    chosen = numbers if outputs is None else numbers[outputs].reshape(-1)
+    chosen = torch.arange(size, device=tensor.device)
+    if outputs is not None:
+        try:
+            chosen = chosen[outputs].reshape(-1)
+        except (IndexError, TypeError) as error:
+            raise ValueError(
+                f"outputs={outputs!r} is no index of the {size:,} elements of the flat output"
+            ) from error
     if not len(chosen) and size:
         raise ValueError(f"outputs={outputs!r} names no element of the output")
     widest = max(_size(node) for node in _ancestors(tensor.node))
@@ -152,10 +158,10 @@ def fitted(method: Sketched, peak: int, room: int) -> Sketched:
         return one
     kept = one.tangents * room // peak // 2 * 2 if method.order > 1 else 0  # which remembers none
     if kept == 0:
+        first = "order=1, " if method.order > 1 else ""
         raise TooLarge(
             f"{one.tangents} tangents would need {in_bytes(peak)}, and {in_bytes(2 * room)} may be "
-            "used; take fewer tangents or more replicates, order=1, or propagate parts of "
-            "the batch"
+            f"used; take fewer tangents or more replicates, {first}or propagate parts of the batch"
         )
     return method.replicate(kept)
 

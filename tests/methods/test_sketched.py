@@ -543,6 +543,9 @@ def test_outputs_are_named_in_any_way() -> None:
         assert_close(found(outputs).covariance_matrix, wanted.covariance_matrix)
     with pytest.raises(ValueError, match="names no element"):
         found([])
+    for outputs in ([4], 4, "first"):
+        with pytest.raises(ValueError, match="is no index of the 4 elements of the flat output"):
+            found(outputs)
 
 
 @torch.no_grad()
