@@ -57,7 +57,8 @@ def test_training_of_bayesian_networks_is_measured():
 def test_sketches_of_residual_networks_are_measured():
     result = bench.measured("sketched-units", smoke=True)
     assert result.get("failure") is None
-    assert len(result["seconds"]) == len(result["units"]) == 2
+    assert len(result["rows"]) == len(result["sides"]) == 2
+    assert all(row["seconds"] > 0 and row["units"] > 0 for row in result["rows"])
     result = bench.measured("sketched-resnet50", smoke=True)
     assert result.get("failure") is None
     assert 0 < result["stderr"] < 0.5

@@ -43,13 +43,15 @@ def test_every_field_is_what_its_own_function_gives() -> None:
     wrong = 1 - found.probabilities.probability.gather(-1, labels[:, None])[:, 0]
     assert_close(found.misclassification.probability, wrong, atol=1e-3)
     margin = robustness.margins(y, labels)
-    assert_close(found.margin_mean, margin.mean, atol=0)
-    assert_close(found.margin_stddev, margin.stddev, atol=0)
+    assert_close(found.margin_mean, margin.mean, rtol=1e-12, atol=0)
+    assert_close(found.margin_stddev, margin.stddev, rtol=1e-12, atol=0)
     assert found.rivals.tolist() == [[0, 2, 3], [0, 1, 3], [0, 1, 2]]
     softmax = robustness.expected_softmax(y, generator=generator(5)).probability
     assert_close(found.softmax.probability, softmax, atol=1e-4)
-    assert_close(found.entropy, robustness.entropy(found.softmax), atol=0)
-    assert_close(found.decision_entropy, robustness.entropy(found.probabilities), atol=0)
+    assert_close(found.entropy, robustness.entropy(found.softmax), rtol=1e-12, atol=0)
+    assert_close(
+        found.decision_entropy, robustness.entropy(found.probabilities), rtol=1e-12, atol=0
+    )
     heat = robustness.sensitivity(model, x, labels)
     assert_close(found.sensitivity, heat, atol=1e-3)
     attack = robustness.adversarial_accuracy(model, x.mean, labels, WIDTH * math.sqrt(6))
