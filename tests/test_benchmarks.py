@@ -8,7 +8,7 @@ import torch
 
 import covprop as cp
 from benchmarks import __main__ as bench
-from benchmarks import bayes, inputs, models, naive, reference, render, scaling
+from benchmarks import bayes, inputs, models, naive, plots, reference, render, scaling
 from tests.oracles import assert_close
 
 
@@ -91,3 +91,12 @@ def test_the_fit_finds_a_power():
     power, factor = scaling.exponent([10, 100, 1000], [3.0 * n**2 for n in (10, 100, 1000)])
     assert power == pytest.approx(2)
     assert factor == pytest.approx(3)
+
+
+def test_the_growth_of_a_sketch_is_drawn(tmp_path):
+    rows = [{"units": n, "seconds": 1e-6 * n, "bytes": 300 * n} for n in (10_000, 40_000, 90_000)]
+    result = {"rows": rows, "fits": {"seconds": (1.0, 1e-6), "bytes": (1.0, 300.0)}}
+    (made,) = plots.draw({"sketched-units": result}, tmp_path)
+    assert made.name == "units.png"
+    assert made.stat().st_size > 10_000
+    assert plots.draw({"sketched-units": {"failure": "no memory"}}, tmp_path) == []

@@ -238,6 +238,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, .
         lambda: frozen(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2))),
         (1, 14, 14), (1,),
     ),
+    "padded maximum": (
+        lambda: frozen(nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.MaxPool2d(3, 2, 1))),
+        (1, 12, 12), (1,),
+    ),
+    "overlapping maximum": (
+        lambda: frozen(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 1))),
+        (1, 12, 12), (1,),
+    ),
+    "largest of all": (lambda: frozen(nn.AdaptiveMaxPool2d(1)), (6, 9, 9), (1,)),
     "streamed norm": (lambda: wide_convolution(nn.BatchNorm2d(10)), (2, 12, 12), (1,)),
 }  # fmt: skip
 BEYOND = {

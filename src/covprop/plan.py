@@ -3,6 +3,7 @@
 The means alone go through the network, one forward pass; the covariances are counted.
 """
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from covprop.tensor import GaussianTensor
 
 PER_PAIR = 40.0
 """Operations on one entry of a covariance by an activation, about."""
+NODES, KEPT = 3, 4
+"""Random vectors that each element of a window adds, and matrices of the result that are held."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     weights = _weights(given)
     taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
     early = _early_cost(kind, parent, weights, features, out)
-    if early is not None:
-        return early
+    if early is not None or kind == "maximum":
+        return early or _of_maximum(parent, features, _window(function, given), out)
     ranks = parent.ranks
     if kind == "element-wise":
         counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
@@ -123,6 +126,26 @@ def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor
     counted = Counted(parent.batch, features, out.itemsize, ranks=ranks)
     most = before * features + max(features**2, before * features if ranks > 1 else 0)
     return _Cost(counted, unit * (first + most) // ranks, work)
+
+
+def _of_maximum(parent: Counted, features: int, window: int, out: Tensor) -> _Cost:
+    """One after another, with the covariances of all so far with the input."""
+    batch, before = parent.batch.numel(), parent.count
+    players = window or before // max(1, features)
+    held = before**2 + NODES * (players - 1) * before * features + KEPT * features**2
+    held += before**2 if parent.apart or parent.bare else 0
+    counted = Counted(parent.batch, features, out.itemsize, ranks=parent.ranks)
+    return _Cost(counted, batch * out.itemsize * held, PER_PAIR * players * batch * features**2 / 2)
+
+
+def _window(function: Callable[..., Any], given: Any) -> int:
+    """Elements of a window of max pooling; 0 for maxima over whole dimensions."""
+    args, kwargs = given
+    if "max_pool" not in (name := name_of(function)) or "adaptive" in name:
+        return 0
+    kernel = kwargs["kernel_size"] if "kernel_size" in kwargs else args[1]
+    count = next(int(part[0]) for part in name.split("max_pool")[1:])
+    return kernel**count if isinstance(kernel, int) else math.prod(kernel)
 
 
 def _weights(given: Any) -> list[Tensor]:

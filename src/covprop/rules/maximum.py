@@ -4,7 +4,7 @@ Exact for a pair. For more, one after another, the maximum so far being taken as
 with `independent_maxima` leaves the dependence of a and b unused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product as every
 from typing import Any, NamedTuple
 
@@ -118,14 +118,15 @@ def before_rising(x: Any, extreme: Callable[[Any], Any]) -> Any:
     return extreme(x) if origin is None else origin.activate(extreme(origin.before))
 
 
-def tournament(players: Sequence[Any]) -> Any:
+def tournament(players: Iterable[Any]) -> Any:
     """The maximum of several tensors, each against the best so far.
 
     Measured for equal independent players, this loses less than a tree of pairs: the standard
     deviation of the largest of 4 is 0.978 of its value (tree 0.972), of 9 it is 0.941 (0.919).
     """
-    best = players[0]
-    for player in players[1:]:
+    waiting = iter(players)  # one at a time, as each has a covariance of its own
+    best = next(waiting)
+    for player in waiting:
         best = torch.maximum(best, player)
     return best
 
@@ -227,14 +228,14 @@ def _pooled(
         spread = input.covariance.diagonal().clamp(min=0).max().sqrt()
         floor = float((input.loc.min() - FAR * (spread + 1)).detach())
         input = F.pad(input, padding_widths, value=floor)
-    windows = []
-    for place in every(*(range(k) for k in kernel)):
-        cut = [
+    cuts = (
+        [
             slice(place[d] * gap[d], place[d] * gap[d] + (shape[d] - 1) * step[d] + 1, step[d])
             for d in range(count)
         ]
-        windows.append(input[(..., *cut)])
-    return tournament(windows)
+        for place in every(*(range(k) for k in kernel))
+    )
+    return tournament(input[(..., *cut)] for cut in cuts)
 
 
 _WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -288,7 +289,7 @@ def _adaptive_max(x: Any, dim: int, out: int) -> Any:
     groups = []
     for length in sorted(set(lengths)):
         first = torch.tensor([starts[i] for i in order if lengths[i] == length], device=x.device)
-        groups.append(tournament([x.index_select(dim, first + j) for j in range(length)]))
+        groups.append(tournament(x.index_select(dim, first + j) for j in range(length)))
     return torch.cat(groups, dim).index_select(dim, torch.tensor(order, device=x.device).argsort())
 
 
