@@ -6,7 +6,6 @@ layer on, units are correlated. Density log E[p(t | f)] of the test rows after t
 the mode's own moments or draws (1000), and by draws for all.
 """
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -61,18 +60,9 @@ def measure(key: str, options: Options) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def grouped(record: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Results by set and depth."""
-    groups: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
-    for key, result in record["results"].items():
-        name, depth, mode = key.split("/")
-        groups[name, depth][mode] = result
-    return groups
-
-
 def tables(record: dict[str, Any]) -> list[Table]:
     """Densities, then errors of variances, then time."""
-    groups = grouped(record)
+    groups = regression.grouped(record)
     label = [f"{name}, {depth} hidden layers" for name, depth in groups]
     scores = {"density by draws": "Density, by draws", "density": "Density, by the mode itself"}
     found = [
@@ -102,7 +92,7 @@ def tables(record: dict[str, Any]) -> list[Table]:
 
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Densities by draws, less those of the exact mode."""
-    groups = {key: each for key, each in grouped(record).items() if EXACT in each}
+    groups = {key: each for key, each in regression.grouped(record).items() if EXACT in each}
     figure, axes = drawing.panels(1, 1, width=6, height=4)
     panel, colours = axes[0, 0], (drawing.GREEN, drawing.ORANGE, drawing.VERMILION, drawing.PURPLE,
                                   drawing.BLUE)  # fmt: skip

@@ -9,7 +9,6 @@ splits together, 50 epochs of the ELBO at one learning rate. Density log E[p(t |
 test rows with noise, by every way of propagation.
 """
 
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -100,18 +99,9 @@ def _sensor(
     return {"ways": found, "seconds": trained.seconds}
 
 
-def grouped(record: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Results by set and noise."""
-    groups: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
-    for key, result in record["results"].items():
-        name, noise, mode = key.split("/")
-        groups[name, noise][mode] = result
-    return groups
-
-
 def tables(record: dict[str, Any]) -> list[Table]:
     """Densities, coverage, errors of variances."""
-    groups = grouped(record)
+    groups = regression.grouped(record)
     labels = [f"{name}, noise {noise}" for name, noise in groups]
     pairs = list(zip(labels, groups.values(), strict=True))
     cells = _density, _coverage
@@ -149,7 +139,7 @@ def _coverage(result: dict[str, Any] | None) -> str:
 
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Densities over the noise: a panel for each set, above trained with noise, below without."""
-    groups = grouped(record)
+    groups = regression.grouped(record)
     names = list(dict.fromkeys(name for name, _ in groups))
     figure, axes = drawing.panels(2, len(names))
     for column, name in enumerate(names):

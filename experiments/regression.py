@@ -13,11 +13,12 @@ and of the last epoch the density log E[p(t | f)], which counts the variance of 
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
@@ -258,6 +259,15 @@ def variance_errors(
         found = bayes.predict(model, x, MODES[mode](generator)).variance[..., 0]
         errors[mode] = (found / truth - 1).square().mean().sqrt()
     return {name: round(float(error), DIGITS + 1) for name, error in errors.items()}
+
+
+def grouped(record: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Results by set and what was varied, then by mode."""
+    groups: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+    for key, result in record["results"].items():
+        name, varied, mode = key.split("/")
+        groups[name, varied][mode] = result
+    return groups
 
 
 def best(scores: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.covariance import Deflated, Dense, Diagonal, LinearMap
+from tests.covariance.test_low_rank import METHODS
 from tests.largest import Largest
 from tests.oracles import assert_close
 
@@ -138,16 +139,6 @@ def test_marginal_condition_and_the_rest_keep_the_structure(share: float) -> Non
     if share == 1.0:
         with pytest.raises(cp.InvalidGaussian, match="singular"):
             x.to_torch()
-
-
-METHODS = [
-    cp.Exact(),
-    cp.Series(order=4),
-    cp.Wu2019(),
-    cp.AssumedDensity(),
-    cp.Linearized(),
-    cp.PiecewiseLinear(),
-]
 
 
 @torch.no_grad()
