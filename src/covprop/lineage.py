@@ -214,7 +214,7 @@ class Lineage:
                 node.forget()
                 node.opaque, node.ancestors = False, frozenset()
             return
-        needed, expanded, reached = set(living), set[Node](), set(living)
+        needed, expanded, reached = set(held), set[Node](), set(living)
         pairs = list(itertools.combinations(living, 2))
         for u, v in itertools.permutations(living, 2):
             for pair, taken in meetings(u, v):
