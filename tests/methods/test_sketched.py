@@ -435,10 +435,12 @@ def test_a_trained_network_is_within_one_percent_of_dense() -> None:
     x = cp.Gaussian.isotropic(images[:6], 0.1, batch_dims=1)
     dense = cp.propagate(model, x)
     method = cp.Sketched(64, generator=seeded(0), exact=0)
-    mean, worst, shift = errors(cp.propagate(model, x, method), dense)
+    y = cp.propagate(model, x, method)
+    mean, worst, shift = errors(y, dense)
     assert mean < 0.01
     assert worst < 0.03
-    assert shift < 0.15  # the worst of sixty, each with a standard error of 0.03
+    assert float(((y.mean - dense.mean) / dense.stddev).square().mean().sqrt()) < 0.05
+    assert shift < 0.15  # the worst of sixty
     alone = cp.propagate(model, x, cp.AssumedDensity())
     share = (alone.stddev / dense.stddev).mean()
     assert float(share) < 0.4  # variances alone are no answer
