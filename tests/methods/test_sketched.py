@@ -436,11 +436,12 @@ def test_a_trained_network_is_within_one_percent_of_dense() -> None:
     dense = cp.propagate(model, x)
     method = cp.Sketched(64, generator=seeded(0), exact=0)
     y = cp.propagate(model, x, method)
-    mean, worst, shift = errors(y, dense)
+    mean, worst, _ = errors(y, dense)
     assert mean < 0.01
     assert worst < 0.03
     assert float(((y.mean - dense.mean) / dense.stddev).square().mean().sqrt()) < 0.05
-    assert shift < 0.15  # the worst of sixty
+    more = cp.Sketched(128, generator=seeded(0), exact=0)
+    assert errors(cp.propagate(model, x, more), dense)[2] < 0.1  # the worst of sixty means
     alone = cp.propagate(model, x, cp.AssumedDensity())
     share = (alone.stddev / dense.stddev).mean()
     assert float(share) < 0.4  # variances alone are no answer
