@@ -235,6 +235,30 @@ def test_a_decomposition_does_not_depend_on_how_many_rows_are_taken_at_a_time(mo
     assert np.allclose(whole.total.sqrt()[:, 0], model.predict(x, return_std=True)[1])
 
 
+@pytest.mark.parametrize("likelihood", ["heteroskedastic", "homoskedastic", "poisson"])
+@pytest.mark.parametrize("method", ["exact", "mcvi"])
+@pytest.mark.parametrize("noise", [None, 0.3])
+def test_a_decomposition_adds_up_to_the_variance(likelihood, method, noise):
+    x, y = regression(30)
+    y = np.abs(np.round(y / 20)) if likelihood == "poisson" else y
+    options = {"likelihood": likelihood, "method": method, "input_noise": noise}
+    model = BayesRegressor(**QUICK | {"epochs": 3}, **options).fit(x, y)
+    total = model.decompose(x).total[:, 0]
+    assert np.allclose(total.sqrt(), model.predict(x, return_std=True)[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_decomposition_of_classes_adds_up_to_the_variance_of_their_indicators(classes):
+    x, y = load_wine(return_X_y=True)
+    x, y = x[y < classes], y[y < classes]
+    model = BayesClassifier(**QUICK | {"epochs": 5}, input_noise=0.1).fit(x, y)
+    parts, p = model.decompose(x), torch.as_tensor(model.predict_proba(x))
+    assert parts.total.shape == (len(x), 1 if classes == 2 else 3)  # noqa: PLR2004
+    assert torch.allclose(parts.total, (p * (1 - p))[:, -parts.total.shape[1] :], atol=1e-9)
+    assert bool((parts.epistemic > 0).all())
+    assert bool(parts.input.any())
+
+
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
 def test_a_single_row_is_refused(kind):
     with pytest.raises(ValueError, match=r"1 sample.* minimum of 2 is required"):

@@ -198,17 +198,6 @@ def test_an_ordinary_network_trains_with_noise_on_its_inputs() -> None:
     assert float(value.detach()) < before - 1
 
 
-class Noise:
-    """A likelihood: the first output is the target, the second its log-variance."""
-
-    def target(self, output: cp.Gaussian) -> cp.Gaussian:
-        return output.marginal([0])
-
-    def noise_variance(self, output: cp.Gaussian) -> Tensor:
-        log = output.marginal([1])
-        return (log.mean + log.variance / 2).exp()
-
-
 def test_the_decomposition_adds_up() -> None:
     model = network()
     x = cp.Gaussian.isotropic(normal(4, 3), 0.3, batch_dims=1)
@@ -216,9 +205,9 @@ def test_the_decomposition_adds_up() -> None:
     assert_close(parts.total, whole.variance)
     assert_close(parts.epistemic, bayes.predict(model, x.mean).variance)
     assert not parts.aleatoric.any()
-    with_noise = bayes.decompose(model, x, Noise())
-    expected = whole.variance[:, :1] + Noise().noise_variance(whole)
-    assert_close(with_noise.total, expected)
+    with_noise = bayes.decompose(model, x, bayes.HeteroskedasticGaussian())
+    noise = (whole.mean[:, 1:] + whole.variance[:, 1:] / 2).exp()
+    assert_close(with_noise.total, whole.variance[:, :1] + noise)
     assert with_noise.epistemic.shape == (4, 1)
 
 

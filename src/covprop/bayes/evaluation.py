@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from covprop.bayes.likelihoods import Likelihood, Prediction
-from covprop.bayes.prediction import EXACT, predict
+from covprop.bayes.prediction import EXACT, predict, predict_some
 from covprop.bayes.sampling import LocalReparametrisation, batch_dims, draws
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
@@ -52,16 +52,10 @@ def predict_target(
 ) -> Prediction:
     """Mean and variances of the target of every datum, (*members, data, k)."""
     dims = batch_dims(model, x)
-    if isinstance(method, LocalReparametrisation):
-        method.check_spread()
-    parts = []
-    for rows in slices(lead_of(x, dims)):
-        some = take(x, rows, dims)
-        if isinstance(method, LocalReparametrisation):
-            values = draws(model, some, method.samples, method.generator)
-            parts.append(likelihood.predict_draws(values))
-        else:
-            parts.append(likelihood.predict(predict(model, some, method)))
+    parts = [
+        predict_some(model, likelihood, take(x, rows, dims), method)
+        for rows in slices(lead_of(x, dims))
+    ]
     mean, aleatoric, epistemic = (
         torch.cat([getattr(part, name) for part in parts], dims - 1)
         for name in ("mean", "aleatoric", "epistemic")

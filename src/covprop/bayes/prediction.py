@@ -1,11 +1,12 @@
 """What a network with random weights predicts, and what its uncertainty comes from."""
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from covprop.bayes.likelihoods import Likelihood, Prediction
 from covprop.bayes.sampling import LocalReparametrisation, batch_dims, draws
 from covprop.bayes.weights import Weights
 from covprop.errors import UnsupportedOperation
@@ -52,14 +53,18 @@ def kl(model: nn.Module) -> Tensor:
     return total
 
 
-class Noisy(Protocol):
-    """What is asked of a likelihood: how its target is spread, given the network's output."""
-
-    def target(self, output: Gaussian) -> Gaussian:
-        """The Gaussian of the noiseless target, without the outputs that only tell the noise."""
-
-    def noise_variance(self, output: Gaussian) -> Tensor:
-        """The expected variance of the noise, in the shape of the target."""
+def predict_some(
+    model: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor | Gaussian,
+    method: Method | LocalReparametrisation = EXACT,
+) -> Prediction:
+    """Mean and variances of the target, from moments or from draws, of all rows together."""
+    if isinstance(method, LocalReparametrisation):
+        method.check_spread()
+        values = draws(model, x, method.samples, method.generator)
+        return likelihood.predict_draws(values)
+    return likelihood.predict(predict(model, x, method))
 
 
 @final
@@ -77,6 +82,11 @@ class Decomposition:
     epistemic: Tensor
     input: Tensor
 
+    @classmethod
+    def of(cls, whole: Prediction, known: Prediction) -> "Decomposition":
+        """From the prediction, and the one for the input at its mean."""
+        return cls(whole.aleatoric, known.epistemic, whole.epistemic - known.epistemic)
+
     @property
     def total(self) -> Tensor:
         """The variance of the prediction."""
@@ -86,21 +96,21 @@ class Decomposition:
 def decompose(
     model: nn.Module,
     x: Tensor | Gaussian,
-    likelihood: Noisy | None = None,
+    likelihood: Likelihood | None = None,
     method: Method | LocalReparametrisation = EXACT,
 ) -> Decomposition:
     """Where the variance of a prediction comes from: noise, weights, input.
 
-    With T the variance of the network's output and E the same for the input at its mean,
-    epistemic = E and input = T - E. The noise is the likelihood's expected one, zero without a
-    likelihood.
+    With T the variance of what is expected of the target (without a likelihood, of the network's
+    output) and E the same for the input at its mean, epistemic = E and input = T - E. The noise is
+    the likelihood's expected one, zero without a likelihood.
     """
-    output = predict(model, x, method)
-    known = predict(model, x.mean, method) if isinstance(x, Gaussian) else output
-    whole = output if likelihood is None else likelihood.target(output)
-    weights = known if likelihood is None else likelihood.target(known)
-    if likelihood is None:
-        noise = torch.zeros_like(whole.mean)
-    else:
-        noise = likelihood.noise_variance(output)
-    return Decomposition(noise, weights.variance, whole.variance - weights.variance)
+
+    def found(given: Tensor | Gaussian) -> Prediction:
+        if likelihood is not None:
+            return predict_some(model, likelihood, given, method)
+        output = predict(model, given, method)
+        return Prediction(output.mean, torch.zeros_like(output.mean), output.variance)
+
+    whole = found(x)
+    return Decomposition.of(whole, found(x.mean) if isinstance(x, Gaussian) else whole)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from covprop.bayes.elbo import ELBO
 from covprop.bayes.estimators import files, settings
 from covprop.bayes.estimators.scaling import Floats, InputNoise, Scaling
-from covprop.bayes.evaluation import lead_of, slices
-from covprop.bayes.likelihoods import Likelihood
-from covprop.bayes.prediction import predict
+from covprop.bayes.evaluation import lead_of, predict_target, slices
+from covprop.bayes.likelihoods import Likelihood, Prediction
+from covprop.bayes.prediction import Decomposition, predict
 from covprop.bayes.priors import HePrior
 from covprop.bayes.sampling import LocalReparametrisation
 from covprop.bayes.training import History, fit
@@ -109,6 +109,19 @@ class BayesEstimator(BaseEstimator, ABC):
             estimator._restore(described, tensors)
         return estimator
 
+    def decompose(self, X: Any) -> Decomposition:
+        """Variances (rows, targets) of the predictions by origin: noise, weights, input.
+
+        For classes, those of their indicators (rows, classes); of the second one alone for
+        `bernoulli`.
+        """
+        inputs = self._inputs(self._features(X))
+        whole = self._moments(inputs)
+        known = self._moments(inputs.mean) if isinstance(inputs, Gaussian) else whole
+        parts = Decomposition.of(whole, known)
+        scale = torch.as_tensor(self.targets_.stddev**2).to(whole.mean)
+        return Decomposition(scale * parts.aleatoric, scale * parts.epistemic, scale * parts.input)
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "network_")
 
@@ -191,6 +204,10 @@ class BayesEstimator(BaseEstimator, ABC):
         if self.input_noise is None:
             return known
         return InputNoise.of(self.input_noise, self.features_).around(known)
+
+    def _moments(self, inputs: Tensor | Gaussian) -> Prediction:
+        """Of standardised targets."""
+        return predict_target(self.network_, self.likelihood_, inputs, self._inference())
 
     def _features(self, data: Any) -> Floats:
         """Checked features of a fitted estimator."""

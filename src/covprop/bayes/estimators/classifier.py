@@ -7,13 +7,11 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
-from torch import Tensor
 
 from covprop.bayes.estimators import settings
 from covprop.bayes.estimators.base import BayesEstimator
-from covprop.bayes.estimators.scaling import Floats, Scaling
-from covprop.bayes.evaluation import predict_target
-from covprop.bayes.likelihoods import Bernoulli, Prediction
+from covprop.bayes.estimators.scaling import Floats, Scaling, array
+from covprop.bayes.likelihoods import Bernoulli
 from covprop.bayes.training import History
 
 TWO = 2
@@ -53,7 +51,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
 
     def predict_proba(self, X: Any) -> Floats:
         """Probabilities (rows, classes), averaged over networks."""
-        mean = _array(self._moments(X).mean)
+        mean = array(self._moments(self._inputs(self._features(X))).mean)
         return np.hstack([1 - mean, mean]) if mean.shape[1] == 1 else mean
 
     def predict(self, X: Any) -> Any:
@@ -67,11 +65,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
 
     def mutual_information(self, X: Any) -> Floats:
         """How much of the uncertainty (nats) is for want of knowing the weights: large far off."""
-        return _array(self._moments(X).mutual_information)
-
-    def _moments(self, X: Any) -> Prediction:
-        inputs = self._inputs(self._features(X))
-        return predict_target(self.network_, self.likelihood_, inputs, self._inference())
+        return array(self._moments(self._inputs(self._features(X))).mutual_information)
 
     def _choose(self) -> None:
         two = len(self.classes_) == TWO
@@ -98,7 +92,3 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
         self.classes_ = np.array(labels, dtype=np.dtype(facts["dtype"]))
         self.history_ = History()
         self._choose()
-
-
-def _array(values: Tensor) -> Floats:
-    return values.detach().cpu().double().numpy()

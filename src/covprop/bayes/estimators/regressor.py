@@ -12,15 +12,14 @@ from torch import Tensor
 
 from covprop.bayes.estimators import settings
 from covprop.bayes.estimators.base import BayesEstimator
-from covprop.bayes.estimators.scaling import Floats, Scaling
-from covprop.bayes.evaluation import lead_of, log_predictive, predict_target, slices
+from covprop.bayes.estimators.scaling import Floats, Scaling, array
+from covprop.bayes.evaluation import log_predictive
 from covprop.bayes.likelihoods import (
     HeteroskedasticGaussian,
     HomoskedasticGaussian,
     Likelihood,
     Poisson,
 )
-from covprop.bayes.prediction import Decomposition, decompose
 from covprop.bayes.training import History
 from covprop.gaussian import Gaussian
 
@@ -80,12 +79,11 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Means of the targets, and their standard deviations with noise and all."""
-        inputs = self._inputs(self._features(X))
-        found = predict_target(self.network_, self.likelihood_, inputs, self._inference())
-        mean = self._shaped(self.targets_.mean + self.targets_.stddev * _array(found.mean))
+        found = self._moments(self._inputs(self._features(X)))
+        mean = self._original(found.mean)
         if not return_std:
             return mean
-        return mean, self._shaped(self.targets_.stddev * _array(found.stddev))
+        return mean, self._shaped(self.targets_.stddev * array(found.stddev))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Bounds of the central interval that holds each target with this probability.
@@ -113,7 +111,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
                 for rows, output in self._outputs_of(X)
             ]
         certain, given = self.targets_.stddev == 0, self._columns(y)
-        below = np.where(certain, given >= self.targets_.mean, _array(torch.cat(parts)))
+        below = np.where(certain, given >= self.targets_.mean, array(torch.cat(parts)))
         return self._shaped(below)
 
     def log_predictive(self, X: Any, y: Any) -> Floats:
@@ -121,29 +119,12 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         inputs = self._inputs(self._features(X))
         target = torch.as_tensor(self.targets_.apply(self._columns(y))).to(self.device)
         inside = log_predictive(self.network_, self.likelihood_, inputs, target, self._inference())
-        density = _array(inside) - np.log(self.targets_.unit).sum()
+        density = array(inside) - np.log(self.targets_.unit).sum()
         certain = self.targets_.stddev == 0
         if not certain.any():
             return density
         right = (self._columns(y) == self.targets_.mean)[:, certain].all(1)
         return np.where(right, np.inf, -np.inf)
-
-    def decompose(self, X: Any) -> Decomposition:
-        """Variances (rows, targets) of the predictions by origin: noise, weights, input."""
-        likelihood = self._gaussian("a decomposition")
-        inputs, method = self._inputs(self._features(X)), self._inference()
-        with torch.no_grad():
-            parts = [
-                decompose(self.network_, inputs[rows], likelihood, method)
-                for rows in slices(lead_of(inputs, 1))
-            ]
-        scale = torch.as_tensor(self.targets_.stddev**2)
-        return Decomposition(
-            *(
-                torch.cat([scale.to(getattr(part, name)) * getattr(part, name) for part in parts])
-                for name in ("aleatoric", "epistemic", "input")
-            )
-        )
 
     def _gaussian(self, what: str) -> Noise:
         check_is_fitted(self)
@@ -172,7 +153,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         return values.reshape(len(values), -1)
 
     def _original(self, inside: Tensor) -> Floats:
-        return self._shaped(self.targets_.mean + self.targets_.stddev * _array(inside))
+        return self._shaped(self.targets_.mean + self.targets_.stddev * array(inside))
 
     def _shaped(self, values: Floats) -> Floats:
         return values[:, 0] if self.flat_ else values
@@ -195,10 +176,6 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _array(values: Tensor) -> Floats:
-    return values.detach().cpu().double().numpy()
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from covprop.errors import InvalidGaussian
 from covprop.gaussian import Gaussian
@@ -13,6 +14,11 @@ from covprop.gaussian import Gaussian
 Floats: TypeAlias = NDArray[np.float64]
 ROUNDING = 10 * np.finfo(np.float64).eps
 """A spread below so much of the largest value is that of rounding."""
+
+
+def array(values: Tensor) -> Floats:
+    """Numbers of a tensor, for numpy."""
+    return values.detach().cpu().double().numpy()
 
 
 @final
