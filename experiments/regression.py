@@ -67,6 +67,7 @@ class Recipe:
     epochs: int
     batch: int = 10
     decay: float = 1e-3
+    cooldown: float = 0.0
     kl_temperature: float = 1.0
     prior: bayes.Prior = bayes.EmpiricalBayes()  # noqa: RUF009 - it is frozen
     at_prior: bool = False
@@ -145,7 +146,7 @@ def train(
         bayes.fit(
             model, elbo, lift(data.train.x), data.train.y, method=method, epochs=recipe.epochs,
             batch_size=recipe.batch, learning_rate=rate, weight_decay=recipe.decay,
-            generator=order, callback=note,
+            cooldown=recipe.cooldown, generator=order, callback=note,
         )  # fmt: skip
     seconds = time.perf_counter() - started - evaluating
     steps = recipe.epochs * -(-rows // recipe.batch)

@@ -253,7 +253,7 @@ def test_a_decomposition_of_classes_adds_up_to_the_variance_of_their_indicators(
     x, y = x[y < classes], y[y < classes]
     model = BayesClassifier(**QUICK | {"epochs": 5}, input_noise=0.1).fit(x, y)
     parts, p = model.decompose(x), torch.as_tensor(model.predict_proba(x))
-    assert parts.total.shape == (len(x), 1 if classes == 2 else 3)  # noqa: PLR2004
+    assert parts.total.shape == (len(x), 1 if classes == 2 else 3)
     assert torch.allclose(parts.total, (p * (1 - p))[:, -parts.total.shape[1] :], atol=1e-9)
     assert bool((parts.epistemic > 0).all())
     assert bool(parts.input.any())
@@ -300,7 +300,8 @@ def test_one_class_is_refused():
         ("prior", 3), ("likelihood", "categorical"), ("activation", "swish2"),
         ("hidden", (0,)), ("hidden", "big"), ("epochs", 0), ("learning_rate", -1.0),
         ("learning_rate", "slow"), ("method", bayes.LocalReparametrisation(1)),
-        ("dtype", "float16"), ("patience", 0), ("validation_fraction", 1.5), ("batch_size", 2.5),
+        ("dtype", "float16"), ("patience", 0), ("cooldown", 2), ("validation_fraction", 1.5),
+        ("batch_size", 2.5),
     ],
 )  # fmt: skip
 def test_parameters_are_checked_by_fit(option, value):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -197,6 +198,7 @@ def test_a_validation_that_is_no_number_ends_the_training():
     [
         ({"epochs": 0}, "at least 1"),
         ({"learning_rate": 0.0}, "positive"),
+        ({"cooldown": 1.5}, "from 0 to 1"),
         ({"patience": 2}, "validation"),
         ({"weight": torch.ones(3)}, "weight has the shape"),
         ({"weight": torch.zeros(20)}, "not all of them 0"),
@@ -243,6 +245,34 @@ def test_members_may_have_learning_rates_of_their_own():
         trained(alike, x, y, learning_rate=rate, weight_decay=0.1)
         for one, other in zip(both.parameters(), alike.parameters(), strict=True):
             assert_close(one[member], other[member])
+
+
+def test_the_rate_falls_to_zero_in_the_cooldown():
+    """A step of AdamW moves a parameter by at most about its rate."""
+    x, y = data(40)
+    model, moved = network(), []
+    before = [one.detach().clone() for one in model.parameters()]
+
+    def note(*_: object) -> None:
+        now = [one.detach().clone() for one in model.parameters()]
+        moved.append(max(float((a - b).abs().max()) for a, b in zip(now, before, strict=True)))
+        before[:] = now
+
+    trained(model, x, y, epochs=10, batch_size=40, cooldown=0.5, callback=note)
+    ceiling = 0.02 * np.minimum(1, np.arange(10, 0, -1) / 5)
+    assert (np.array(moved) < 1.5 * ceiling).all()
+    assert (np.array(moved) > 0.3 * ceiling).all()
+
+
+def test_a_cooldown_ends_nearer_to_the_optimum():
+    x, y = data(400)
+    bounds = []
+    for cooldown in (0.0, 0.5):
+        model = network()
+        trained(model, x, y, epochs=40, batch_size=4, learning_rate=0.03, cooldown=cooldown)
+        elbo = bayes.ELBO(bayes.HeteroskedasticGaussian(), data_size=400)
+        bounds.append(float(elbo(model, x, y).elbo.detach()))
+    assert bounds[1] > bounds[0]
 
 
 def test_learning_rates_are_one_for_each_member():

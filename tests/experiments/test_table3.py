@@ -73,6 +73,8 @@ def test_the_paper_s_loss_is_the_published_one():
     assert (way.hidden, way.epochs, way.batch) == ((50,), 50, 10)
     large = table3.recipe("protein", table3.HONEST, "Xavier", 41157, smoke=False)
     assert (large.hidden, large.epochs, large.kl_temperature) == ((100,), 25, 1.0)
+    assert (way.cooldown, large.cooldown) == (0.0, 0.5)
+    assert table3.recipe("boston", table3.LONG, "Xavier", 455, smoke=False).epochs == 500
 
 
 def test_the_paper_s_start_is_its_prior():
@@ -105,6 +107,7 @@ def test_it_is_written_beside_what_was_published():
     record = {"results": {
         "boston/exact/paper": result(0.0), "boston/exact/honest": result(0.5),
         "yacht/Wu/honest": result(0.0),
+        "boston/exact/long": {**result(0.0), "density": [1.0, 0.0]},
     }}  # fmt: skip
     paper, honest, choices, quality = table3.tables(record)
     assert paper.rows[0][:2] == ["boston", "-1.50 ± 0.50"]
@@ -114,7 +117,8 @@ def test_it_is_written_beside_what_was_published():
     assert honest.rows[1][-3:] == ["-2.41 ± 0.02", "-2.42 ± 0.02", "-2.46 ± 0.02"]
     assert choices.rows == [["boston", "-1.50", "-1.50", "-2.00", "-2.00", "-1.00", "-1.50",
                              "-2.00", "-2.00"]]  # fmt: skip
-    assert len(quality.rows) == 3
+    assert [row[6] for row in honest.rows] == ["", "0.50 ± 0.50"]
+    assert len(quality.rows) == 4
     assert list(table3.figures(record)) == ["table3"]
 
 
@@ -122,7 +126,7 @@ def test_sets_and_protocols_can_be_chosen():
     chosen = table3.units(Options(datasets=("wine",), protocol=table3.HONEST))
     assert chosen[0] == "wine/exact/honest"
     assert len(chosen) == len(table3.MODES)
-    assert len(table3.units(Options())) == 9 * 5 * 2
+    assert len(table3.units(Options())) == 9 * 5 * 2 + 4
     assert set(table3.PUBLISHED) == set(table3.SETS) == set(uci.CHECKSUMS)
 
 

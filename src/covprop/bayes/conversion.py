@@ -31,9 +31,10 @@ def to_bayesian(
     nn.Linear, nn.Conv1d and nn.Conv2d are replaced, all others kept. prior: `HePrior()` if not
     given; `TrainedPrior(ratio)` is MOPED: prior and posterior begin around the trained weights,
     with deviations of that part of them. keep_weights: the means begin at the weights of the model;
-    else as new layers do. members and shared are those of the layers. All of a new layer is trained,
-    also where the old one was frozen: to keep a part of a network as it is, convert the rest of it,
-    `model.head = to_bayesian(model.head)`.
+    else as new layers do. members and shared are those of the layers.
+
+    New layers are trained, also where the old ones were frozen. To keep a part of a network as it
+    is, convert the rest of it: `model.head = to_bayesian(model.head)`.
     """
     if isinstance(prior, TrainedPrior) and not keep_weights:
         raise ValueError("TrainedPrior is centred at trained weights: leave keep_weights=True")

@@ -66,6 +66,7 @@ def fit(
     batch_size: int,
     learning_rate: float | Tensor,
     weight_decay: float = 0.0,
+    cooldown: float = 0.0,
     weight: Tensor | None = None,
     generator: torch.Generator | None = None,
     validation: Held | None = None,
@@ -81,14 +82,17 @@ def fit(
     weight without members are the same for all.
 
     learning_rate: one, or one for each member (members,), to compare them in one computation.
-    generator: where the order of the data comes from (torch's global one by default); draws have
-    the method's. validation: other data (x, y) or (x, y, weight), whose log predictive density is
-    noted after every epoch. patience: end when that has not improved for so many epochs, and
-    restore the best one, each member its own; without it, the last epoch is kept.
+    cooldown: the share of the steps, at the end, in which it falls in a straight line to zero:
+    the last epoch is then no longer moved about by single batches. generator: where the order of
+    the data comes from (torch's global one by default); draws have the method's.
+
+    validation: other data (x, y) or (x, y, weight), whose log predictive density is noted after
+    every epoch. patience: end when that has not improved for so many epochs, and restore the best
+    one, each member its own; without it, the last epoch is kept.
     """
     dims = batch_dims(model, x)
     lead = lead_of(x, dims)
-    _check(lead, epochs, batch_size, learning_rate, patience, validation is not None)
+    _check(lead, epochs, batch_size, learning_rate, cooldown, patience, validation is not None)
     y = _for_all(y, lead, "y")
     if weight is None:
         _check_size(elbo.data_size, lead[-1])
@@ -96,9 +100,10 @@ def fit(
         weight = _relative(_for_all(weight, lead, "weight"))
     parameters = [*model.parameters(), *elbo.likelihood.parameters()]
     rates = torch.as_tensor(learning_rate)
+    rate = float(rates.max())
     optimiser = torch.optim.AdamW(
         parameters,
-        lr=float(rates.max()),
+        lr=rate,
         weight_decay=weight_decay,
         fused=all(parameter.device.type in FUSED for parameter in parameters),
     )
@@ -106,7 +111,7 @@ def fit(
         _slow_down(optimiser, rates, lead)
     history = History()
     best = None if patience is None else _Best(model, elbo.likelihood, lead[:-1], patience)
-    step = 0
+    step, steps = 0, epochs * math.ceil(lead[-1] / batch_size)
     with tqdm(total=epochs, unit="epoch", disable=not progress) as bar:
         for epoch in range(epochs):
             sums = _Sums()
@@ -121,6 +126,8 @@ def fit(
                 terms = elbo.combine(log_prob, elbo.divergence(model), step=step)
                 optimiser.zero_grad()
                 terms.loss.backward()
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * _warmth(step, steps, cooldown)
                 optimiser.step()
                 sums.add(terms, rows.shape[-1])
                 step += 1
@@ -138,6 +145,11 @@ def fit(
     if best is not None:
         history.best_epoch = best.restore()
     return history
+
+
+def _warmth(step: int, steps: int, cooldown: float) -> float:
+    """The share of the learning rate that a step takes: 1, then down to zero after the last."""
+    return 1.0 if not cooldown else min(1.0, (steps - step) / (cooldown * steps))
 
 
 def _slow_down(optimiser: torch.optim.Optimizer, rates: Tensor, lead: torch.Size) -> None:
@@ -294,6 +306,7 @@ def _check(
     epochs: int,
     batch_size: int,
     learning_rate: float | Tensor,
+    cooldown: float,
     patience: int | None,
     validated: bool,
 ) -> None:
@@ -303,5 +316,7 @@ def _check(
         raise ValueError(f"epochs and batch_size are at least 1, not {epochs} and {batch_size}")
     if not bool((torch.as_tensor(learning_rate) > 0).all()):
         raise ValueError(f"learning_rate is positive, not {learning_rate}")
+    if not 0 <= cooldown <= 1:
+        raise ValueError(f"cooldown is a share of the steps, from 0 to 1, not {cooldown}")
     if patience is not None and (patience < 1 or not validated):
         raise ValueError("patience is a number of epochs from 1, and needs validation data")

@@ -57,6 +57,7 @@ class BayesEstimator(BaseEstimator, ABC):
         epochs: int = 200,
         batch_size: int = 32,
         weight_decay: float = 0.0,
+        cooldown: float = 0.0,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 20,
@@ -76,6 +77,7 @@ class BayesEstimator(BaseEstimator, ABC):
         self.epochs = epochs
         self.batch_size = batch_size
         self.weight_decay = weight_decay
+        self.cooldown = cooldown
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.patience = patience
@@ -129,7 +131,7 @@ class BayesEstimator(BaseEstimator, ABC):
         """Train a new network on features and ready targets; groups: classes to split evenly."""
         settings.check_numbers(
             self.epochs, self.batch_size, self.learning_rate, self.patience,
-            self.validation_fraction,
+            self.validation_fraction, self.cooldown,
         )  # fmt: skip
         generator = torch.Generator().manual_seed(self.seed_)
         self.network_ = self._network()
@@ -157,6 +159,7 @@ class BayesEstimator(BaseEstimator, ABC):
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
+            cooldown=self.cooldown,
             weight=weights,
             generator=generator,
             validation=held,

@@ -39,6 +39,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
     method: `exact`, `series`, `dvi`, `ddvi`, `mcvi`, or an object such as `cp.Series(order=2)`;
     input_noise: standard deviation of a sensor's noise on the features, in their units: a number,
     one for each, or a covariance matrix, in training and prediction;
+    cooldown: the share of the steps, at the end, in which the learning rate falls to zero;
     early_stopping: hold out `validation_fraction` of the rows, end when their density has not
     improved for `patience` epochs, and restore the best epoch;
     verbose: show a bar.

@@ -121,7 +121,12 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def check_numbers(
-    epochs: Any, batch_size: Any, learning_rate: Any, patience: Any, validation_fraction: Any
+    epochs: Any,
+    batch_size: Any,
+    learning_rate: Any,
+    patience: Any,
+    validation_fraction: Any,
+    cooldown: Any,
 ) -> None:
     """Settings of the training that make sense."""
     for name, value in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
@@ -130,5 +135,7 @@ def check_numbers(
     real = (int, float, np.number)
     if not isinstance(learning_rate, real) or not learning_rate > 0:
         raise ValueError(f"learning_rate is positive, not {learning_rate!r}")
+    if not isinstance(cooldown, real) or not 0 <= cooldown <= 1:
+        raise ValueError(f"cooldown is a share of the steps, from 0 to 1, not {cooldown!r}")
     if not isinstance(validation_fraction, real) or not 0 < validation_fraction < 1:
         raise ValueError(f"validation_fraction is between 0 and 1, not {validation_fraction!r}")
