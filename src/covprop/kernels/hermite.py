@@ -70,11 +70,11 @@ class _PowerSeries(Function):
         order = len(left)
         slope = torch.zeros_like(correlation)
         for k in reversed(range(1, order)):
-            slope = torch.addcmul(k * left[k] * right[k], slope, correlation)
+            slope.mul_(correlation).addcmul_(left[k], right[k], value=k)
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
-        power = gradient
+        power, least = gradient.clone(), torch.finfo(gradient.dtype).tiny ** (1 - FLUSH)
         for k in range(order):
-            grad_left[k] = (power * right[k]).sum(-1, keepdim=True)
-            grad_right[k] = (power * left[k]).sum(-2, keepdim=True)
-            power = power * correlation
-        return gradient * slope, grad_left, grad_right
+            grad_left[k] = power @ right[k].mT
+            grad_right[k] = left[k].mT @ power
+            torch.hardshrink(power.mul_(correlation), least, out=power)  # or denormal, as above
+        return slope.mul_(gradient), grad_left, grad_right
