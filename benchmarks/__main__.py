@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "memory": scaling.matrices,
     "accuracy": accuracy.run,
     "bayes-step": bayes.step,
+    "bayes-deep": bayes.deep,
     "bayes-members": bayes.members,
     "sketched-mnist": sketched.mnist,
     "sketched-resnet18": sketched.resnet18,

@@ -49,6 +49,8 @@ def test_training_of_bayesian_networks_is_measured():
     result = bench.measured("bayes-step", smoke=True)
     assert {figure["figure"] for figure in result["figures"]} > {"exact / MCVI with 10 samples"}
     assert set(result["step"]) == set(bayes.METHODS)
+    result = bench.measured("bayes-deep", smoke=True)
+    assert set(result["step"]) == set(bayes.DEEP)
     result = bench.measured("bayes-members", smoke=True)
     assert set(result["median"]) == {"together", "one after another"}
     assert result["figures"][0]["target"] == "at least 5"
