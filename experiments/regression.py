@@ -199,9 +199,8 @@ def final_scores(
         if isinstance(method, LocalReparametrisation):
             values = bayes.draws(model, lift(x), draws, method.generator)
             density = LIKELIHOOD.log_predictive_draws(values, y)
-            mean, log_variance = values.unbind(-1)
-            below = torch.special.ndtr((y - mean) * torch.exp(-log_variance / 2)).mean(0)
-            parts.append((density, below, (mean.mean(0) - y).square()))
+            below = LIKELIHOOD.cumulative_draws(values, y)[..., 0]
+            parts.append((density, below, (values[..., 0].mean(0) - y).square()))
         else:
             output = bayes.predict(model, lift(x), method)
             density, below = (

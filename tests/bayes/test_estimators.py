@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from functools import partial
 
 import joblib
 import numpy as np
@@ -219,7 +220,8 @@ def test_quantiles_are_those_of_the_integral(spread, size):
         torch.tensor([[2.0, size]], dtype=torch.float64),
         torch.diag(torch.tensor([0.0, spread**2], dtype=torch.float64))[None],
     )
-    found = _quantile(bayes.HeteroskedasticGaussian(), output, share)
+    likelihood = bayes.HeteroskedasticGaussian()
+    found = _quantile(partial(likelihood.cumulative, output), output.mean[:, :1], share)
     expected = brentq(below, 0, 1e6, xtol=1e-13)
     assert float(found - 2) / unit == pytest.approx(expected, rel=1e-6)
 
@@ -257,6 +259,25 @@ def test_a_decomposition_of_classes_adds_up_to_the_variance_of_their_indicators(
     assert torch.allclose(parts.total, (p * (1 - p))[:, -parts.total.shape[1] :], atol=1e-9)
     assert bool((parts.epistemic > 0).all())
     assert bool(parts.input.any())
+
+
+@pytest.mark.parametrize("likelihood", ["heteroskedastic", "homoskedastic"])
+def test_intervals_of_draws_are_those_of_the_mixture(likelihood):
+    """As the densities are: one Gaussian for every draw of the network."""
+    x, y = regression(30)
+    options = {"likelihood": likelihood, "method": "mcvi"}
+    model = BayesRegressor(**QUICK | {"epochs": 40}, **options).fit(x, y)
+    lower, upper = model.predict_interval(x, 0.8)
+    np.testing.assert_allclose(model.cumulative(x, lower), 0.1, atol=1e-9)
+    np.testing.assert_allclose(model.cumulative(x, upper), 0.9, atol=1e-9)
+    method = model._inference()
+    with torch.no_grad():
+        values = bayes.draws(model.network_, model._inputs(x), method.samples, method.generator)
+        log_variance = getattr(model.likelihood_, "log_variance", values[..., 1:])
+    width = (log_variance / 2).exp().detach().numpy()
+    place = ((lower - model.targets_.mean) / model.targets_.stddev)[:, None]
+    below = norm.cdf((place - values[..., :1].numpy()) / width).mean(0)
+    np.testing.assert_allclose(below, 0.1, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])

@@ -2,7 +2,6 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 from covprop.bayes.elbo import ELBO
 from covprop.bayes.estimators import files, settings
 from covprop.bayes.estimators.scaling import Floats, InputNoise, Scaling
-from covprop.bayes.evaluation import lead_of, predict_target, slices
+from covprop.bayes.evaluation import predict_target
 from covprop.bayes.likelihoods import Likelihood, Prediction
-from covprop.bayes.prediction import Decomposition, predict
+from covprop.bayes.prediction import Decomposition
 from covprop.bayes.priors import HePrior
 from covprop.bayes.sampling import LocalReparametrisation
 from covprop.bayes.training import History, fit
@@ -216,13 +215,6 @@ class BayesEstimator(BaseEstimator, ABC):
         """Checked features of a fitted estimator."""
         check_is_fitted(self)
         return np.asarray(validate_data(self, data, dtype=np.float64, reset=False))
-
-    @torch.no_grad()
-    def _outputs_of(self, data: Any) -> Iterator[tuple[slice, Gaussian]]:
-        """The Gaussians of the network's outputs, some rows at a time."""
-        inputs, method = self._inputs(self._features(data)), self._inference()
-        for rows in slices(lead_of(inputs, 1)):
-            yield rows, predict(self.network_, inputs[rows], method)
 
     def _begin(self, x: Floats, sample_weight: Any) -> tuple[Any, Floats | None]:
         """Rows that count, their weights, and a seed; scales of the features."""

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -13,19 +15,21 @@ from torch import Tensor
 from covprop.bayes.estimators import settings
 from covprop.bayes.estimators.base import BayesEstimator
 from covprop.bayes.estimators.scaling import Floats, Scaling, array
-from covprop.bayes.evaluation import log_predictive
+from covprop.bayes.evaluation import lead_of, log_predictive, slices
 from covprop.bayes.likelihoods import (
     HeteroskedasticGaussian,
     HomoskedasticGaussian,
     Likelihood,
     Poisson,
 )
+from covprop.bayes.prediction import predict
+from covprop.bayes.sampling import LocalReparametrisation, draws
 from covprop.bayes.training import History
-from covprop.gaussian import Gaussian
 
 HALVINGS = 64
 """Steps of a bisection: 1420 / 2^64 is below the rounding of standardised targets."""
 Noise: TypeAlias = HeteroskedasticGaussian | HomoskedasticGaussian
+Cumulative: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @final
@@ -94,23 +98,21 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         """
         if not 0 < level < 1:
             raise ValueError(f"the level of an interval is between 0 and 1, not {level}")
-        likelihood = self._gaussian("an interval")
         bounds = [
-            [_quantile(likelihood, output, share) for share in ((1 - level) / 2, (1 + level) / 2)]
-            for _, output in self._outputs_of(X)
+            [_quantile(below, centre, share) for share in ((1 - level) / 2, (1 + level) / 2)]
+            for _, below, centre in self._distributions(X, "an interval")
         ]
         lower, upper = (torch.cat(parts) for parts in zip(*bounds, strict=True))
         return self._original(lower), self._original(upper)
 
     def cumulative(self, X: Any, y: Any) -> Floats:
         """P(T <= y) of each target: uniform over [0, 1] if predictions are calibrated."""
-        likelihood = self._gaussian("a cumulative probability")
+        check_is_fitted(self)
         target = torch.as_tensor(self.targets_.apply(self._columns(y)))
-        with torch.no_grad():
-            parts = [
-                likelihood.cumulative(output, target[rows].to(output.mean))
-                for rows, output in self._outputs_of(X)
-            ]
+        parts = [
+            below(target[rows].to(centre))
+            for rows, below, centre in self._distributions(X, "a cumulative probability")
+        ]
         certain, given = self.targets_.stddev == 0, self._columns(y)
         below = np.where(certain, given >= self.targets_.mean, array(torch.cat(parts)))
         return self._shaped(below)
@@ -126,6 +128,23 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
             return density
         right = (self._columns(y) == self.targets_.mean)[:, certain].all(1)
         return np.where(right, np.inf, -np.inf)
+
+    @torch.no_grad()
+    def _distributions(self, X: Any, what: str) -> Iterator[tuple[slice, Cumulative, Tensor]]:
+        """Some rows at a time, P(T <= t) of their standardised targets, and E[T]."""
+        likelihood = self._gaussian(what)
+        inputs, method = self._inputs(self._features(X)), self._inference()
+        for rows in slices(lead_of(inputs, 1)):
+            if isinstance(method, LocalReparametrisation):
+                values = draws(self.network_, inputs[rows], method.samples, method.generator)
+                below, found = (
+                    partial(likelihood.cumulative_draws, values),
+                    likelihood.predict_draws(values),
+                )
+            else:
+                output = predict(self.network_, inputs[rows], method)
+                below, found = partial(likelihood.cumulative, output), likelihood.predict(output)
+            yield rows, below, found.mean
 
     def _gaussian(self, what: str) -> Noise:
         check_is_fitted(self)
@@ -180,17 +199,16 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
 
 @torch.no_grad()
-def _quantile(likelihood: Noise, output: Gaussian, share: float) -> Tensor:
+def _quantile(below: Cumulative, centre: Tensor, share: float) -> Tensor:
     """Where the cumulative probability of each target reaches a share, by bisection.
 
     In units of asinh of the distance from the mean: variances of noise of unknown size may be
     beyond all numbers where the quantiles are not.
     """
-    centre = likelihood.predict(output).mean
     far = torch.full_like(centre, math.asinh(torch.finfo(centre.dtype).max))
     low, high = -far, far
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        under = likelihood.cumulative(output, centre + torch.sinh(middle)) < share
+        under = below(centre + torch.sinh(middle)) < share
         low, high = torch.where(under, middle, low), torch.where(under, high, middle)
     return centre + torch.sinh((low + high) / 2)

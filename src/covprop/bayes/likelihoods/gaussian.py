@@ -102,6 +102,12 @@ class HeteroskedasticGaussian(Likelihood):
         below = cumulative((t - mean - slope * z) * torch.exp(-total / 2))
         return torch.tensordot(weights, below, 1).to(output.dtype)
 
+    def cumulative_draws(self, values: Tensor, target: Tensor) -> Tensor:
+        """The average of P(T <= t | m, l) over draws (samples, *batch, 2k)."""
+        mean, log_variance = _halves(values)
+        t = columns(target, values.shape[:-1], mean.shape[-1], mean)
+        return cumulative((t - mean) * exponential(-log_variance / 2)).mean(0)
+
     def target(self, output: Gaussian) -> Gaussian:
         """The Gaussian of the means m, without the log-variances."""
         return output.marginal(slice(output.event_shape.numel() // 2))
@@ -178,6 +184,11 @@ class HomoskedasticGaussian(nn.Module, Likelihood):
         t = columns(target, output.batch_shape, mean.shape[-1], mean)
         variance = output.covariance.diagonal() + self.noise_variance(output)
         return cumulative((t - mean) * variance.rsqrt())
+
+    def cumulative_draws(self, values: Tensor, target: Tensor) -> Tensor:
+        """The average of P(T <= t | f) over draws (samples, *batch, k)."""
+        t = columns(target, values.shape[:-1], values.shape[-1], values)
+        return cumulative((t - values) * (-self._log_variance(values) / 2).exp()).mean(0)
 
     def target(self, output: Gaussian) -> Gaussian:
         """The outputs are the noiseless targets."""
