@@ -363,10 +363,10 @@ def test_the_size_of_blocks_changes_rounding_alone(
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("block", [1000, 7919])
+@pytest.mark.parametrize(("block", "kept"), [(1000, 0), (7919, 0), (7919, 2**30)])
 @pytest.mark.parametrize("name", ["relu", "tanh"])
 def test_the_size_of_blocks_changes_no_gradient(
-    name: str, block: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    name: str, block: int, kept: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mean, matrix = (tensor[..., :UNITS] for tensor in inputs("mixed"))
     if batch:
@@ -382,6 +382,7 @@ def test_the_size_of_blocks_changes_no_gradient(
 
     expected = gradients()
     monkeypatch.setattr("covprop.covariance.dense.BLOCK", block)
+    monkeypatch.setattr("covprop.covariance.dense.KEPT", kept)
     for one, other in zip(gradients(), expected, strict=True):
         assert_close(one, other, atol=1e-10 * float(other.abs().max()))
 

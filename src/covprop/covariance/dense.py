@@ -20,6 +20,8 @@ from covprop.covariance.streamed import Streamed
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
+KEPT = 2**19
+"""Entries up to which autograd keeps what it needs of them: faster than making it again."""
 
 
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
@@ -105,14 +107,14 @@ class Dense(Covariance):
             yield start, stop, pair(rows, tuple(element[..., start:] for element in right), block)
 
     def _differentiable(self, pair: PairFunction, elements: Sequence[Tensor]) -> Tensor:
-        """The same for autograd: whole rows, which are not kept but made again."""
+        """The same for autograd: whole rows; if they are many, they are not kept but made again."""
         left = [element.to(self.dtype)[..., :, None] for element in elements]
         right = tuple(element.to(self.dtype)[..., None, :] for element in elements)
         blocks = []
         for start, stop in self._rows():
             block = _without_diagonal(self.values[..., start:stop, :], start)
             rows = tuple(element[..., start:stop, :] for element in left)
-            if stop - start == self.size:
+            if self.values.numel() <= KEPT:
                 blocks.append(pair(rows, right, block))
             else:
                 blocks.append(
