@@ -85,7 +85,9 @@ class Decomposition:
     @classmethod
     def of(cls, whole: Prediction, known: Prediction) -> "Decomposition":
         """From the prediction, and the one for the input at its mean."""
-        return cls(whole.aleatoric, known.epistemic, whole.epistemic - known.epistemic)
+        added = whole.epistemic - known.epistemic
+        added = torch.where(whole.epistemic == known.epistemic, 0, added)  # also where infinite
+        return cls(whole.aleatoric, known.epistemic, added)
 
     @property
     def total(self) -> Tensor:

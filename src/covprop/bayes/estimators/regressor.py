@@ -84,7 +84,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         mean = self._original(found.mean)
         if not return_std:
             return mean
-        return mean, self._shaped(self.targets_.stddev * array(found.stddev))
+        return mean, self._shaped(self.targets_.spread(array(found.stddev)))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Bounds of the central interval that holds each target with this probability.
