@@ -15,7 +15,7 @@ WEIGHTS = ROOT / "data" / "weights"
 class Options:
     """The options of experiments; `only` keeps units whose key begins with one.
 
-    datasets: which UCI sets, all of the experiment's if empty; protocol: of table 3, both if None.
+    datasets: which UCI sets, all of the experiment's if empty; protocol: of table 3, all if None.
     """
 
     smoke: bool = False

@@ -58,7 +58,10 @@ def _missing(experiment: ModuleType, options: Options) -> list[str]:
     units = experiment.units(options)
     wanted = [key for key in units if _chosen(key, options.only)]
     if not wanted:
-        raise ValueError(f"no result of {experiment.NAME} begins with {' or '.join(options.only)}")
+        which = (
+            f"begins with {' or '.join(options.only)}" if options.only else "is of these options"
+        )
+        raise ValueError(f"no result of {experiment.NAME} {which}")
     absorb_parts(record, units)
     return [key for key in wanted if key not in record.results]
 

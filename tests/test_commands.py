@@ -67,6 +67,10 @@ def test_every_command_explains_itself(name, capsys):
         (["table2", "--weights", "nowhere.pt"], "run `python -m experiments train-mnist` first"),
         (["render", "figure9"], "'figure9' is none of figure2"),
         (["table1", "--only", "FC-5", "--smoke"], "no result of table1 begins with FC-5"),
+        (
+            ["table3", "--smoke", "--protocol", "long", "--datasets", "wine", "--out", "none.json"],
+            "no result of table3 is of these options",
+        ),
         (["render", "figure2", "--out", "nowhere"], "nowhere/figure2.json"),
         (["figure2", "--smoke", "--out", "."], "Is a directory"),
     ],

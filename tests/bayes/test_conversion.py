@@ -55,7 +55,11 @@ def test_a_single_layer_and_one_used_twice() -> None:
     with pytest.raises(cp.UnsupportedOperation, match="used twice"):
         bayes.predict(twice, torch.ones(2, 3))
     declared = bayes.to_bayesian(nn.Sequential(layer, nn.ReLU(), layer), shared=True)
-    bayes.predict(declared, torch.ones(2, 3))
+    found = bayes.predict(declared, torch.ones(2, 3))
+    plain = nn.Sequential(layer, nn.ReLU(), layer)
+    variance = {name: torch.full_like(one, 0.01) for name, one in plain.state_dict().items()}
+    elsewhere = bayes.with_posterior(plain, plain.state_dict(), variance, shared=True)
+    assert bayes.predict(elsewhere, torch.ones(2, 3)).mean.shape == found.mean.shape
 
 
 def test_new_weights_and_members() -> None:

@@ -179,6 +179,9 @@ def test_a_constant_target_is_predicted_with_certainty_and_a_warning():
     assert (upper == 0.3).all()
     assert list(model.cumulative(x[:2], [0.2, 0.3])) == [0, 1]
     assert list(model.log_predictive(x[:2], [0.2, 0.3])) == [-np.inf, np.inf]
+    far = 1e5 * x  # where the noise, of targets that vary, would be infinite
+    assert (model.predict(far, return_std=True)[1] == 0).all()
+    assert not model.decompose(far).total.any()
     with pytest.warns(UserWarning, match=r"y in columns \[1\] is the same"):
         BayesRegressor(**QUICK).fit(x, np.column_stack([x[:, 0], np.ones(20)]))
 

@@ -238,6 +238,8 @@ def test_auroc_agrees_with_scikit_learn() -> None:
     assert float(metrics.auroc(known, known)) == 0.5
     with pytest.raises(ValueError, match="vectors"):
         metrics.auroc(known, known[:0])
+    with pytest.raises(ValueError, match="nan"):
+        metrics.auroc(torch.tensor([float("nan"), 1.0]), known)
 
 
 def test_figures_show_what_they_were_given() -> None:

@@ -211,6 +211,22 @@ def test_the_decomposition_adds_up() -> None:
     assert with_noise.epistemic.shape == (4, 1)
 
 
+def test_a_variance_beyond_all_numbers_is_infinite_and_not_no_number() -> None:
+    model, x = network(), 1e4 * normal(4, 3)
+    for given in (x, cp.Gaussian.isotropic(x, 0.3, batch_dims=1)):
+        parts = bayes.decompose(model, given, bayes.Poisson())
+        variance = bayes.predict_target(model, bayes.Poisson(), given).variance
+        assert bool(variance.isinf().any())
+        assert not parts.input.isnan().any()
+        assert torch.equal(parts.total.isinf(), variance.isinf())
+
+
+@pytest.mark.parametrize("wrong", ["poisson", bayes.Poisson, cp.Exact()])
+def test_a_decomposition_is_by_an_object(wrong) -> None:
+    with pytest.raises(TypeError, match=r"such as bayes.Poisson\(\)"):
+        bayes.decompose(network(), normal(4, 3), wrong)
+
+
 def test_what_is_known_has_no_part_in_it() -> None:
     known = bayes.decompose(network(), normal(4, 3))
     assert not known.input.any()

@@ -62,3 +62,21 @@ def test_power_series_has_the_gradients_of_its_sum():
     right = torch.randn(4, 1, 2, generator=generator, dtype=torch.float64, requires_grad=True)
     rho = torch.tensor([[0.5, -1.0], [0.0, 0.9], [1.0, -0.2]], dtype=torch.float64)
     assert torch.autograd.gradcheck(power_series, (rho.requires_grad_(), left, right))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20, 1e-27, 1e-34])
+def test_gradients_of_the_series_have_the_scale_of_what_is_differentiated(size):
+    """What is flushed as denormal is so next to the other terms, not next to one."""
+    generator = torch.Generator().manual_seed(2)
+    left, right = (
+        torch.randn(6, 2, 5, 1, generator=generator),
+        torch.randn(6, 2, 1, 4, generator=generator),
+    )
+    rho, weight = 2 * torch.rand(2, 2, 5, 4, generator=generator) - 1
+    inputs = [one.requires_grad_() for one in (rho, left, right)]
+    found = torch.autograd.grad(power_series(*inputs), inputs, size * weight)
+    doubles = [one.detach().double().requires_grad_() for one in inputs]
+    terms = sum(doubles[0] ** k * doubles[1][k] * doubles[2][k] for k in range(6))
+    expected = torch.autograd.grad(terms, doubles, weight.double())
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one.double() / size, other, rtol=0.0, atol=1e-5)

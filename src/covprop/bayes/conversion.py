@@ -63,13 +63,14 @@ def with_posterior(
     *,
     prior: Prior | None = None,
     fixed: Collection[str] = (),
+    shared: bool = False,
 ) -> nn.Module:
     """A copy of a network with weights of these means and variances, found elsewhere.
 
     mean_state: a state dict of the model; variance_state: variances by its names, all of those of
     linear and convolutional layers. What other layers have, parameters or running statistics, is
     not random here: a variance of theirs must be zero, or their names be in `fixed`. prior, for
-    `kl`: N(0, 1) if not given.
+    `kl`: N(0, 1) if not given. shared: whether layers may be used twice, as in `to_bayesian`.
     """
     plain = copy.deepcopy(model)
     expected = plain.state_dict()
@@ -78,7 +79,7 @@ def with_posterior(
         if not bool(torch.isfinite(mean).all()):
             raise ValueError(f"the means of {name} are not finite numbers")
     plain.load_state_dict(dict(mean_state))
-    result = to_bayesian(plain, FixedPrior() if prior is None else prior)
+    result = to_bayesian(plain, FixedPrior() if prior is None else prior, shared=shared)
     random = {
         f"{name}.{kind}" if name else kind: parameter
         for name, layer in result.named_modules(remove_duplicate=False)

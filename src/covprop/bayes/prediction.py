@@ -85,7 +85,9 @@ class Decomposition:
     @classmethod
     def of(cls, whole: Prediction, known: Prediction) -> "Decomposition":
         """From the prediction, and the one for the input at its mean."""
-        return cls(whole.aleatoric, known.epistemic, whole.epistemic - known.epistemic)
+        added = whole.epistemic - known.epistemic
+        added = torch.where(whole.epistemic == known.epistemic, 0, added)  # also where infinite
+        return cls(whole.aleatoric, known.epistemic, added)
 
     @property
     def total(self) -> Tensor:
@@ -103,8 +105,14 @@ def decompose(
 
     With T the variance of what is expected of the target (without a likelihood, of the network's
     output) and E the same for the input at its mean, epistemic = E and input = T - E. The noise is
-    the likelihood's expected one, zero without a likelihood.
+    the likelihood's expected one, zero without a likelihood. With draws T and E are estimates of
+    their own, so that a small input part needs many draws.
     """
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        raise TypeError(
+            f"likelihood is an object such as bayes.Poisson(), not {likelihood!r}; a method is "
+            "given by name, method=..."
+        )
 
     def found(given: Tensor | Gaussian) -> Prediction:
         if likelihood is not None:

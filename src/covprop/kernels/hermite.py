@@ -72,9 +72,13 @@ class _PowerSeries(Function):
         for k in reversed(range(1, order)):
             slope.mul_(correlation).addcmul_(left[k], right[k], value=k)
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
-        power, least = gradient.clone(), torch.finfo(gradient.dtype).tiny ** (1 - FLUSH)
+        limits = torch.finfo(gradient.dtype)
+        # Gradients may be of any size: terms are flushed next to the others of their block.
+        size = torch.linalg.vector_norm(gradient, 1, (-2, -1), keepdim=True)
+        size = size.clamp(limits.tiny, limits.max)
+        power, least = gradient / size, limits.tiny ** (1 - FLUSH)
         for k in range(order):
             grad_left[k] = power @ right[k].mT
             grad_right[k] = left[k].mT @ power
             torch.hardshrink(power.mul_(correlation), least, out=power)  # or denormal, as above
-        return slope.mul_(gradient), grad_left, grad_right
+        return slope.mul_(gradient), grad_left.mul_(size), grad_right.mul_(size)

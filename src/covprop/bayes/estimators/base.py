@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from covprop.bayes.elbo import ELBO
 from covprop.bayes.estimators import files, settings
-from covprop.bayes.estimators.scaling import Floats, InputNoise, Scaling
+from covprop.bayes.estimators.scaling import Floats, InputNoise, Scaling, array
 from covprop.bayes.evaluation import predict_target
 from covprop.bayes.likelihoods import Likelihood, Prediction
 from covprop.bayes.prediction import Decomposition
@@ -120,8 +120,11 @@ class BayesEstimator(BaseEstimator, ABC):
         whole = self._moments(inputs)
         known = self._moments(inputs.mean) if isinstance(inputs, Gaussian) else whole
         parts = Decomposition.of(whole, known)
-        scale = torch.as_tensor(self.targets_.stddev**2).to(whole.mean)
-        return Decomposition(scale * parts.aleatoric, scale * parts.epistemic, scale * parts.input)
+        scaled = (
+            torch.as_tensor(self.targets_.spread(array(part), power=2)).to(part)
+            for part in (parts.aleatoric, parts.epistemic, parts.input)
+        )
+        return Decomposition(*scaled)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "network_")

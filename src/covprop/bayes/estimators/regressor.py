@@ -43,7 +43,8 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
     method: `exact`, `series`, `dvi`, `ddvi`, `mcvi`, or an object such as `cp.Series(order=2)`;
     input_noise: standard deviation of a sensor's noise on the features, in their units: a number,
     one for each, or a covariance matrix, in training and prediction;
-    cooldown: the share of the steps, at the end, in which the learning rate falls to zero;
+    cooldown: the share of the steps of all epochs, at the end, in which the learning rate falls to
+    zero (early stopping may end before);
     early_stopping: hold out `validation_fraction` of the rows, end when their density has not
     improved for `patience` epochs, and restore the best epoch;
     verbose: show a bar.
@@ -88,7 +89,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         mean = self._original(found.mean)
         if not return_std:
             return mean
-        return mean, self._shaped(self.targets_.stddev * array(found.stddev))
+        return mean, self._shaped(self.targets_.spread(array(found.stddev)))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Bounds of the central interval that holds each target with this probability.

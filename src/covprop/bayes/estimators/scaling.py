@@ -62,6 +62,13 @@ class Scaling:
         """Columns of mean 0 and deviation 1."""
         return np.asarray((values - self.mean) / self.unit)
 
+    def spread(self, values: Floats, power: int = 1) -> Floats:
+        """Deviations, or variances (power 2), in units of the columns; 0 where those do not vary.
+
+        Also where they are infinite, which 0 times would make no number.
+        """
+        return np.where(self.stddev > 0, self.unit**power * values, 0.0)
+
 
 @final
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ def auroc(unknown: Tensor, known: Tensor) -> Tensor:
     """
     if unknown.dim() != 1 or known.dim() != 1 or not len(unknown) or not len(known):
         raise ValueError("scores are two vectors, neither of them empty")
+    if bool(unknown.isnan().any() or known.isnan().any()):
+        raise ValueError("a score is nan, which is neither high nor low; leave it out")
     ordered = known.sort().values
     below = torch.searchsorted(ordered, unknown.contiguous(), side="left")
     up_to = torch.searchsorted(ordered, unknown.contiguous(), side="right")
