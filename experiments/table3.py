@@ -47,8 +47,8 @@ PRIORS: dict[str, dict[str, bayes.Prior]] = {
     PAPER: XAVIER,
     HONEST: {**XAVIER, "wide He": bayes.WideHePrior(), "empirical Bayes": bayes.EmpiricalBayes()},
 }
-PRIORS[LONG] = PRIORS[HONEST]
 """Among which held-out rows choose: all that were ever tried."""
+PRIORS[LONG] = PRIORS[HONEST]
 COOLDOWN, LONGER = 0.5, 10
 """The share of the steps in which an honest rate falls; epochs of the long protocol for one."""
 PUBLISHED_KL = 1e-3
