@@ -7,13 +7,23 @@ INSTALLED := .venv/.installed
 WITHOUT_TORCHVISION := onnx2pytorch laplace-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl einconv einops \
 	lightning-utilities linear_operator opt-einsum torchmetrics unfoldNd
 
-.PHONY: demo test lint bench docs clean
+# Tests of numbers, which another CPU rounds differently; the others are of whole networks, files, pages and commands.
+NUMERICAL := $(addprefix tests/,activations covariance kernels methods rules robustness test_branches.py test_extremes.py \
+	test_gaussian.py test_gradients.py test_last_bits.py test_lineage.py test_oracle.py test_properties.py test_propagate.py \
+	test_safeguards.py test_validation.py)
+# The least that torch, MKL and oneDNN can be held to on any x86 machine.
+PLAIN_CPU := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
+
+.PHONY: demo test test-plain-cpu lint bench docs clean
 
 demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-plain-cpu: $(INSTALLED)
+	$(PLAIN_CPU) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(NUMERICAL)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

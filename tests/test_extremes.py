@@ -1,7 +1,11 @@
 """Activations far from their middle, and with correlations of exactly one, through propagate."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import covprop as cp
 from tests.cases import CASES
@@ -53,3 +57,30 @@ def test_a_copy_of_a_unit_has_its_variance_as_covariance(name: str) -> None:
     between = y.covariance_matrix.diagonal(offset=1)[::2]
     scale = torch.where(y.variance > 0, y.variance, 1)[::2]
     assert_close(between / scale, y.variance[::2] / scale, atol=1e-8)
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, F.elu, F.mish, F.softplus])
+def test_units_deep_in_saturation_keep_their_correlations_in_float32(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """float64 is tested against integrals elsewhere; thirty deviations down, float32 had zeros."""
+    matrix = torch.tensor([[1.0, 0.6, -0.5], [0.6, 1.0, -0.4], [-0.5, -0.4, 1.0]])
+    x = cp.Gaussian(torch.tensor([0.0, -30.0, -28.0]), matrix)
+    double = cp.propagate(function, x.to(torch.float64)).correlation_matrix
+    assert bool((double.abs() > 0.1).all())
+    assert_close(cp.propagate(function, x).correlation_matrix.double(), double, atol=1e-5)
+
+
+@every_activation
+def test_denormal_variances_have_moments_and_gradients(name: str) -> None:
+    mean = torch.tensor([0.0, -1e-300, 1e-160, 0.3], dtype=torch.float64, requires_grad=True)
+    matrix = torch.full((4, 4), 1e-320, dtype=torch.float64).requires_grad_()
+    y = cp.propagate(CASES[name].function, cp.Gaussian(mean, matrix))
+    assert bool((y.variance >= 0).all())
+    if CASES[name].jumps:  # means and gradients there depend on the digits of the deviation
+        return
+    assert_close(y.mean, CASES[name].function(mean), atol=1e-15)
+    assert float(y.covariance_matrix.detach().abs().max()) < 1e-300
+    loss = y.mean.sum() + y.covariance_matrix.sum() + 0 * mean.sum()
+    for gradient in torch.autograd.grad(loss, [mean, matrix], allow_unused=True):
+        assert gradient is None or bool(torch.isfinite(gradient).all())

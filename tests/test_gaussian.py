@@ -29,7 +29,8 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def matrix(*shape: int, rank: int | None = None) -> Tensor:
     """A covariance (*batch, n, n)."""
     factor = numbers(*shape, rank or shape[-1], seed=2)
-    return factor @ factor.mT
+    product = factor @ factor.mT
+    return (product + product.mT) / 2
 
 
 def test_the_parts_are_those_that_were_given() -> None:
@@ -234,3 +235,17 @@ def test_it_says_what_it_is_without_numbers() -> None:
     assert text == (
         "Gaussian(batch_shape=(2,), event_shape=(3,), covariance=Dense, dtype=torch.float64)"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_negative_variance_has_no_deviation_unless_it_is_rounding(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    variance = torch.tensor([4.0, -1e-3, -4 * eps, 0.0, torch.nan], dtype=dtype)
+    x = cp.Gaussian(torch.zeros(5, dtype=dtype), torch.diag(variance), validate_args=False)
+    assert x.stddev[0] == 2
+    assert x.stddev[[1, 4]].isnan().all()
+    assert x.stddev[2] == x.stddev[3] == 0
+    alone = cp.Gaussian(torch.zeros((), dtype=dtype), -variance[:1, None], validate_args=False)
+    assert alone.stddev.isnan()
+    nothing = torch.zeros(2, 0, dtype=dtype)
+    assert cp.Gaussian.diagonal(nothing, nothing, 1).stddev.shape == (2, 0)

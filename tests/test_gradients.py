@@ -188,3 +188,38 @@ def test_nothing_is_recorded_without_grad() -> None:
         y = cp.propagate(model, cp.Gaussian(numbers(3), torch.eye(3, dtype=torch.float64)))
     assert not y.mean.requires_grad
     assert not y.covariance_matrix.requires_grad
+
+
+@pytest.mark.parametrize("distance", [-45.0, -38.0, -34.0, 38.0])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_after_a_unit_far_from_its_kink_are_finite(name: str, distance: float) -> None:
+    """Its variance after a ReLU is 1e-210 to 1e-320, whose powers are beyond float64."""
+    mean = torch.tensor([distance, 0.3], dtype=torch.float64, requires_grad=True)
+    root = torch.tensor([[1.0, 0.0], [0.2, 1.0]], dtype=torch.float64, requires_grad=True)
+    if name.startswith(("exp", "pow(3", "pow(4")) and distance > 0:
+        return  # of 31 standard deviations, beyond float64 themselves
+    x = cp.Gaussian(mean, root @ root.mT)
+    result = cp.propagate(lambda y: CASES[name].function(torch.relu(y)), x)
+    total = result.mean.sum() + result.covariance_matrix.sum() + 0 * (mean.sum() + root.sum())
+    for gradient in torch.autograd.grad(total, (mean, root), retain_graph=True):
+        assert bool(torch.isfinite(gradient).all())
+    if distance < 0:  # nothing comes of the unit
+        (by_mean,) = torch.autograd.grad(result.covariance_matrix[0, 0] + 0 * mean.sum(), mean)
+        assert float(by_mean.abs().max()) <= 1e-100
+
+
+def test_gradients_of_batch_norm_between_two_relus_are_finite() -> None:
+    layers = nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3), nn.ReLU()
+    network = nn.Sequential(*layers).double().eval()
+    with torch.no_grad():
+        network[0].weight.copy_(numbers(8, 4))
+        network[0].bias[:4] = (
+            -0.3 * network[0].weight[:4].norm(dim=1) * torch.tensor([31.0, 34.0, 37.0, 38.4])
+        )
+        network[2].running_mean.copy_(0.2 * numbers(8, seed=1))
+    x = cp.Gaussian(0.01 * numbers(2, 4, seed=2), 0.09 * torch.eye(4).double().expand(2, 4, 4))
+    result = cp.propagate(network, x)
+    (result.mean.sum() + result.covariance_matrix.sum()).backward()
+    for parameter in network.parameters():
+        assert parameter.grad is not None
+        assert bool(torch.isfinite(parameter.grad).all())

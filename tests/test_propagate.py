@@ -142,7 +142,8 @@ def test_a_rank_one_covariance_is_an_integral_over_one_number(
 
 def test_a_duplicated_feature_stays_a_duplicate() -> None:
     copied = [0, 1, 1, 2, 3]
-    y = cp.propagate(lambda x: network()(x[..., copied][..., [0, 1, 3, 4]]), gaussian(2))
+    model = network()  # it draws its weights, which a model that is propagated may not
+    y = cp.propagate(lambda x: model(x[..., copied][..., [0, 1, 3, 4]]), gaussian(2))
     z = cp.propagate(lambda x: nn.functional.gelu(x[..., copied]), gaussian(2)).covariance_matrix
     assert_same(y, cp.propagate(network(), gaussian(2)), rounding=1e-14)
     assert_close(z[..., 1, :], z[..., 2, :], rtol=1e-9)  # one is on the diagonal, one by its pair

@@ -122,14 +122,6 @@ def test_what_few_samples_never_saw_is_looked_for_with_all() -> None:
     assert reference.reason.startswith("plain samples, as few do not tell")
 
 
-def test_a_covariance_that_is_none_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([False, True])  # the trial is fine, the run itself is not
-    monkeypatch.setattr(f"{REFERENCE}._is_negative", lambda _: next(found))
-    comparison = compared(smooth(), gaussian(stddev=0.1))
-    assert comparison.reference.name == "MonteCarlo(75,000)"
-    assert "negative variance" in comparison.reference.reason
-
-
 def test_few_outputs_of_fewer_inputs_keep_a_proper_covariance() -> None:
     model = network(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3))
     x = cp.Gaussian.isotropic(torch.zeros(1).double(), 0.3)

@@ -116,13 +116,20 @@ def test_learnable_parameters_of_an_activation_are_refused_where_they_would_be_f
 def test_validation_is_in_units_of_the_standard_deviations():
     tiny = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
     cp.Gaussian(torch.zeros(2), 1e-24 * tiny)
-    bad = torch.diag(torch.tensor([1e8, 1.0, 1.0]))
+    bad = torch.diag(torch.tensor([1e8, 1.0, 1.0], dtype=D))
     bad[1, 2] = bad[2, 1] = 2
     with pytest.raises(cp.InvalidGaussian, match="exceeds the product"):
-        cp.Gaussian(torch.zeros(3), bad)
+        cp.Gaussian(torch.zeros(3, dtype=D), bad)
     bad[1, 2], bad[2, 1] = 0.5, 0.4
     with pytest.raises(cp.InvalidGaussian, match="not symmetric"):
-        cp.Gaussian(torch.zeros(3), bad)
+        cp.Gaussian(torch.zeros(3, dtype=D), bad)
+
+
+def test_what_rounding_of_the_largest_variance_explains_is_valid():
+    """In float32 next to 1e8, numbers of order 1 are what rounding leaves of a product."""
+    left = torch.diag(torch.tensor([1e8, 1.0, 1.0]))
+    left[1, 2] = left[2, 1] = 2
+    cp.Gaussian(torch.zeros(3), left)
 
 
 def test_small_matrices_are_checked_exactly_in_any_batch():

@@ -117,7 +117,8 @@ def test_values_are_not_checked_on_request(name: str) -> None:
     mean, covariance, _ = BAD[name]
     x = cp.Gaussian(mean, covariance, validate_args=False)
     assert x.mean is mean
-    assert x.covariance_matrix is covariance
+    symmetric = (covariance + covariance.mT) / 2
+    assert torch.equal(x.covariance_matrix.nan_to_num(), symmetric.nan_to_num())
 
 
 def factored(n: int, rank: int, dtype: torch.dtype) -> Tensor:

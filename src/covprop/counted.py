@@ -19,31 +19,37 @@ class NeedsNumbers(Exception):
 class Counted(Covariance):
     """A covariance of which only the size is known.
 
-    half: what a streamed one came from; alone: variances are all that there ever is; apart: they
-    are all that there is so far; constant: there are none yet; bare: an input without a matrix;
-    columns: of a sketch, which is remembered where something `enters`, if it `remembers`; ranks:
-    processes that share it.
+    half: what a streamed one came from; active: an activation has been there since; cached: it has
+    been written out as well; alone: variances are all that there ever is; apart: they are all that
+    there is so far; constant: there are none yet; bare: an input without a matrix; rank: columns of
+    a factor in place of one; columns: of a sketch, which is remembered where something `enters`, if
+    it `remembers`; ranks: processes that share it; followed: by autograd.
     """
 
     batch: torch.Size
     count: int
     itemsize: int
     half: int = 0
+    active: bool = False
+    cached: bool = False
     alone: bool = False
     apart: bool = False
     constant: bool = False
     bare: bool = False
+    rank: int = 0
     columns: int = 0
     enters: bool = False
     remembers: bool = True
     ranks: int = 1
+    followed: bool = False
 
     @property
     def nbytes(self) -> int:
         """What it takes in the memory of a process."""
         if self.constant or self.bare:
             return 0
-        width = 1 if self.alone or self.apart else self.columns or self.half or self.count
+        width = 1 if self.alone or self.apart else self.columns or self.rank or self.half
+        width = width + self.count if self.cached or not width else width
         return self.batch.numel() * self.itemsize * -(-self.count // self.ranks) * width
 
     @property

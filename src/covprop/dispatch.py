@@ -114,6 +114,11 @@ def spelled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def unsupported(function: Callable[..., Any]) -> UnsupportedOperation:
     """The error for a function without a rule."""
+    if isinstance(function, torch.jit.ScriptFunction | torch._C.ScriptMethod):
+        return UnsupportedOperation(
+            "a TorchScript program runs outside of Python, where no rule sees its operations; give "
+            "covprop the module or function that it was made of, or take cp.MonteCarlo()"
+        )
     return UnsupportedOperation(
         f"covprop has no rule for {name_of(function)}; write one with @cp.rule, or cp.activation "
         "if it is element-wise, or sample with cp.MonteCarlo()"

@@ -1,5 +1,6 @@
 """Means and covariances as objects of torch.distributions, and back."""
 
+import torch
 from torch import Tensor
 from torch.distributions import (
     Distribution,
@@ -29,6 +30,10 @@ def from_distribution(distribution: Distribution) -> tuple[Tensor, Covariance | 
     )
 
 
+ROUNDING = 8.0
+"""In units of machine epsilon, for each feature: what Cholesky leaves of a variance of zero."""
+
+
 def to_distribution(mean: Tensor, covariance: Covariance) -> Distribution:
     """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
     flat = mean.reshape(*covariance.batch_shape, -1)
@@ -40,7 +45,13 @@ def to_distribution(mean: Tensor, covariance: Covariance) -> Distribution:
             if covariance.rank == 0:  # which torch's low-rank kind does not take
                 return Independent(Normal(flat, standard_deviation(covariance.values)), 1)
             return LowRankMultivariateNormal(flat, covariance.factor, covariance.values)
-        return MultivariateNormal(flat, covariance.matrix())
+        result = MultivariateNormal(flat, covariance.matrix())
+        # What is left of a variance given those before it: where it is rounding, so is a density.
+        left = result.scale_tril.detach().diagonal(dim1=-2, dim2=-1).square()
+        rounding = ROUNDING * torch.finfo(mean.dtype).eps * covariance.size
+        if bool((left <= rounding * covariance.diagonal().detach()).any()):
+            raise ValueError("it is singular but for rounding")
+        return result
     except CovpropError:  # of a structure that is not written out
         raise
     except (ValueError, RuntimeError) as error:  # the latter from Cholesky

@@ -1,7 +1,11 @@
-"""What covprop raises; every message is one sentence that says what to do."""
+"""What covprop raises and warns of; every message is one sentence that says what to do."""
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -33,7 +37,7 @@ class QuadratureError(CovpropError, ArithmeticError):
 
 
 class MomentOverflow(CovpropError, OverflowError):
-    """An activation whose moments are too large for the dtype."""
+    """Moments that are too large for the dtype, infinite or NaN."""
 
 
 class InconsistentBranches(CovpropError, ArithmeticError):
@@ -69,6 +73,89 @@ class ApproximationWarning(UserWarning):
     """An approximation that is likely to be rough for this input."""
 
 
+class BatchWarning(UserWarning):
+    """A Gaussian whose first dimension looks like a batch and was not given as one."""
+
+
+class DropoutWarning(UserWarning):
+    """Dropout in training mode, which is computed as part of the randomness."""
+
+
+_approximations_ignored: ContextVar[bool] = ContextVar("approximations_ignored", default=False)
+
+
+@contextmanager
+def approximations_ignored() -> Iterator[None]:
+    """Without `ApproximationWarning`s of this thread alone; warnings.catch_warnings is of all."""
+    before = _approximations_ignored.set(True)
+    try:
+        yield
+    finally:
+        _approximations_ignored.reset(before)
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called covprop, and name the module that was running.
+
+    Python shows a text once for each line by default: with the path, each module has its own.
+    """
+    if issubclass(category, ApproximationWarning) and _approximations_ignored.get():
+        return
+    path = _running_path()
+    line = _callers_frame()
+    warnings.warn_explicit(
+        message if path is None else f"in module {path}: {message}",
+        category,
+        line.f_code.co_filename,
+        line.f_lineno,
+        module=line.f_globals.get("__name__"),
+        registry=line.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+DECORATORS = ("torch", "contextlib")
+"""Packages whose frames stand between a decorated function of covprop and its caller."""
+
+
+def _callers_frame() -> FrameType:
+    """The frame that called the outermost function of covprop, or that one if none did."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    packages = [_home(frame).partition(".")[0] for frame in frames]
+    outermost = max(i for i, package in enumerate(packages) if package == __package__)
+    beyond = range(outermost + 1, len(frames))
+    return frames[next((i for i in beyond if packages[i] not in DECORATORS), outermost)]
+
+
+def _running_path() -> str | None:
+    """The path of the innermost module that covprop runs, within the outermost that it runs."""
+    running: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _home(frame) != f"{__package__}.running":
+        if frame.f_code is nn.Module._call_impl.__code__:
+            running.append(frame.f_locals["self"])
+        frame = frame.f_back
+    if frame is None:  # covprop runs none: these are the caller's
+        return None
+    paths = (path_of(layer, running[-1]) for layer in running)
+    return next((path for path in paths if path is not None), None)
+
+
+def _home(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def path_of(layer: nn.Module, network: nn.Module) -> str | None:
+    """What to call a layer of a network in a message, if it is one of its modules."""
+    for name, module in network.named_modules():
+        if module is layer:
+            return f"{name or 'the model itself'} ({layer._get_name()})"
+    return None
+
+
 def calling_module() -> nn.Module | None:
     """The innermost module that is being called.
 
@@ -85,6 +172,8 @@ def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message: torch's own name for it, where it is torch's."""
     if isinstance(function, OpOverload | OpOverloadPacket):
         return f"torch.ops.{function}"
+    if isinstance(function, partial) and not hasattr(function, "__name__"):
+        return name_of(function.func)
     name = getattr(function, "__name__", None) or repr(function)
     home = getattr(function, "__module__", None) or getattr(
         getattr(function, "__objclass__", None), "__name__", ""

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.covariance.base import symmetrised
 from covprop.covariance.sharded import undistributed
 from covprop.distributions import from_distribution, to_distribution
 from covprop.errors import InvalidGaussian
-from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
+from covprop.kernels.normal import correlation, inverse_deviation, known_deviation
 from covprop.sampling import SamplingError
 from covprop.validation import (
     check_batch_dims,
@@ -30,9 +31,11 @@ class Gaussian:
     The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
 
     The covariance is a tensor, a `DTensor` whose rows are sharded (docs/scale.md) or a structure
-    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch.
-    Immutable: tensors are not copied, and those of a result may be those of an input, so do not
-    write into them. `validate_args=False` skips checks of values.
+    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch. A
+    matrix that rounding left asymmetric is replaced by its symmetric part: what products such as
+    `A @ A.mT` round differently above and below the diagonal differs between machines.
+    Immutable: other tensors are not copied, and those of a result may be those of an input, so do
+    not write into them. `validate_args=False` skips checks of values.
     """
 
     __slots__ = ("_covariance", "_mean", "_method", "_mixture", "_sampling")
@@ -47,7 +50,8 @@ class Gaussian:
         sampling: SamplingError | None = None,
         mixture: Any = None,
     ) -> None:
-        """Check and keep; the tensors are not copied."""
+        """Check and keep."""
+        given = isinstance(covariance, Tensor)
         covariance = (
             covariance.values if isinstance(covariance, Dense) else undistributed(covariance)
         )
@@ -56,6 +60,8 @@ class Gaussian:
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
         if validate_args:
             check_values(mean, structure)
+        if isinstance(structure, Dense) and (given or validate_args):  # else the library made it
+            structure = Dense(symmetrised(structure.values))
         self._mean, self._covariance, self._method = mean, structure, method
         self._sampling, self._mixture = sampling, mixture
 
@@ -141,8 +147,8 @@ class Gaussian:
 
     @property
     def stddev(self) -> Tensor:
-        """Standard deviations, in the shape of the mean."""
-        return standard_deviation(self.variance)
+        """Standard deviations, in the shape of the mean; NaN where a variance is negative."""
+        return known_deviation(self._covariance.diagonal()).reshape(self._mean.shape)
 
     @property
     def correlation_matrix(self) -> Tensor:

@@ -2,19 +2,24 @@
 
 Every operation gives its result edges to its arguments. An edge carries the expected linearisation
 of the operation: the operation itself where it is linear, E[g'(y)] where it is an activation
-(Stein: Cov(g(y), w) = E[g'(y)] Cov(y, w) for y, w jointly Gaussian).
+(Stein: Cov(g(y), w) = E[g'(y)] Cov(y, w) for y, w jointly Gaussian). Activations and products of
+one depth share more than that: all orders of their pairs.
 """
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
+from covprop.contraction import Contraction
 from covprop.covariance import Covariance, Zero
 from covprop.errors import UnsupportedOperation
+from covprop.kernels.normal import SQRT_2, inverse_deviation
 from covprop.methods import LayerwiseMethod
 from covprop.room import LARGE
 
@@ -51,12 +56,32 @@ class Watcher(Protocol):
         """Give the result of an operation, which is that of `proceed`, or another."""
 
 
+@final
+@dataclass(frozen=True)
+class SecondOrder:
+    """What a random vector has of second order: products of two of those that it came of.
+
+    scales: numbers (*batch, n) that their elements are multiplied with before, if any.
+    """
+
+    parents: tuple["Node", "Node"]
+    contraction: Contraction
+    scales: tuple[Tensor, Tensor] | None = None
+
+    def scaled(self, side: int, cross: Tensor) -> Tensor:
+        """Cov(parent, w) of one of the two, with its scale."""
+        return cross if self.scales is None else self.scales[side].to(cross)[..., None] * cross
+
+
 class Node:
-    """A random vector: tensors that differ by a constant, or in shape, share one."""
+    """A random vector: tensors that differ by a constant, or in shape, share one.
+
+    depth: how many activations and products, one after another, lead to it at most.
+    """
 
     __slots__ = (
-        "__weakref__", "activated", "ancestors", "covariance", "edges", "factors", "opaque",
-        "serial",
+        "__weakref__", "activated", "covariance", "depth", "dtype", "edges", "opaque", "products",
+        "rank", "serial",
     )  # fmt: skip
 
     def __init__(
@@ -65,29 +90,50 @@ class Node:
         edges: Iterable[tuple["Node", Transfer]] = (),
         activated: Activated | None = None,
         opaque: bool = False,
-        factors: tuple[Tensor, Tensor] | None = None,
+        products: SecondOrder | None = None,
+        planned: bool = False,
     ) -> None:
-        """Keep the covariance and where it came from; an opaque node does not say."""
+        """Keep the covariance and where it came from; an opaque node does not say.
+
+        planned: it stands for an activation or a product in a plan, which computes neither.
+        """
         self.serial = next(_serials)
         self.covariance: Covariance | None = covariance
+        self.dtype: torch.dtype | None = None
+        """That of the tensors of this vector, which set it."""
         self.edges = tuple(edges)
-        parents = {parent for parent, _ in self.edges}
-        self.ancestors: frozenset[int] = frozenset(parent.serial for parent in parents).union(
-            *(parent.ancestors for parent in parents)
-        )
         self.activated = activated
         self.opaque = opaque
-        self.factors = factors
-        """The means (*batch, n) of the two parents of which this is the product."""
+        self.products = products
+        """The products of which this is made, all of its second order."""
+        before = max((parent.depth for parent, _ in self.edges), default=0)
+        nonlinear = self.nonlinear or planned
+        self.depth: int = before + nonlinear
+        self.rank = self.depth, not nonlinear, self.serial
+        """Higher than of all that it came of; of nonlinear ones lower than of others as deep."""
 
     @property
-    def bends(self) -> bool:
-        """Whether it is an activation or a product, which others of its kind know more of."""
-        return self.activated is not None or self.factors is not None
+    def nonlinear(self) -> bool:
+        """Whether it is an activation or a product, which has more than a first order."""
+        return self.activated is not None or self.products is not None
+
+    def second_order(self) -> SecondOrder:
+        """Its products; of an activation, E[g''] / 2 times the square of what it is of.
+
+        E[g''] = sqrt(2) a_2 / sigma^2. Either 1 / sigma goes to a factor of its own, so that
+        nothing overflows where hardly anything varies.
+        """
+        if self.products is not None:
+            return self.products
+        assert self.activated is not None
+        ((parent, _),), variance = self.edges, self.activated.variance
+        contraction = Contraction.elementwise(variance.shape[:-1], variance.shape[-1])
+        half = self.activated.coefficients(2)[1] / SQRT_2
+        return SecondOrder((parent, parent), contraction, (inverse_deviation(variance), half))
 
     def forget(self) -> None:
         """Cut the ties to what it came from."""
-        self.edges, self.activated, self.factors = (), None, None
+        self.edges, self.activated, self.products = (), None, None
 
 
 class Lineage:
@@ -95,11 +141,12 @@ class Lineage:
 
     def __init__(self, method: LayerwiseMethod) -> None:
         """Begin without tensors."""
-        self.method = method
+        self.method = method.begun()
         self.watcher: Watcher | None = None
         self.observe: Callable[[Activation], Activation] | None = None
         """Replaces the activation that the method sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
+        self._expected = 0
         self._holders: list[weakref.ref[Holder]] = []
         self._sources: set[int] = set()
         self._held: set[Node] = set()
@@ -115,7 +162,8 @@ class Lineage:
 
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
-        if self.guard is not None and nbytes > LARGE:
+        self._expected += nbytes
+        if self.guard is not None and self._expected > LARGE:
             guard, self.guard = self.guard, None
             guard()
 
@@ -144,7 +192,7 @@ class Lineage:
         if u is v and key not in known:
             assert u.covariance is not None, "collect() dropped a covariance that is needed"
             return u.covariance.matrix()
-        if u.serial < v.serial:
+        if u.rank < v.rank:
             turned = self._cross(v, u, known)
             return None if turned is None else turned.mT
         if key not in known:
@@ -152,41 +200,36 @@ class Lineage:
         return known[key]
 
     def _expand(self, u: Node, v: Node, known: Known) -> Tensor | None:
-        """Cov(u, v) for u the newer, from the covariances of what it came from."""
+        """Cov(u, v) for u of the higher rank, from the covariances of what it came from."""
         if u.opaque:
             raise UnsupportedOperation(
                 "a rule made a tensor with .replace(mean, covariance), which does not say how it "
                 "depends on its argument; use .through(mean, linear), or pass a transfer"
             )
-        if parallel(u, v):
-            if u.factors is not None:
-                return self._of_products(u, v, known)
-            assert u.activated is not None
-            assert v.activated is not None
+        if not parallel(u, v):
+            return self._pushed(u, v, known)
+        if u.activated is not None and v.activated is not None:
             inner = self._cross(u.edges[0][0], v.edges[0][0], known)
             return None if inner is None else self.method.cross(u.activated, v.activated, inner)
-        if older_first(u, v):
-            turned = self._pushed(v, u, known)
-            return None if turned is None else turned.mT
-        return self._pushed(u, v, known)
+        first = self._pushed(u, v, known)
+        if self.method.first_order and (u.activated is not None or v.activated is not None):
+            return first
+        second = self._of_second_order(u, v, known)
+        return first if second is None else second if first is None else first + second
 
-    def _of_products(self, u: Node, v: Node, known: Known) -> Tensor | None:
-        """Cov(a b, c d) of jointly Gaussian factors: all terms of Isserlis' theorem."""
-        assert u.factors is not None
-        assert v.factors is not None
-        crosses = [[self._cross(p, q, known) for q, _ in v.edges] for p, _ in u.edges]
-        total: Tensor | None = None
-        for i in range(2):
-            for j in range(2):
-                cross = crosses[i][j]
-                if cross is None:
-                    continue
-                term = u.factors[1 - i][..., :, None] * cross * v.factors[1 - j][..., None, :]
-                total = term if total is None else total + term
-        for first, second in ((crosses[0][0], crosses[1][1]), (crosses[0][1], crosses[1][0])):
-            if first is not None and second is not None:
-                total = first * second if total is None else total + first * second
-        return total
+    def _of_second_order(self, u: Node, v: Node, known: Known) -> Tensor | None:
+        """What products of jointly Gaussian factors share with products or activations of others.
+
+        Cov(f, g) = sum_k <E[D^k f], C^k E[D^k g]> / k! ends with k = 2 where f is a product.
+        """
+        left, right = u.second_order(), v.second_order()
+
+        def between(i: int, j: int) -> Tensor | None:
+            cross = self._cross(left.parents[i], right.parents[j], known)
+            return None if cross is None else right.scaled(j, left.scaled(i, cross).mT).mT
+
+        crosses = [[between(i, j) for j in range(2)] for i in range(2)]
+        return left.contraction.covariance(right.contraction, crosses)
 
     def _pushed(self, u: Node, v: Node, known: Known) -> Tensor | None:
         """Cov(u, v) from the covariances of the parents of u with v."""
@@ -194,7 +237,8 @@ class Lineage:
         for parent, transfer in u.edges:
             inner = self._cross(parent, v, known)
             if inner is not None:
-                total = transfer(inner) if total is None else total + transfer(inner)
+                share = transfer(inner.to(u.dtype))  # the operation was one of this dtype
+                total = share if total is None else total + share
         return total
 
     def collect(self) -> None:
@@ -212,21 +256,17 @@ class Lineage:
         if len(living) <= 1:
             for node in living:
                 node.forget()
-                node.opaque, node.ancestors = False, frozenset()
+                node.opaque = False
             return
         needed, expanded, reached = set(held), set[Node](), set(living)
         pairs = list(itertools.combinations(living, 2))
-        for u, v in itertools.permutations(living, 2):
-            for pair, taken in meetings(u, v):
-                pairs.append(pair)
-                expanded |= taken
         seen: set[tuple[Node, Node]] = set()
         while pairs:
             u, v = pairs.pop()
             if u is v:
                 needed.add(u)
                 continue
-            u, v = (u, v) if u.serial > v.serial else (v, u)
+            u, v = (u, v) if u.rank > v.rank else (v, u)
             if (u, v) in seen:
                 continue
             seen.add((u, v))
@@ -236,9 +276,6 @@ class Lineage:
             if parallel(u, v):
                 expanded.add(v)
                 pairs += [(parent, other) for parent, _ in u.edges for other, _ in v.edges]
-            elif older_first(u, v):
-                expanded.add(v)
-                pairs += [(parent, u) for parent, _ in v.edges]
         newest = max(node.serial for node in living)
         for node in reached:
             if node not in needed:
@@ -255,37 +292,5 @@ class Lineage:
 
 
 def parallel(u: Node, v: Node) -> bool:
-    """Whether both are activations, or products, and neither came of the other."""
-    activated = u.activated is not None and v.activated is not None
-    products = u.factors is not None and v.factors is not None
-    return (activated or products) and not is_ancestor(u, v) and not is_ancestor(v, u)
-
-
-def older_first(u: Node, v: Node) -> bool:
-    """Whether to expand v, the older, so that what bends behind it meets u, which bends."""
-    plain = not v.bends and bool(v.edges) and not v.opaque
-    return u.bends and plain and not is_ancestor(v, u)
-
-
-def meetings(u: Node, v: Node) -> Iterator[tuple[tuple[Node, Node], set[Node]]]:
-    """Where what is yet to come of u would meet v: the pairs, and the nodes on the way."""
-    waiting, taken, seen = [v], set[Node](), {v}
-    while waiting:
-        node = waiting.pop()
-        if node is u or is_ancestor(node, u):
-            yield (u, node), taken
-            continue
-        if node.bends:
-            for parent, _ in node.edges:
-                yield (u, parent), taken | {node}
-            continue
-        taken.add(node)
-        for parent, _ in node.edges:
-            if parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
-
-
-def is_ancestor(old: Node, new: Node) -> bool:
-    """Whether `new` came of `old`."""
-    return old.serial in new.ancestors
+    """Whether both are activations or products, with as many before them."""
+    return u.nonlinear and v.nonlinear and u.depth == v.depth

@@ -1,7 +1,7 @@
 """Several Gaussians with weights: what a Gaussian that was split came out as."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -16,47 +16,66 @@ from covprop.sampling import SamplingError
 @final
 @dataclass(frozen=True)
 class Mixture:
-    """Weights (components,) and Gaussians, a batch (components, *batch)."""
+    """Weights (components,) and Gaussians, a batch (components, *batch).
+
+    offsets (components, *batch, n): of the components' means from that of the mixture, where they
+    are known better than by the difference of rounded numbers.
+    """
 
     weights: Tensor
     components: Gaussian
+    offsets: Tensor | None = None
 
     def moments(self, method: object = None) -> Gaussian:
         """The Gaussian with the mean and the covariance of the mixture, which it holds.
 
-        m = sum_k w_k m_k,  S = sum_k w_k [S_k + (m_k - m)(m_k - m)^T]
+        m = sum_k w_k m_k,  S = sum_k w_k [S_k + (m_k - m)(m_k - m)^T], sums in float64.
         """
-        parts, weights = self.components, self.weights
+        parts, weights = self.components, self.weights.double()
         flat = *parts.batch_shape, parts.event_shape.numel()
-        means = parts.mean.reshape(flat)  # (components, *batch, n)
+        means = parts.mean.reshape(flat).double()  # (components, *batch, n)
         mean = torch.einsum("k,k...->...", weights, means)
-        apart = means - mean
-        matrix = torch.einsum("k,k...->...", weights, parts.covariance_matrix)
+        apart = means - mean if self.offsets is None else self.offsets.double()
+        matrix = torch.einsum("k,k...->...", self.weights, parts.covariance_matrix).double()
         matrix = matrix + torch.einsum("k,k...i,k...j->...ij", weights, apart, apart)
         return Gaussian(
-            mean.reshape(parts.mean.shape[1:]),
-            symmetric(matrix),
+            mean.reshape(parts.mean.shape[1:]).to(parts.dtype),
+            symmetric(matrix).to(parts.dtype),
             validate_args=False,
             method=method,
-            sampling=self._sampling(apart),
+            sampling=self._sampling(apart.to(parts.dtype)),
             mixture=self,
         )
 
     def marginal(self, elements: Any) -> "Mixture":
         """The mixture of some elements of the flattened event."""
-        return replace(self, components=self.components.marginal(elements))
+        places = torch.arange(self.components.event_shape.numel(), device=self.weights.device)
+        index = places[elements].reshape(-1)
+        return Mixture(
+            self.weights, self.components.marginal(elements), self._offsets(lambda t: t[..., index])
+        )
 
     def to(self, *args: Any, **kwargs: Any) -> "Mixture":
         """Change dtype or device, as Tensor.to does."""
-        return Mixture(self.weights.to(*args, **kwargs), self.components.to(*args, **kwargs))
+        return Mixture(
+            self.weights.to(*args, **kwargs),
+            self.components.to(*args, **kwargs),
+            self._offsets(lambda t: t.to(*args, **kwargs)),
+        )
 
     def detach(self) -> "Mixture":
         """Leave the graph of autograd."""
-        return Mixture(self.weights.detach(), self.components.detach())
+        offsets = self._offsets(Tensor.detach)
+        return Mixture(self.weights.detach(), self.components.detach(), offsets)
 
     def reshape_batch(self, shape: Sequence[int]) -> "Mixture":
         """The same mixtures in a batch of another shape."""
-        return replace(self, components=self.components.reshape_batch((len(self.weights), *shape)))
+        shape = len(self.weights), *shape
+        return Mixture(
+            self.weights,
+            self.components.reshape_batch(shape),
+            self._offsets(lambda t: t.reshape(*shape, t.shape[-1])),
+        )
 
     def __getitem__(self, index: Any) -> "Mixture":
         """Index the batch; the components stay."""
@@ -72,7 +91,7 @@ class Mixture:
             method=parts.method,
             sampling=None if error is None else error.map(each),
         )
-        return replace(self, components=components)
+        return Mixture(self.weights, components, self._offsets(each))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw samples `(count, *batch, *event)`."""
@@ -94,6 +113,10 @@ class Mixture:
         )
         weights = self.weights.expand(*batch[1:], batch[0])
         return MixtureSameFamily(Categorical(probs=weights), last.to_torch())
+
+    def _offsets(self, function: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """A function of the offsets, if there are any."""
+        return None if self.offsets is None else function(self.offsets)
 
     def _sampling(self, apart: Tensor) -> SamplingError | None:
         """Errors of the components, if they have any, which are independent."""

@@ -3,32 +3,29 @@
 The means alone go through the network, one forward pass; the covariances are counted.
 """
 
+import itertools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
+from covprop import costs
 from covprop.counted import Counted, NeedsNumbers
-from covprop.covariance import Sharded, Zero
-from covprop.covariance.congruence import unwritten
-from covprop.covariance.dense import streams
-from covprop.dispatch import AT_MEANS, BATCH, KIND, RANDOM_WEIGHTS, Batch, leaves, map_leaves
+from covprop.covariance import LowRank, Sharded, Zero
+from covprop.dispatch import AT_MEANS, BATCH, KIND, Batch, leaves, map_leaves
 from covprop.errors import name_of
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage, Node
+from covprop.moves import order_of
 from covprop.report.table import Table, in_bytes
 from covprop.tensor import GaussianTensor
-
-PER_PAIR = 40.0
-"""Operations on one entry of a covariance by an activation, about."""
-NODES, KEPT = 3, 4
-"""Random vectors that each element of a window adds, and matrices of the result that are held."""
 
 
 @dataclass(frozen=True)
@@ -88,93 +85,6 @@ class Plan:
         return str(self.table)
 
 
-class _Cost(NamedTuple):
-    """What an operation makes of a counted covariance, and what it takes meanwhile."""
-
-    counted: Counted
-    temporary: int = 0
-    work: float = 0.0
-    shares: bool = False
-
-
-def _cost(function: Callable[..., Any], parent: Counted, given: Any, out: Tensor) -> _Cost:
-    batch, before = parent.batch.numel(), parent.count
-    features = out.numel() // max(1, batch)
-    kind, unit = KIND[function], batch * out.itemsize
-    if kind == "shape" and features == before:
-        return _Cost(parent)
-    weights = _weights(given)
-    taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
-    early = _early_cost(kind, parent, weights, features, out)
-    if early is not None or kind == "maximum":
-        return early or _of_maximum(parent, features, _window(function, given), out)
-    ranks = parent.ranks
-    if kind == "element-wise":
-        counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
-        pairs = batch * features**2 / (2 if ranks == 1 else ranks)  # one process takes half of them
-        return _Cost(counted, 0, PER_PAIR * pairs, shares=parent.half > 0)
-    if features == before and not weights:  # a factor for each element, or a sum
-        counted = Counted(parent.batch, features, out.itemsize, parent.half, ranks=ranks)
-        return _Cost(counted, 0, 2.0 * batch * features**2 / ranks)
-    work = 2.0 * batch * taps * features * (before + features) / ranks
-    late = (parent.apart or parent.bare) and not unwritten(before, features, parent.batch)
-    first = before**2 if late else 0
-    streamed = ranks == 1 and not parent.half and streams(before, features, parent.batch)
-    if kind == "linear" and streamed:
-        counted = Counted(parent.batch, features, out.itemsize, before)
-        return _Cost(counted, counted.nbytes + unit * first, work)  # it is turned once
-    counted = Counted(parent.batch, features, out.itemsize, ranks=ranks)
-    most = before * features + max(features**2, before * features if ranks > 1 else 0)
-    return _Cost(counted, unit * (first + most) // ranks, work)
-
-
-def _of_maximum(parent: Counted, features: int, window: int, out: Tensor) -> _Cost:
-    """One after another, with the covariances of all so far with the input."""
-    batch, before = parent.batch.numel(), parent.count
-    players = window or before // max(1, features)
-    held = before**2 + NODES * (players - 1) * before * features + KEPT * features**2
-    held += before**2 if parent.apart or parent.bare else 0
-    counted = Counted(parent.batch, features, out.itemsize, ranks=parent.ranks)
-    return _Cost(counted, batch * out.itemsize * held, PER_PAIR * players * batch * features**2 / 2)
-
-
-def _window(function: Callable[..., Any], given: Any) -> int:
-    """Elements of a window of max pooling; 0 for maxima over whole dimensions."""
-    args, kwargs = given
-    if "max_pool" not in (name := name_of(function)) or "adaptive" in name:
-        return 0
-    kernel = kwargs["kernel_size"] if "kernel_size" in kwargs else args[1]
-    count = next(int(part[0]) for part in name.split("max_pool")[1:])
-    return kernel**count if isinstance(kernel, int) else math.prod(kernel)
-
-
-def _weights(given: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves(given) if isinstance(leaf, Tensor) and leaf.dim() > 1]
-
-
-def _early_cost(
-    kind: str, parent: Counted, weights: list[Tensor], features: int, out: Tensor
-) -> _Cost | None:
-    """What comes of a constant, and of what has no covariances yet, if it has none either."""
-    work = 2.0 * out.numel()
-    plain = Counted(parent.batch, features, out.itemsize)
-    if parent.columns:
-        taps = weights[0].numel() / weights[0].shape[0] if weights else 1.0
-        enters = kind in ("element-wise", "products", "maximum")
-        sketch = replace(parent, count=features, itemsize=out.itemsize, enters=enters)
-        return _Cost(sketch, work=taps * parent.columns * work)
-    constant = parent.constant and kind not in ("noise", RANDOM_WEIGHTS)
-    if parent.alone or constant:
-        return _Cost(replace(plain, alone=parent.alone, constant=constant), work=work)
-    if parent.constant:
-        if kind == "noise" or features == weights[0].shape[0]:
-            return _Cost(replace(plain, apart=True), work=work)
-        return _Cost(plain, plain.nbytes, work=features * work)
-    if parent.apart and kind == "element-wise":
-        return _Cost(replace(plain, apart=True), work=work)
-    return None
-
-
 def short_name(function: Callable[..., Any]) -> str:
     """What a table calls an operation."""
     if isinstance(function, OpOverload | OpOverloadPacket):
@@ -201,28 +111,37 @@ def running_module(names: Mapping[int, str]) -> str:
 
 
 class Planner:
-    """Runs operations on means, and writes down what their covariances would take."""
+    """Runs operations on means, and writes down what their covariances would take.
 
-    def __init__(self, module: object) -> None:
+    follows: whether autograd would keep what it needs of tensors that require gradients.
+    """
+
+    def __init__(self, module: object, follows: bool = False) -> None:
         """Know the names of the modules."""
         self.steps: list[Step] = []
-        self._nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+        self._nodes: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
         self._names = module_names(module)
+        self._follows = follows
+        self._graph = 0
+        self._nonlinear: weakref.WeakSet[Node] = weakref.WeakSet()
+        self._grids: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
 
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
-        alone = lineage.method.variances_only
-        columns = lineage.method.columns(x.covariance)
-        constant = isinstance(x.covariance, Zero) and not (alone or columns)
-        ranks = x.covariance.team.size if isinstance(x.covariance, Sharded) and not alone else 1
-        counted = Counted(x.batch_shape, x.event_shape.numel(), x.mean.itemsize, ranks=ranks)
-        remembers = lineage.method.remembers
-        counted = replace(
-            counted, alone=alone, constant=constant, columns=columns, remembers=remembers
-        )
-        if x.covariance.written(1) < counted.count and not (alone or constant or columns):
-            apart = x.covariance.independent
-            counted = replace(counted, apart=apart, bare=not apart)
+        method, structure = lineage.method, x.covariance
+        alone, columns = method.variances_only, method.columns(structure)
+        follows = x.mean.requires_grad or structure.diagonal().requires_grad
+        counted = Counted(
+            x.batch_shape, x.event_shape.numel(), x.mean.itemsize,
+            alone=alone, columns=columns, remembers=method.remembers,
+            constant=isinstance(structure, Zero) and not (alone or columns),
+            ranks=structure.team.size if isinstance(structure, Sharded) and not alone else 1,
+            followed=follows and self._follows,
+        )  # fmt: skip
+        if structure.written(1) < counted.count and not (alone or counted.constant or columns):
+            apart = structure.independent
+            rank = structure.rank if isinstance(structure, LowRank) else 0
+            counted = replace(counted, apart=apart, rank=rank, bare=not (apart or rank))
         return GaussianTensor(x.mean.detach(), self._add(Node(counted)), lineage)
 
     def run(
@@ -238,46 +157,175 @@ class Planner:
                 return proceed()
             except NeedsNumbers:
                 pass
-        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
-        means = map_leaves(
-            (args, kwargs),
-            lambda leaf: leaf.loc.clone() if isinstance(leaf, GaussianTensor) else leaf,
-        )
+        given = (args, kwargs)
+        tensors = [leaf for leaf in leaves(given) if isinstance(leaf, GaussianTensor)]
+        if KIND[function] == "shape" and isinstance(next(leaves(given)), Tensor):
+            return proceed()  # a constant takes the shape of a random one
         if KIND[function] == "noise":  # which leaves the mean, and must not draw
             outputs = tensors[0].loc.clone()
         else:
-            outputs = AT_MEANS.get(function, function)(*means[0], **means[1])
-        given = (args, kwargs)
+            outputs = _called(function, given, lambda tensor: tensor.loc.clone())
+        origins: Iterator[Any] = iter(())
+        if KIND[function] == "shape":
+            origins = leaves(_called(function, given, _numbers))
         return map_leaves(
             outputs,
             lambda out: (
-                self._counted(function, tensors, given, out)
+                self._counted(function, tensors, given, out, next(origins, None))
                 if isinstance(out, Tensor) and out.is_floating_point()
                 else out
             ),
         )
 
+    def end(self, result: Any) -> None:
+        """The end of the propagation: what is given back is written out."""
+        for tensor in leaves(result):
+            if not isinstance(tensor, GaussianTensor) or tensor.node.covariance is None:
+                continue
+            counted = tensor.node.covariance
+            assert isinstance(counted, Counted)
+            handed = costs.result(counted)
+            if handed is not None:
+                sized = [step for step in self.steps if step.features == counted.count]
+                module = sized[-1].module if sized else ""
+                self._step(module, "result", tuple(tensor.shape), handed, handed.counted.nbytes)
+                tensor.node.covariance = handed.counted
+
     def _counted(
-        self, function: Callable[..., Any], tensors: list[GaussianTensor], given: Any, out: Tensor
+        self,
+        function: Callable[..., Any],
+        tensors: list[GaussianTensor],
+        given: Any,
+        out: Tensor,
+        origins: Tensor | None,
     ) -> GaussianTensor:
         """A result, and its step."""
-        parent = tensors[0].node.covariance
-        assert isinstance(parent, Counted)
-        cost = _cost(function, parent, given, out)
-        same = cost.counted is parent
-        edges = [(tensor.node, lambda cross: cross) for tensor in tensors]
-        node = tensors[0].node if same else Node(cost.counted, edges)
-        living = sum(n.covariance.nbytes for n in self._nodes if isinstance(n.covariance, Counted))
-        new = 0 if same or cost.shares else cost.counted.nbytes
-        self.steps.append(
-            Step(
-                running_module(self._names), short_name(function), tuple(out.shape),
-                cost.counted.count, cost.counted.nbytes, living + new + cost.temporary, cost.work,
-            )
-        )  # fmt: skip
-        self._add(node)
+        nodes = list(dict.fromkeys(tensor.node for tensor in tensors))
+        parents = tuple(self._known(node, given) for node in nodes)
+        order = None
+        if origins is not None and origins.dtype == torch.float64:
+            order = order_of(origins, tensors[0].loc.shape, parents[0].batch.numel())
+        operation = costs.Operation(
+            function, parents, given, out, *self._crossed(nodes), len(tensors), order
+        )
+        cost = costs.cost(operation)
+        node = next((n for n in nodes if n.covariance is cost.counted), None)
+        new = 0 if node is not None or cost.shares else cost.counted.nbytes
+        self._step(running_module(self._names), short_name(function), tuple(out.shape), cost, new)
+        if cost.writes:
+            for one, parent in zip(nodes, parents, strict=True):
+                if parent.half:
+                    one.covariance = replace(parent, cached=True)
+        if cost.counted.followed and node is None:
+            self._graph += cost.graph + cost.counted.nbytes
+        if node is None:
+            nonlinear = KIND[function] in ("element-wise", "products")
+            edges = [(n, lambda cross: cross) for n in nodes]
+            node = self._add(Node(cost.counted, edges, planned=nonlinear))
+            if nonlinear:
+                self._nonlinear.add(node)
+            if KIND[function] == "element-wise":
+                self._grids[node] = costs.grid_bytes(operation)
         return GaussianTensor(out, node, tensors[0].lineage)
 
+    def _step(
+        self, module: str, operation: str, shape: tuple[int, ...], cost: costs.Cost, new: int
+    ) -> None:
+        counted = cost.counted
+        peak = self._living() + new + cost.temporary
+        self.steps.append(
+            Step(module, operation, shape, counted.count, counted.nbytes, peak, cost.work)
+        )
+
+    def _known(self, node: Node, given: Any) -> Counted:
+        """The covariance of an argument, which autograd follows if it follows the others."""
+        counted = node.covariance
+        assert isinstance(counted, Counted)
+        followed = self._follows and any(
+            isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves(given)
+        )
+        return replace(counted, followed=True) if followed and not counted.followed else counted
+
+    def _living(self) -> int:
+        """Bytes of all covariances that are there; those that autograd follows stay."""
+        found = self._graph
+        for node in self._nodes:
+            counted = node.covariance
+            if isinstance(counted, Counted) and not (counted.followed and node.edges):
+                found += counted.nbytes
+        return found
+
+    def _crossed(self, nodes: Sequence[Node]) -> tuple[int, int]:
+        """Bytes of the covariances between two arguments, and of all on the way to them."""
+        crossed = meanwhile = 0
+        for first, second in itertools.combinations(nodes, 2):
+            counted = first.covariance
+            assert isinstance(counted, Counted)
+            if counted.alone or counted.columns:
+                return 0, 0
+            seen: dict[tuple[int, int], int] = {}
+            if self._cross(first, second, seen):
+                unit = counted.batch.numel() * counted.itemsize
+                crossed = max(crossed, unit * self._nodes[first] * self._nodes[second])
+                on_the_way = unit * sum(seen.values()) + self._of_activations(first, second)
+                meanwhile = max(meanwhile, on_the_way)
+        return crossed, meanwhile
+
+    def _of_activations(self, *nodes: Node) -> int:
+        """What the coefficients of activations on the way, and the series between two, take."""
+        ways = [_ancestors(node) for node in nodes]
+        both = set.intersection(*ways)
+        found = [[n for n in self._grids if n in way - both] for way in ways]
+        counted = nodes[0].covariance
+        assert isinstance(counted, Counted)
+        grid = max((self._grids[node] for node in itertools.chain(*found)), default=0)
+        sizes = [max((self._nodes[node] for node in some), default=0) for some in found]
+        return grid + costs.SERIES * counted.batch.numel() * counted.itemsize * math.prod(sizes)
+
+    def _cross(self, u: Node, v: Node, seen: dict[tuple[int, int], int]) -> bool:
+        """Whether two random vectors depend on each other; entries of all pairs that were asked."""
+        u, v = (u, v) if u.rank >= v.rank else (v, u)
+        if u is v:
+            return True
+        if (u.serial, v.serial) not in seen:
+            seen[u.serial, v.serial] = 0
+            depends = [self._cross(parent, v, seen) for parent, _ in u.edges]
+            if u in self._nonlinear and v in self._nonlinear and u.depth == v.depth:
+                pairs = itertools.product(u.edges, v.edges)  # they meet before both
+                depends += [self._cross(one, other, seen) for (one, _), (other, _) in pairs]
+            if any(depends):
+                seen[u.serial, v.serial] = self._nodes[u] * self._nodes[v]
+        return seen[u.serial, v.serial] > 0
+
     def _add(self, node: Node) -> Node:
-        self._nodes.add(node)
+        counted = node.covariance
+        assert isinstance(counted, Counted)
+        self._nodes[node] = counted.count
         return node
+
+
+def _ancestors(node: Node) -> set[Node]:
+    """A node and all that it came of."""
+    found, open_nodes = {node}, [node]
+    while open_nodes:
+        parents = {parent for parent, _ in open_nodes.pop().edges} - found
+        found |= parents
+        open_nodes += parents
+    return found
+
+
+def _called(
+    function: Callable[..., Any], given: Any, value: Callable[[GaussianTensor], Tensor]
+) -> Any:
+    """The function with a tensor in place of each random one."""
+    args, kwargs = map_leaves(
+        given, lambda leaf: value(leaf) if isinstance(leaf, GaussianTensor) else leaf
+    )
+    return AT_MEANS.get(function, function)(*args, **kwargs)
+
+
+def _numbers(tensor: GaussianTensor) -> Tensor:
+    """Where each element is."""
+    loc = tensor.loc
+    numbers = torch.arange(loc.numel(), dtype=torch.float64, device=loc.device)
+    return numbers.reshape(loc.shape)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from covprop.covariance import Dense
-from covprop.dispatch import RULES, leaves
+from covprop.dispatch import leaves
+from covprop.eager import eager
 from covprop.errors import TooLarge, UnsupportedOperation
-from covprop.gate import check_inputs, check_module
+from covprop.gate import settled, warn_of_batch
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage
 from covprop.methods import (
@@ -27,13 +28,15 @@ from covprop.methods import (
     linearize,
 )
 from covprop.methods.base import Advance, Estimate
+from covprop.methods.draws import without_draws
 from covprop.methods.outputs import check_outputs
 from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
 from covprop.report.table import in_bytes
 from covprop.retrace import averaged, budget, expected_jacobians, fitted
 from covprop.room import free_bytes, sharers
-from covprop.running import finite, in_flight, run, unwrap, wrap
+from covprop.rules.noise import warn_of_dropout
+from covprop.running import broken_weights_named, finite, in_flight, run, unwrap, wrap
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 
@@ -61,7 +64,36 @@ def propagate(
     suffice. Runs under the caller's autograd mode: wrap it in torch.no_grad() unless you
     want gradients.
     """
-    inputs, method = _settled(module, inputs, method, named_inputs)
+    inputs, method = settled(module, inputs, method, named_inputs)
+    _doubt(module, inputs, named_inputs)
+    return _propagated(module, inputs, named_inputs, method, progress)
+
+
+def propagate_undoubted(
+    module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any], method: Method
+) -> Any:
+    """`propagate` for what has been warned of, or is meant: without a second look at the inputs."""
+    inputs, method = settled(module, inputs, method, named_inputs)
+    return _propagated(module, inputs, named_inputs, method, progress=False)
+
+
+def _doubt(module: object, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
+    """Warn of what is computed as it is given, and is rarely meant."""
+    if not isinstance(module, nn.Module):
+        return
+    warn_of_dropout(module)
+    bound = _Bound(module, inputs, named_inputs)
+    if len(bound.inputs) == 1:
+        warn_of_batch(bound.inputs[0], eager(bound.call))
+
+
+def _propagated(
+    module: Any,
+    inputs: tuple[Any, ...],
+    named_inputs: dict[str, Any],
+    method: Method,
+    progress: bool,
+) -> Any:
     with ExitStack() as stack:
         if not isinstance(method, LayerwiseMethod):
             advance = stack.enter_context(PointBar()) if progress else _unseen
@@ -88,20 +120,28 @@ def propagate_along(
     lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
 ) -> Any:
     """`propagate` with a lineage of one's own, which may have a watcher."""
-    inputs, _ = _settled(module, inputs, lineage.method, named_inputs)
+    inputs, _ = settled(module, inputs, lineage.method, named_inputs)
+    _doubt(module, inputs, named_inputs)
     return _along(lineage, module, inputs, named_inputs)
 
 
 def _along(
     lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
 ) -> Any:
+    means = [x.mean for x in leaves((inputs, named_inputs)) if isinstance(x, Gaussian)]
+    if isinstance(lineage.method, Sketched):
+        lineage.method = lineage.method.seeded(means[0].device)
     _guard(lineage, module, inputs, named_inputs)
     method = lineage.method
     with ExitStack() as stack:
+        stack.enter_context(broken_weights_named(module))
         if method.returns:
             _without_autograd(stack)
-        result = run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
-        return unwrap(result, method)
+
+        def pass_through() -> Any:
+            return run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
+
+        return unwrap(without_draws(pass_through, means), method)
 
 
 def _guard(
@@ -141,42 +181,20 @@ def plan(
 
     Runs the means through the module, and nothing of the covariances.
     """
-    inputs, method = _settled(module, inputs, method, named_inputs)
+    inputs, method = settled(module, inputs, method, named_inputs)
     if not isinstance(method, LayerwiseMethod):
         raise UnsupportedOperation(
             f"a plan lists the covariances on the way through a model, and cp."
             f"{type(method).__name__} has none: it evaluates the model on plain tensors"
         )
-    lineage, planner = Lineage(method), Planner(module)
+    lineage = Lineage(method)
+    planner = Planner(module, follows=torch.is_grad_enabled() and not method.returns)
     lineage.watcher = planner
     given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
     with torch.no_grad():
-        run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage))
+        planner.end(run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage)))
     free = free_bytes(given[0].device) // sharers(given[0].covariance)
     return Plan(tuple(planner.steps), free)
-
-
-def _settled(
-    module: object, inputs: tuple[Any, ...], method: Any, named_inputs: dict[str, Any]
-) -> tuple[tuple[Any, ...], Method]:
-    """The inputs and the method, after all that can be checked of them."""
-    if inputs and isinstance(inputs[-1], Method):
-        *inputs, method = inputs  # type: ignore[assignment]
-    if not isinstance(method, Method):
-        raise TypeError(
-            f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
-        )
-    for function in method.activations if isinstance(method, LayerwiseMethod) else ():
-        if function not in RULES:
-            raise ValueError(
-                f"{function!r} is no torch function with a rule, so no activation can replace it; "
-                "name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
-            )
-    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
-    check_inputs(given, (*inputs, *named_inputs.values()))
-    if isinstance(module, nn.Module):
-        check_module(module, given[0])
-    return tuple(inputs), method
 
 
 @final
@@ -193,14 +211,15 @@ class _Bound(Propagation):
     def run(self, inputs: Sequence[Gaussian], method: Method) -> Any:
         arguments, named = self._with(inputs)
         with _another_base(method):
-            return propagate(self.module, *arguments, method=method, **named)
+            return propagate_undoubted(self.module, arguments, named, method)
+
+    def call(self, *tensors: Tensor) -> Any:
+        """The module, with tensors in place of the Gaussians."""
+        arguments, named = self._with(tensors)
+        return self.module(*arguments, **named)
 
     def network(self) -> Network:
-        def call(*tensors: Tensor) -> Any:
-            arguments, named = self._with(tensors)
-            return self.module(*arguments, **named)
-
-        return Network(call, self.inputs)
+        return Network(self.call, self.inputs)
 
     def gains(self, method: Method, wanted: bool = False) -> dict[int, list[Tensor]]:
         while isinstance(method, WrappingMethod):
@@ -221,6 +240,7 @@ class _Bound(Propagation):
         """By the way back of a sketch, or by carrying the columns of the roots on."""
         if isinstance(method, Sketched):
             method = method.brief() if wanted else replace(method.brief(), outputs=None)
+            method = method.seeded(roots[0].x.device)
         lineage, begun = Lineage(method), list[GaussianTensor]()
         _guard(lineage, self.module, self.arguments, self.named_arguments)
 
@@ -233,8 +253,13 @@ class _Bound(Propagation):
             if method.returns:
                 _without_autograd(stack)
             found: dict[int, list[Tensor]] = {}
-            results = leaves(run(self.module, self.arguments, self.named_arguments, begin))
-            for at, y in enumerate(results):
+
+            def pass_through() -> Any:
+                begun.clear()
+                return run(self.module, self.arguments, self.named_arguments, begin)
+
+            means = [root.x.mean for root in roots]
+            for at, y in enumerate(leaves(without_draws(pass_through, means))):
                 if not isinstance(y, GaussianTensor):
                     continue
                 if isinstance(method, Sketched):
@@ -295,12 +320,13 @@ def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:
     if network.draws and not method.random:
         raise UnsupportedOperation(
             f"the model draws random numbers, as dropout and Bayesian layers do, and "
-            f"cp.{type(method).__name__} takes it as a function; use cp.MonteCarlo() or "
-            "cp.Exact(), or for dropout call model.eval()"
+            f"cp.{type(method).__name__} takes it as a function; use cp.MonteCarlo(), for such "
+            "layers also cp.Exact(), or for dropout call model.eval()"
         )
     check_outputs(network, method.entry_bytes)
-    estimates = method.estimate(network, advance) if network.outputs else []
-    return bound.nest(network, estimates, method)
+    with broken_weights_named(bound.module):
+        estimates = method.estimate(network, advance) if network.outputs else []
+        return bound.nest(network, estimates, method)
 
 
 def _unseen(more: int, total: int) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covprop.comparison import Reference
-from covprop.errors import ApproximationWarning, CovpropError
+from covprop.errors import CovpropError, approximations_ignored
 from covprop.footprint import BRIEF, Footprint, footprint, timed
 from covprop.gaussian import Gaussian
 from covprop.methods import ControlVariate, Exact, Linearized, Method, MonteCarlo
@@ -37,9 +36,6 @@ MOST = 1e15
 """Samples that any reference is worth: of a linear network a control variate knows everything."""
 
 Run = Callable[[Method], Any]
-INDEFINITE = (
-    "plain samples, as a control variate found a combination of outputs of negative variance"
-)
 FAILURES = (CovpropError, ValueError, RuntimeError)
 """What a method may raise on a network that samples go through."""
 
@@ -53,15 +49,7 @@ class Sampling:
     reason: str = ""
 
 
-@contextmanager
-def _untold() -> Iterator[None]:
-    """Without warnings of a base that is rough, which makes the reference no less right."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ApproximationWarning)
-        yield
-
-
-@_untold()
+@approximations_ignored()  # a base that is rough makes the reference no less right
 def sampled(
     run: Run,
     method: MonteCarlo | ControlVariate | None,
@@ -83,11 +71,7 @@ def sampled(
     if method is not None:
         return figures(_measured(run, method, device), Sampling(method))
     sampling = chosen(run, planned, generator, device)
-    call = _measured(run, sampling.method, device)
-    if isinstance(sampling.method, ControlVariate) and _is_negative(call.result):
-        sampling = Sampling(MonteCarlo(SAMPLES, generator), INDEFINITE)
-        call = _measured(run, sampling.method, device)
-    return figures(call, sampling)
+    return figures(_measured(run, sampling.method, device), sampling)
 
 
 def chosen(
@@ -134,8 +118,7 @@ def _bases(planned: Callable[[], Plan]) -> Iterator[Method]:
 def _needed(found: Gaussian, plain: Gaussian) -> float:
     """Samples for every standard error to be that of `SAMPLES` plain ones; infinite if unknown.
 
-    An output that has not varied may do so rarely, which few samples do not see at all. A negative
-    variance of some combination of outputs would be no covariance to compare with.
+    An output that has not varied may do so rarely, which few samples do not see at all.
     """
     shares = []
     for ours, theirs in zip(_stderrs(found), _stderrs(plain), strict=True):
@@ -143,8 +126,6 @@ def _needed(found: Gaussian, plain: Gaussian) -> float:
         if not share.numel() or not bool(torch.isfinite(share).all()):
             return math.inf
         shares.append(float(share.max()))
-    if _is_negative(found):
-        return math.inf
     trials = math.ceil(max(shares) * MARGIN * SAMPLES / PILOT)
     return max(LEAST, trials * PILOT)
 
@@ -154,13 +135,6 @@ def _stderrs(found: Gaussian) -> tuple[Tensor, Tensor]:
     assert found.mean_stderr is not None
     assert found.covariance_stderr is not None
     return found.mean_stderr, found.covariance_stderr.diagonal(dim1=-2, dim2=-1)
-
-
-def _is_negative(found: Gaussian) -> bool:
-    """Whether the covariance has an eigenvalue below zero, but for rounding."""
-    values = torch.linalg.eigvalsh(found.covariance_matrix.double())
-    rounding = torch.finfo(found.dtype).eps * values.shape[-1] * values[..., -1].abs()
-    return bool((values[..., 0] < -rounding).any())
 
 
 def _measured(run: Run, method: MonteCarlo | ControlVariate, device: torch.device) -> Footprint:

@@ -1,7 +1,7 @@
 """Back from an output to all noise that has entered on the way to it.
 
 Cov(out) = J_0 Sigma_x J_0^T + sum_l J_l R_l J_l^T, J_l the expected Jacobian from where R_l enters.
-Its rows are made by the transposes of the edges of the lineage, newest first, and used up at once.
+Its rows are made by the transposes of the edges of the lineage, deepest first, and used up at once.
 """
 
 import itertools
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from covprop.covariance import Sketch
+from covprop.covariance.innovation import Innovation, joint_quadratic
 from covprop.dispatch import leaves, map_leaves
-from covprop.errors import TooLarge, UnsupportedOperation
+from covprop.errors import ApproximationWarning, TooLarge, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian
 from covprop.lineage import Node, Transfer
 from covprop.methods import Sketched
@@ -84,14 +85,46 @@ def _units(tensor: GaussianTensor, chosen: Tensor) -> Tensor:
 
 
 def gathered(node: Node, rows: Tensor) -> Tensor:
-    """The covariance (*batch, p, p) of rows (*batch, p, n) of a random vector."""
+    """The covariance (*batch, p, p) of rows (*batch, p, n) of a random vector.
+
+    What nonlinearities of one depth add is seen together, as they share their second order.
+    """
     total = rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
-    for passed, seen in _passed(node, rows):
-        sketch = passed.covariance
-        assert isinstance(sketch, Sketch)
-        if sketch.entry is not None:
-            total = total + sketch.entry.quadratic(seen)
+    for _, group in itertools.groupby(_passed(node, rows), lambda pair: _rank(pair[0])[:2]):
+        together: list[tuple[Innovation, Tensor]] = []
+        for passed, seen in group:
+            entry = _sketch(passed).entry
+            if isinstance(entry, Innovation) and entry.shares:
+                together.append((entry, seen))
+            elif entry is not None:
+                total = total + entry.quadratic(seen).to(total.dtype)
+        if together:
+            _check_kinds([innovation for innovation, _ in together])
+            total = total + joint_quadratic(together).to(total.dtype)
     return total
+
+
+def _check_kinds(innovations: Sequence[Innovation]) -> None:
+    """Warn where the second order of a matrix product meets that of something else."""
+    if len({bool(innovation.pairs) for innovation in innovations}) > 1:
+        warn_user(
+            "a matrix product of two uncertain tensors and another nonlinearity, of the same "
+            "inputs, meet on the way to an output: cp.Sketched takes what they have beyond their "
+            "first order as independent; use cp.Exact(), or compare with sampling",
+            ApproximationWarning,
+        )
+
+
+def _sketch(node: Node) -> Sketch:
+    assert isinstance(node.covariance, Sketch)
+    return node.covariance
+
+
+def _rank(node: Node) -> tuple[int, bool, int]:
+    """Higher than of all that a node came of; nonlinearities of one depth follow each other."""
+    sketch = _sketch(node)
+    shares = isinstance(sketch.entry, Innovation) and sketch.entry.shares
+    return sketch.depth, not shares, node.serial
 
 
 def expected_jacobians(
@@ -115,10 +148,10 @@ def _jacobians(
 
 
 def _passed(node: Node, rows: Tensor) -> Iterator[tuple[Node, Tensor]]:
-    """All that a random vector came of, newest first, with the expected Jacobian of the rows."""
+    """All that a random vector came of, deepest first, with the expected Jacobian of the rows."""
     waiting = {node: rows}
     while waiting:
-        newest = max(waiting, key=lambda node: node.serial)
+        newest = max(waiting, key=_rank)
         seen = waiting.pop(newest)
         if newest.opaque:
             raise UnsupportedOperation(
@@ -127,7 +160,7 @@ def _passed(node: Node, rows: Tensor) -> Iterator[tuple[Node, Tensor]]:
             )
         yield newest, seen
         for parent, transfer in newest.edges:
-            share = transposed(transfer, seen, _size(parent))
+            share = transposed(transfer, seen, _size(parent)).to(parent.dtype)
             waiting[parent] = waiting[parent] + share if parent in waiting else share
 
 

@@ -7,8 +7,8 @@ import torch
 
 from covprop.covariance import Covariance, Sharded
 
-LARGE = 2**28
-"""Bytes of covariances from which it is asked, before they are made, whether they fit."""
+LARGE = 2**26
+"""Bytes of covariances, all that are made, from which it is asked before whether they fit."""
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,18 +1,24 @@
 """Call a module on in-flight Gaussians, and make plain ones of what it returns."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from covprop.covariance import Covariance, Dense, Streamed
+from covprop.covariance.base import without_negative_variances
 from covprop.dispatch import leaves
+from covprop.eager import eager
 from covprop.errors import (
     CovpropError,
     LostRank,
     MomentOverflow,
     TooLarge,
     UnsupportedOperation,
+    path_of,
 )
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import is_finite
@@ -32,7 +38,7 @@ def run(
     """Call the module with something in place of each Gaussian; an error says in which module."""
     try:
         # No name for the in-flight inputs: it would keep them, and all that came of them, alive.
-        result = module(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
+        result = eager(module)(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
         for leaf in leaves(result):
             if isinstance(leaf, GaussianTensor):
                 leaf.commit()
@@ -42,6 +48,21 @@ def run(
         if path is None or isinstance(error, TooLarge | LostRank):
             raise
         raise type(error)(f"in module {path}: {error}") from error
+
+
+@contextmanager
+def broken_weights_named(module: object) -> Iterator[None]:
+    """Moments that are not finite have a reason: the first weight that is not, if one is."""
+    try:
+        yield
+    except MomentOverflow as error:
+        if not isinstance(module, nn.Module):
+            raise
+        weights = itertools.chain(module.named_parameters(), module.named_buffers())
+        broken = (name for name, tensor in weights if not bool(torch.isfinite(tensor).all()))
+        if (name := next(broken, None)) is None:
+            raise
+        raise type(error)(f"{error}; {name} has NaN or infinite entries") from error
 
 
 def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
@@ -69,7 +90,12 @@ def unwrap(result: Any, method: LayerwiseMethod) -> Any:
             return finite(mean, Dense(matrix), method)
         covariance = result.covariance
         if isinstance(covariance, Streamed):
+            result.expect(result.loc)
             covariance = Dense(covariance.matrix())
+        variance = covariance.diagonal()
+        covariance = without_negative_variances(
+            covariance, lambda: variance.abs().amax(-1, keepdim=True)
+        )
         return finite(result.loc, covariance, method)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(unwrap(item, method) for item in result))
@@ -97,7 +123,7 @@ def finite(
     if not (is_finite(mean) and is_finite(numbers)):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
-            "in the model's weights, or convert model and Gaussian to float64"
+            "in the model's weights and constants, or convert model and Gaussian to float64"
         )
     return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
 
@@ -106,13 +132,11 @@ def _module_path(module: object, error: CovpropError) -> str | None:
     """The innermost module of the network whose forward was running, or that the error names."""
     if not isinstance(module, nn.Module):
         return None
-    names = {id(layer): name for name, layer in module.named_modules()}
+    layers = {id(layer) for layer in module.modules()}
     owner, trace = error.layer, error.__traceback__
     while trace is not None and error.layer is None:
         running = trace.tb_frame.f_locals.get("self")
-        if isinstance(running, nn.Module) and id(running) in names:
+        if isinstance(running, nn.Module) and id(running) in layers:
             owner = running
         trace = trace.tb_next
-    if owner is None or id(owner) not in names:
-        return None
-    return f"{names[id(owner)] or 'the model itself'} ({owner._get_name()})"
+    return None if owner is None else path_of(owner, module)

@@ -1,6 +1,5 @@
 """Plain samples through a module, watched at the operations that a propagation went through."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from covprop.dispatch import IN_PLACE, RULES, leaves, spelled
+from covprop.kernels.forward import quiet
 from covprop.plan import running_module, short_name
 
 Key: TypeAlias = tuple[str, str, int]
@@ -171,8 +171,7 @@ class SampledRuns:
         def one(*inputs: Tensor) -> Recorded:
             return self._recorded(inputs)
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+        with quiet():
             found = torch.func.vmap(one, randomness="different")(*samples)
         return {i: self._batch_first(i, values) for i, values in found.items()}
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covprop.departure import DOUBT, Departure, kolmogorov_quantile, median_and_worst
 from covprop.gaussian import Gaussian
+from covprop.kernels.normal import known_deviation
 from covprop.orders import DIRECT
 from covprop.remedy import remedy
 from covprop.report.plots import trace_figure
@@ -48,6 +49,11 @@ class TraceStep:
     def name(self) -> str:
         """Module and operation."""
         return f"{self.module} {self.operation}".strip()
+
+    @property
+    def stddev(self) -> Tensor:
+        """The deviation of each element; NaN where a variance is negative."""
+        return known_deviation(self.variance.flatten()).reshape(self.variance.shape)
 
     @property
     def series(self) -> str:

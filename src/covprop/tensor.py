@@ -10,6 +10,7 @@ from torch import Tensor
 
 from covprop.activations import Activated
 from covprop.covariance import Covariance, LinearMap
+from covprop.covariance.base import without_negative_variances
 from covprop.dispatch import (
     BATCH,
     IN_PLACE,
@@ -83,6 +84,7 @@ class GaussianTensor(TensorFacts):
                 f"covprop computes in float32 or float64, and this operation gives {loc.dtype}"
             )
         self.loc, self.node, self.lineage, self.batch_at = loc, node, lineage, batch_at
+        node.dtype = loc.dtype
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
         self.origin: Origin | None = None
@@ -153,6 +155,7 @@ class GaussianTensor(TensorFacts):
         it the result cannot be joined with other tensors.
         """
         if covariance.dtype != loc.dtype:  # torch has promoted the mean
+            self.expect(loc)
             covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
         edges = () if transfer is None else ((self.node, transfer),)
         node = Node(covariance, edges, activated, opaque=transfer is None)
@@ -168,7 +171,11 @@ class GaussianTensor(TensorFacts):
         """The result of an affine operation: its value at the mean, and its linear part."""
         self.expect(loc)
         kept = Along(linear.at_rest())
-        return self.replace(loc, self.covariance.push(linear), transfer=kept)
+        covariance = without_negative_variances(
+            self.covariance.push(linear),
+            lambda: self.covariance.size * linear.variances(self.covariance.diagonal()),
+        )
+        return self.replace(loc, covariance, transfer=kept)
 
     @property
     def shown(self) -> Tensor:

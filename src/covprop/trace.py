@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from covprop.covariance import Dense, Sharded, Sketch, Streamed
 from covprop.departure import Departing, Departure
 from covprop.dispatch import leaves, map_leaves
+from covprop.eager import eager
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.lineage import Lineage
@@ -198,7 +199,7 @@ def _departures(
         )
         return module(*args, **kwargs)
 
-    runs = SampledRuns(of_varying, tracer.names, tracer.calls, given[0].batch_shape)
+    runs = SampledRuns(eager(of_varying), tracer.names, tracer.calls, given[0].batch_shape)
     gathered = {i: Departing(d.step.mean.numel()) for i, d in enumerate(tracer.drafts)}
     size = sum(draft.step.mean.nbytes for draft in tracer.drafts)
     count = max(1, min(samples, CHUNK // max(1, size)))

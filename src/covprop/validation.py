@@ -142,7 +142,7 @@ def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
     """In units of the standard deviations, so that neither large nor small ones hide anything."""
     if not bool(torch.isfinite(matrix).all()):
         raise InvalidGaussian("the covariance has NaN or infinite entries")
-    stddev = _units(variance, rounding)
+    stddev, lost = _units(variance, rounding)
     scaled = matrix / stddev[..., :, None] / stddev[..., None, :]
     asymmetry = (scaled - scaled.mT).abs()
     if bool((asymmetry > rounding).any()):
@@ -155,6 +155,7 @@ def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
             "the covariance is not positive semi-definite: an entry exceeds the product of its two "
             "standard deviations"
         )
+    scaled.diagonal(dim1=-2, dim2=-1).add_(lost)
     size = matrix.shape[-1]
     small = size <= ALWAYS_EXACT or matrix.numel() * size <= EXACT_CHECK**3
     lowest = torch.linalg.eigvalsh(scaled)[..., 0] if small else _lowest_quotient(scaled)
@@ -167,10 +168,10 @@ def _check_matrix(matrix: Tensor, variance: Tensor, rounding: float) -> None:
 
 def _check_products(covariance: Sharded, variance: Tensor, rounding: float) -> None:
     """What a few products tell, of which all processes see the same: they end in the same way."""
-    stddev = _units(variance, rounding)[..., :, None]
+    stddev, lost = (part[..., :, None] for part in _units(variance, rounding))
     probes = _probes(variance)
     products = covariance.products(probes / stddev)
-    right, left = (product / stddev for product in products)
+    right, left = (product / stddev + lost * probes for product in products)
     if not (is_finite(right) and is_finite(left)):
         raise InvalidGaussian("the covariance has NaN or infinite entries")
     bound = rounding * covariance.size**0.5
@@ -184,11 +185,16 @@ def _check_products(covariance: Sharded, variance: Tensor, rounding: float) -> N
         )
 
 
-def _units(variance: Tensor, rounding: float) -> Tensor:
-    """Standard deviations to divide by; a variance that rounds to zero may leave rounding."""
+def _units(variance: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
+    """Standard deviations to divide by, and in their units what to add to lost variances.
+
+    A variance that rounding of the largest explains is lost: it may be anything up to that, and has
+    covariances of that size.
+    """
     floor = rounding * variance.amax(-1, keepdim=True)
-    stddev = torch.where(variance > 0, variance, floor).sqrt()
-    return torch.where(stddev > 0, stddev, 1)
+    stddev = variance.maximum(floor).sqrt()
+    lost = (variance <= floor) & (floor > 0)
+    return torch.where(stddev > 0, stddev, 1), lost.to(variance.dtype)
 
 
 def _probes(like: Tensor) -> Tensor:

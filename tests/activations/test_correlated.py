@@ -108,8 +108,8 @@ def directly(activation: Activation, mean: Tensor, matrix: Tensor) -> Tensor:
     variance = matrix.diagonal()
     elements = activation.elements(mean, variance)
     off = matrix - torch.diag(variance)
-    rows = tuple(element[:, None] for element in elements)
-    result = activation.direct(rows, tuple(element[None, :] for element in elements), off)
+    rows = tuple(element[..., :, None] for element in elements)
+    result = activation.direct(rows, tuple(element[..., None, :] for element in elements), off)
     return result.diagonal_scatter(activation.variance(mean, variance))
 
 

@@ -83,7 +83,7 @@ def test_noise_of_a_sensor_widens_the_prediction():
     x, y = regression()
     covariance = np.diag([0.25, 0.25, 0.25])
     models = [
-        BayesRegressor(**QUICK, input_noise=noise).fit(x, y)
+        BayesRegressor(**QUICK | {"epochs": 15}, input_noise=noise).fit(x, y)
         for noise in (0.5, [0.5, 0.5, 0.5], covariance)
     ]
     parts = [model.decompose(x) for model in models]

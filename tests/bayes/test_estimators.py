@@ -35,7 +35,7 @@ def checked(estimator, expected=None) -> None:
 
 @pytest.mark.parametrize("kind", [BayesRegressor, BayesClassifier])
 def test_scikit_learn_finds_nothing_wrong(kind):
-    checked(kind(**QUICK | {"epochs": 30, "learning_rate": 0.1}))
+    checked(kind(**QUICK | {"epochs": 12, "learning_rate": 0.2}))
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_missing_values_are_refused(kind, value):
     with pytest.raises(ValueError, match=r"y contains (NaN|infinity)"):
         kind(**QUICK).fit(x, np.where(np.arange(10) == 2, value, y))
     with pytest.raises(ValueError, match=r"X contains (NaN|infinity)"):
-        kind(**QUICK).fit(x, y).predict(broken)
+        kind(**QUICK | {"epochs": 2}).fit(x, y).predict(broken)
 
 
 def test_missing_targets_have_no_density():

@@ -10,6 +10,7 @@ import torch
 import covprop as cp
 from covprop import bayes
 from covprop.bayes import BayesClassifier, BayesRegressor
+from covprop.bayes.estimators import files
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -103,7 +104,9 @@ def rewritten(path, change) -> None:
     described = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["covprop"])
     tensors = safetensors.load(content)
     change(described, tensors)
-    safetensors.save_file(tensors, path, metadata={"covprop": json.dumps(described)})
+    text = json.dumps(described)
+    checked = {} if described.get("format") == 1 else {"sha256": files.checksum(text, tensors)}
+    safetensors.save_file(tensors, path, metadata={"covprop": text, **checked})
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -111,6 +114,47 @@ def test_a_missing_file_is_named(tmp_path):
         BayesRegressor.load(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         BayesRegressor.load(tmp_path)
+
+
+def test_every_flipped_bit_is_refused(saved):
+    content = saved.read_bytes()
+    places = np.random.default_rng(0).choice(8 * len(content), 60, replace=False)
+    for place in places.tolist():
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        saved.write_bytes(damaged)
+        refused(saved)
+
+
+def test_the_checksum_is_one_of_all_that_a_file_says():
+    tensors = {"a": torch.zeros(4), "b": torch.zeros(0)}
+    others = [
+        {"a": torch.zeros(4), "c": torch.zeros(0)},
+        {"a": torch.zeros(2, 2), "b": torch.zeros(0)},
+        {"a": torch.zeros(4, dtype=torch.int32), "b": torch.zeros(0)},
+        {"a": torch.tensor([0.0, 0, 0, -0.0]), "b": torch.zeros(0)},
+        {"a": torch.zeros(4)},
+    ]
+    found = [files.checksum("{}", item) for item in (tensors, *others)]
+    assert len({*found, files.checksum("{ }", tensors)}) == 7
+    assert files.checksum("{}", dict(reversed(tensors.items()))) == found[0]
+
+
+def test_a_file_of_the_version_before_comes_back_with_a_warning(saved):
+    wanted = BayesRegressor.load(saved).predict(data()[0])
+    rewritten(saved, _set("format", value=1))
+    with pytest.warns(UserWarning, match="has no checksum, so damage .* save it again") as caught:
+        again = BayesRegressor.load(saved)
+    assert caught[0].filename == __file__
+    assert np.array_equal(again.predict(data()[0]), wanted)
+
+
+def test_a_checksum_cannot_be_left_out(saved):
+    content = saved.read_bytes()
+    saved.write_bytes(content.replace(b'"sha256"', b'"sha255"'))
+    refused(saved, "lacks 'sha256'")
+    saved.write_bytes(content.replace(b'format\\": 2', b'format\\": 1'))
+    refused(saved, "it has format 1, and this is for 2")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 60, 0.5, 0.99])
@@ -164,7 +208,7 @@ def _tensor(name, value):
 
 
 HOSTILE = {
-    "later format": _set("format", value=2),
+    "later format": _set("format", value=3),
     "unknown type": _set("parameters", "prior", value={"type": "os.system", "command": "true"}),
     "unknown field": _set("parameters", "prior", value={"type": "HePrior", "field": 1}),
     "bad field": _set("parameters", "prior", value={"type": "FixedPrior", "stddev": "wide"}),

@@ -74,7 +74,7 @@ def test_predictive_density_is_the_integral(case) -> None:
 
 def test_predictive_density_integrates_to_one_and_has_the_predicted_moments() -> None:
     output, likelihood = pair(0.3, -0.5, 0.4, -0.3, 0.9), HeteroskedasticGaussian()
-    t = torch.linspace(-60, 60, 24001, dtype=torch.float64)
+    t = torch.linspace(-60, 60, 4001, dtype=torch.float64)
     many = output.__class__(
         output.mean.expand(len(t), 2), output.covariance_matrix.expand(len(t), 2, 2)
     )
@@ -207,8 +207,9 @@ def test_gradients_where_nothing_varies_are_those_of_the_formula() -> None:
     t = torch.tensor([2.0], dtype=torch.float64)
     HeteroskedasticGaussian().expected_log_prob(output, t).sum().backward()
     precision, gap = math.exp(1.0), -1.5
-    expected = [[[-precision / 2, precision * gap], [0.0, -precision * gap**2 / 4]]]
-    assert_close(covariance.grad.triu(), torch.tensor(expected, dtype=torch.float64), rtol=1e-12)
+    shared = precision * gap / 2  # by the entry above the diagonal, and by the one below
+    expected = [[[-precision / 2, shared], [shared, -precision * gap**2 / 4]]]
+    assert_close(covariance.grad, torch.tensor(expected, dtype=torch.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

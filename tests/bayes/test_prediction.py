@@ -144,7 +144,7 @@ def test_one_draw_trains_but_has_no_variance() -> None:
     one, many = (bayes.LocalReparametrisation(n, generator(n)) for n in (1, 100_000))
     elbo = bayes.ELBO(likelihood, 4)
     with torch.no_grad():
-        losses = torch.stack([elbo(model, x, y, one).loss for _ in range(2000)])
+        losses = torch.stack([elbo(model, x, y, one).loss for _ in range(500)])
         expected = elbo(model, x, y, many).loss
     assert abs(losses.mean() - expected) < 5 * losses.std() / len(losses) ** 0.5
     with pytest.raises(ValueError, match="one draw has no variance"):

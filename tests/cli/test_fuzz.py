@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -162,6 +163,39 @@ def test_damaged_onnx(mutation: Mutation) -> None:
 @examples(MUTATIONS | ENTRIES)
 def test_damaged_archives(mutation: Mutation) -> None:
     run("model.pt2", mutation(read("model.pt2")), "propagate", "model.pt2", *MEAN)
+
+
+CHECKED = {
+    "model.pt2": ("propagate", "model.pt2", *MEAN),
+    "weights.pt": ("propagate", "made_by_test:make", "--weights", "weights.pt", *MEAN),
+    "mean.pt": ARRAYS["mean.pt"],
+    "arrays.npz": ("propagate", "model.pt2", "--mean", "arrays.npz:mean", "--stddev", 0.1),
+}
+"""Files with checksums, and commands that read them."""
+
+
+@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize(
+    "count", [QUICK, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"]
+)
+def test_a_flipped_bit_changes_no_number_that_has_a_checksum(name: str, count: int) -> None:
+    generator = random.Random(0)
+    content = read(name)
+    whole = covprop(*CHECKED[name], "--json").told
+    for _ in range(count):
+        place = generator.randrange(8 * len(content))
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(damaged)
+            named = [str(word).replace(name, str(path)) for word in CHECKED[name]]
+            ended = covprop(*named, "--json")
+        if ended.code == 0:
+            assert ended.told["covariance"] == whole["covariance"], place
+            assert ended.told["mean"] == whole["mean"], place
+        else:
+            check_refused(ended)
 
 
 @examples(st.sampled_from([("model.pt2", "mean.npy"), ("image.pt2", "image.npy")]),

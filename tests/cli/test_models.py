@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ def save_onnx(path: str = "model.onnx", **changes: Any) -> None:
     weights = {name: value.numpy() for name, value in network().state_dict().items()}
     nodes = [
         helper.make_node("Gemm", ["x", "0.weight", "0.bias"], ["a"], transB=1),
-        helper.make_node(changes.get("operator", "Relu"), ["a"], ["b"]),
+        helper.make_node(changes.get("operator", "Relu"), ["a"], ["b"], **changes.get("with", {})),
         helper.make_node("Gemm", ["b", "2.weight", "2.bias"], ["y"], transB=1),
     ]
     kind = changes.get("kind", TensorProto.FLOAT)
@@ -242,6 +243,21 @@ def test_an_onnx_file_is_the_network() -> None:
     )
 
 
+def test_the_axes_of_an_onnx_file_are_its_own_with_a_mixture() -> None:
+    """The parts of a mixture are no batch to a network that counts its axes from the front."""
+    save_onnx(operator="Softmax", **{"with": {"axis": 1}})
+    told = covprop("propagate", "model.onnx", *GIVEN, "--method", "split:3", "--json").told
+    mean, covariance = (torch.from_numpy(np.load(f"{n}.npy")) for n in ("mean", "covariance"))
+    layers = network()
+    drawn = cp.Gaussian(mean, covariance.float()).sample(20_000, torch.Generator().manual_seed(0))
+    values = layers[2](layers[0](drawn).softmax(-1)).detach().double()
+    error = 5 * values.std(0) / len(values) ** 0.5
+    rough = 0.05 * values.std(0)  # softmax by the delta method
+    off = (torch.tensor(told["mean"]).double() - values.mean(0)).abs()
+    assert bool((off <= error + rough).all())
+    np.testing.assert_allclose(told["stddev"], values.std(0), rtol=0.1)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -260,6 +276,49 @@ def test_what_an_onnx_file_may_not_be(changes: dict[str, Any], sentence: str) ->
         assert covprop("propagate", "model.onnx", *GIVEN).code == 0
     else:
         assert sentence in told("model.onnx")
+
+
+def _domain(model: onnx.ModelProto, domain: str) -> None:
+    model.graph.node[1].domain = domain
+    model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def _function(model: onnx.ModelProto) -> None:
+    body = [helper.make_node("Neg", ["a"], ["b"])]
+    opset = [helper.make_opsetid("", 17)]
+    function = helper.make_function("own", "Relu", ["a"], ["b"], body, opset)
+    model.functions.append(function)
+
+
+FOREIGN: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
+    "an operator of another domain": (
+        lambda model: _domain(model, "com.example"), "has the operator 'com.example::Relu', which",
+    ),
+    "an operator of a domain of ONNX's": (
+        lambda model: _domain(model, "ai.onnx.ml"), "has the operator 'ai.onnx.ml::Relu', which is",
+    ),
+    "a function": (_function, "defines a function of its own, 'own::Relu'"),
+    "a training": (lambda model: model.training_info.add(), "is a model to be trained"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_is_not_of_onnx_itself_is_refused(what: str) -> None:
+    change, sentence = FOREIGN[what]
+    save_onnx()
+    model = onnx.load("model.onnx")
+    change(model)
+    onnx.save(model, "model.onnx")
+    assert sentence in told("model.onnx")
+
+
+def test_onnx_has_two_names_for_its_own_operators() -> None:
+    save_onnx()
+    model = onnx.load("model.onnx")
+    for part in (*model.graph.node, *model.opset_import):
+        part.domain = "ai.onnx"
+    onnx.save(model, "model.onnx")
+    assert covprop("propagate", "model.onnx", *GIVEN).code == 0
 
 
 def test_control_flow_in_onnx_is_refused() -> None:

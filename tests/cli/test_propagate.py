@@ -12,6 +12,7 @@ import torch
 
 import covprop as cp
 from covprop.cli import methods
+from covprop.cli.propagation import table
 from tests.cli.running import FEATURES, covprop, network, refused
 
 GIVEN = ("--mean", "mean.npy", "--covariance", "covariance.npy")
@@ -303,3 +304,9 @@ def test_a_shape_may_be_given_for_the_mean(x: cp.Gaussian) -> None:
     )
     check(covprop(*words, "--shape", "1,4", "--json").told, expected(x))
     check(covprop(*words, "--shape", "1x4", "--json").told, expected(x))
+
+
+def test_a_negative_variance_is_told_and_not_shown_as_zero() -> None:
+    variance = torch.diag(torch.tensor([1.0, -0.25]))
+    shown = str(table(cp.Gaussian(torch.zeros(2), variance, validate_args=False)))
+    assert "negative variance (the least is -0.25; outputs 1)" in shown

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covprop.covariance.innovation import Innovation, Pairs
+from covprop.covariance.innovation import Innovation, Pairs, joint_quadratic
 from tests.oracles import assert_close
 
 N = 7
@@ -35,3 +35,31 @@ def test_rows_see_the_covariance_however_it_is_cut(
     rows = numbers(*batch, 5, N, seed=32)
     found = Innovation(variance, tuple(terms), columns).quadratic(rows)
     assert_close(found, rows @ matrix @ rows.mT, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("held", [2**18, 40])
+def test_innovations_of_the_same_noise_are_seen_together(
+    batch: tuple[int, ...], held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sum of e^T M_l e' over both: rows of one name have one noise, others their own."""
+    monkeypatch.setattr("covprop.covariance.innovation.HELD", held)
+    names = {-1: slice(0, 2), 4: slice(2, 5), 7: slice(5, 6)}
+    parts, total, alone = [], torch.zeros(()).double(), torch.zeros(()).double()
+    for seed, layout in ((0, ((-1, 2), (4, 3))), (50, ((-1, 2), (7, 1)))):
+        size = sum(count for _, count in layout)
+        pair = Pairs(
+            numbers(*batch, N, seed=seed), numbers(*batch, size, N, seed=seed + 1),
+            numbers(*batch, size, N, seed=seed + 2),
+        )  # fmt: skip
+        rows, variance = numbers(*batch, 5, N, seed=seed + 3), numbers(*batch, N, seed=seed + 4)
+        parts.append((Innovation(variance.square(), (pair,), layout=layout), rows))
+        own = torch.einsum("...i,...ri,...si->...rsi", *pair)
+        places = torch.cat([torch.arange(6)[names[name]] for name, _ in layout])
+        placed = torch.zeros(*batch, 6, 6, N).double()
+        placed[..., places[:, None], places, :] = own
+        total = total + torch.einsum("...rsi,...pi->...prs", placed, rows)
+        rest = variance.square() - own.square().sum((-3, -2))
+        alone = alone + torch.einsum("...pi,...i,...qi->...pq", rows, rest, rows)
+    expected = torch.einsum("...prs,...qrs->...pq", total, total) + alone
+    assert_close(joint_quadratic(parts), expected, atol=1e-10)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.covariance import Covariance, Deflated, Dense, Diagonal, LinearMap, LowRank
-from covprop.covariance.base import symmetric
+from covprop.covariance.base import symmetric, symmetrised
 from tests.oracles import assert_close
 
 BATCHES = [(), (2,), (2, 3)]
@@ -26,7 +26,7 @@ def variances(batch: tuple[int, ...]) -> Tensor:
 
 def dense(batch: tuple[int, ...]) -> Dense:
     factor = numbers(*batch, N, N)
-    return Dense(factor @ factor.mT)
+    return Dense(symmetric(factor @ factor.mT))
 
 
 def units(batch: tuple[int, ...]) -> Tensor:
@@ -246,3 +246,20 @@ def test_the_symmetric_part_of_large_matrices_is_made_in_strips(
         result = symmetric(given)
         assert torch.equal(result, result.mT)
         assert_close(result, expected, rtol=0.0)
+
+
+@pytest.mark.parametrize("strip", [1, 4, 100])
+def test_one_bit_anywhere_makes_a_matrix_asymmetric(
+    strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covprop.covariance.base.SMALL", 0)
+    monkeypatch.setattr("covprop.covariance.base.STRIP", strip)
+    matrix = symmetric(numbers(2, 7, 7))
+    assert symmetrised(matrix) is matrix
+    for row, column in ((0, 6), (6, 0), (3, 4), (5, 2)):
+        other = matrix.clone()
+        other[1, row, column] = torch.nextafter(other[1, row, column], other[0, 0, 0] + 100)
+        result = symmetrised(other)
+        assert torch.equal(result, result.mT)
+        assert torch.equal(result, symmetric(other))
+    assert symmetrised(numbers(0, 0)).shape == (0, 0)

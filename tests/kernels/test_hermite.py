@@ -6,7 +6,13 @@ import mpmath as mp
 import pytest
 import torch
 
-from covprop.kernels.hermite import hermite_functions, power_series
+from covprop.kernels.hermite import (
+    flushed,
+    hermite_functions,
+    in_units,
+    power_series,
+    series_units,
+)
 from tests.oracles import DIGITS, assert_close
 
 
@@ -80,3 +86,19 @@ def test_gradients_of_the_series_have_the_scale_of_what_is_differentiated(size):
     expected = torch.autograd.grad(terms, doubles, weight.double())
     for one, other in zip(found, expected, strict=True):
         assert_close(one.double() / size, other, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("height", [1.0, 1e-6, 1e-13, 1e-18])
+def test_float32_keeps_the_correlations_of_units_that_hardly_vary(height):
+    """As a sigmoid does thirty deviations below its middle: the series is linear in each unit."""
+    coefficients = height * torch.tensor([[1.0, 0.3], [0.5, -0.2], [1e-3, 0.1]]).double()
+    units = series_units(coefficients, torch.float32)
+    kept = flushed(coefficients / units, torch.float32).float()
+    rho, one = torch.tensor([[1.0, 0.6], [0.6, 1.0]]), torch.ones(2, 2)
+    series = power_series(rho, kept[..., :, None], kept[..., None, :])
+    found = in_units(one, units.float()[:, None], units.float()[None, :]) * series
+    steps = torch.arange(3)[:, None, None]
+    both = coefficients[..., :, None] * coefficients[..., None, :]
+    assert_close(
+        found.double() / height**2, (rho.double() ** steps * both).sum(0) / height**2, 1e-6
+    )

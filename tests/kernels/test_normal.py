@@ -107,3 +107,14 @@ def test_correlation_with_a_constant_is_zero_and_differentiable():
     assert_close(rho, torch.tensor([0.0, 0.6, -1.0], dtype=torch.float64), rtol=1e-15)
     assert_close(covariance.grad, torch.tensor([0.0, 1.0, 1 / 6], dtype=torch.float64), rtol=1e-15)
     assert_close(left.grad, torch.tensor([0.0, -0.075, 0.125], dtype=torch.float64), rtol=1e-15)
+
+
+def test_gradients_of_tiny_variances_do_not_overflow():
+    """The derivative is -v^(-3/2) / 2, which is beyond float64; what comes of it is not."""
+    variance = torch.tensor([1e-280, 1e-300, 5e-324, 0.0], dtype=torch.float64, requires_grad=True)
+    found = normal.inverse_deviation(variance)
+    assert_close(found, torch.tensor([1e140, 1e150, 0.0, 0.0], dtype=torch.float64), rtol=1e-14)
+    above = torch.tensor([1e-200, 0.0, 1.0, 1.0], dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(found, variance, above)
+    expected = torch.tensor([-0.5e220, 0.0, 0.0, 0.0], dtype=torch.float64)
+    assert_close(gradient, expected, rtol=1e-14)

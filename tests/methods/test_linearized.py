@@ -79,10 +79,64 @@ def test_columns_and_rows_are_chosen_by_their_number(monkeypatch: pytest.MonkeyP
     assert used == ["_by_rows", "_by_columns"]
 
 
-def test_a_step_has_no_slope_and_what_torch_cannot_differentiate_is_refused() -> None:
-    y = cp.propagate(torch.sign, gaussian(), cp.Linearized())
-    assert float(y.covariance_matrix.abs().max()) == 0.0
+def _unseen(x: Any) -> Any:
+    with torch.no_grad():
+        return torch.tanh(x)
 
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("outputs", [1, 6])
+@pytest.mark.parametrize("beside", [0.0, 0.5])
+def test_no_grad_inside_a_model_is_seen_through(
+    outputs: int, beside: float, dtype: torch.dtype
+) -> None:
+    """Reverse mode, for few outputs, would be zero, or lack a part."""
+    x = gaussian(2).to(dtype)
+    weight = torch.randn(4, outputs, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = cp.propagate(lambda x: (_unseen(x) + beside * x) @ weight, x, cp.Linearized())
+    slopes = 1 - torch.tanh(x.mean).square() + beside
+    jacobian = weight.mT * slopes[:, None, :]
+    assert_close(found.covariance_matrix, jacobian @ x.covariance_matrix @ jacobian.mT)
+
+
+INTEGERS = {
+    "rounding": lambda x: torch.round(3 * x),
+    "integers": lambda x: (3 * x).long().to(x.dtype),
+    "sign": torch.sign,
+    "comparison": lambda x: (x > 0.1).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("model", INTEGERS.values(), ids=INTEGERS)
+def test_what_varies_without_a_slope_is_refused(model: Any, batch: tuple[int, ...]) -> None:
+    with pytest.raises(cp.UnsupportedOperation, match=r"zero at the mean.*cp\.Unscented"):
+        cp.propagate(model, gaussian(*batch), cp.Linearized())
+    far = cp.propagate(lambda x: torch.relu(x - 1e3), gaussian(*batch), cp.Linearized())
+    assert float(far.covariance_matrix.abs().max()) == 0.0
+
+
+CUT = {
+    "detached": lambda x: 2 * x.detach(),
+    "in part": lambda x: torch.tanh(x.detach()) + x,
+    "one of many": lambda x: torch.cat([x, x[..., :1].detach()], -1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("model", CUT.values(), ids=CUT)
+def test_derivatives_that_are_cut_off_are_refused(model: Any, dtype: torch.dtype) -> None:
+    with pytest.raises(cp.UnsupportedOperation, match=r"cuts them off"):
+        cp.propagate(model, gaussian(2).to(dtype), cp.Linearized())
+
+
+def test_kinks_at_the_mean_are_not_taken_for_cuts() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 1.0)
+    y = cp.propagate(lambda x: torch.relu(x) + 2 * x, x, cp.Linearized())
+    assert_close(y.stddev, torch.full((3,), 2.0, dtype=torch.float64))
+
+
+def test_what_torch_cannot_differentiate_is_refused() -> None:
     class Opaque(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,20 @@ def test_inputs_that_share_one_covariance_are_independent_all_the_same() -> None
 
 
 @torch.no_grad()
+def test_products_of_two_inputs_of_unequal_sizes_agree_with_dense() -> None:
+    first = cp.Gaussian.isotropic(torch.randn(2, 3, 3, dtype=D, generator=seeded(1)), 0.1, 1)
+    second = cp.Gaussian.isotropic(torch.randn(2, 3, 2, dtype=D, generator=seeded(2)), 0.2, 1)
+    y = cp.propagate(torch.matmul, first, second, cp.Sketched(64, generator=seeded(3)))
+    dense = cp.propagate(torch.matmul, first, second)
+    assert_close(y.mean, dense.mean, atol=1e-12)
+    s = dense.covariance.diagonal().sqrt()
+    unit = s[..., :, None] * s[..., None, :]
+    errors = y.covariance_stderr / unit
+    assert_close(y.covariance_matrix / unit, dense.covariance_matrix / unit,
+                 atol=6 * float(errors.max()) + 1e-12)  # fmt: skip
+
+
+@torch.no_grad()
 def test_a_seed_gives_the_same_wherever_the_inputs_are_in_memory() -> None:
     weights = [torch.randn(30, 6, dtype=D, generator=seeded(i)) for i in range(2)]
     factor = torch.randn(6, 2, dtype=D, generator=seeded(2))
@@ -379,7 +394,7 @@ def test_a_limit_of_memory_counts_for_the_first_order_too() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("memory", [60_000, 12_000])
+@pytest.mark.parametrize("memory", [60_000, 16_000])
 def test_a_limit_of_memory_changes_groups_and_not_the_answer(memory: int) -> None:
     x = gaussian(batch=1)
     z = cp.propagate(NETWORKS["residual"], x)
@@ -585,3 +600,44 @@ def test_time_is_linear_in_the_number_of_units() -> None:
             best = min(best, time.perf_counter() - started)
         seconds.append(best)
     assert seconds[1] < 10 * seconds[0]  # four times the units; sixteen if it were quadratic
+
+
+def few_inputs(seed: int, activation: nn.Module, depth: int) -> tuple[nn.Sequential, cp.Gaussian]:
+    """Four inputs, whose directions a sketch carries exactly, and weights that make it bend."""
+    torch.manual_seed(seed)
+    widths = [4, *[24] * depth]
+    layers = [m for n, k in pairwise(widths) for m in (nn.Linear(n, k), activation)]
+    model = nn.Sequential(*layers, nn.Linear(24, 2)).double().requires_grad_(requires_grad=False)
+    for parameter in model.parameters():
+        parameter.mul_(1.7)
+    return model, cp.Gaussian.isotropic(torch.randn(4, dtype=torch.float64), 0.5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.GELU()])
+def test_few_inputs_have_honest_standard_errors(activation: nn.Module, depth: int) -> None:
+    """Of 4 replicates: |error| / stderr has Student's t with 3 degrees, above 5 in 1.5 of 100."""
+    ratios = []
+    for seed in range(12):
+        model, x = few_inputs(seed, activation, depth)
+        y = cp.propagate(model, x, cp.Sketched(64, generator=torch.Generator().manual_seed(seed)))
+        error = (y.covariance_matrix - cp.propagate(model, x).covariance_matrix).abs()
+        assert y.covariance_stderr is not None
+        ratios.append((error / y.covariance_stderr).flatten())
+    found = torch.cat(ratios)
+    assert float(found.median()) < 1.5
+    assert float((found > 5).double().mean()) < 0.15
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU()])
+def test_few_inputs_are_exact_but_for_chance(activation: nn.Module) -> None:
+    """One layer has all orders that its pairs show: nothing is left but chance."""
+    model, x = few_inputs(0, activation, 1)
+    method = cp.Sketched(512, generator=torch.Generator().manual_seed(0), replicates=16)
+    y, exact = cp.propagate(model, x, method), cp.propagate(model, x)
+    error = (y.covariance_matrix - exact.covariance_matrix).abs()
+    assert y.covariance_stderr is not None
+    assert bool((error < 5 * y.covariance_stderr).all())
+    assert float((y.covariance_stderr / (exact.stddev[:, None] * exact.stddev)).max()) < 0.02

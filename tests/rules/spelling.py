@@ -3,12 +3,14 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from covprop.dispatch import RULES
 
 BATCH = 2
 
@@ -23,6 +25,8 @@ class LinearCase:
     function: Callable[[Any], Any]
     event: tuple[int, ...]
     single: Callable[[Any], Any] | None
+    alias: bool = False
+    """Another name of the function of the case before it, which has the same rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +84,14 @@ def spelled(
 
     single: the arguments for one event, () if the same, None if torch has no such thing.
     """
+    known = {}
     for name in names.split():
         for home in (torch, F, torch.Tensor):
             if not hasattr(home, name):
                 continue
+            body = RULES.get(getattr(home, name))
+            alias = body is not None and body in known.values()
+            known[home, name] = body
             where = {torch: "torch", F: "F", torch.Tensor: "Tensor"}[home]
 
             def call(arguments, home=home, name=name):
@@ -93,7 +101,8 @@ def spelled(
 
             alone = None if single is None else call(single or args)
             label = f"{where}.{name}{args}{kwargs or ''}"
-            yield one(operation or names.split()[0], label, event, call(args), alone)
+            case = one(operation or names.split()[0], label, event, call(args), alone)
+            yield replace(case, alias=alias)
 
 
 @dataclass(frozen=True)

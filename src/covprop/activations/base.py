@@ -10,6 +10,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from covprop.activations.grids import Scalar
+
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
 
@@ -44,6 +46,11 @@ class Activated:
     def variance(self) -> Tensor:
         """The variances in float64."""
         return self.spread.double()
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The variances of the activated vector."""
+        return self.activation.variance(self.mean, self.variance)
 
     def elements(self, dtype: torch.dtype) -> Elements:
         """The numbers of each element that `pair` needs, for pairs of any correlation."""
@@ -106,6 +113,15 @@ class Activation(ABC):
     @abstractmethod
     def key(self) -> Hashable:
         """What `pair` depends on beside the elements: activations of equal keys share it."""
+
+    def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
+        """Functions that are the same for all elements, and the factors that make it their sum."""
+
+        def function(y: Tensor) -> Tensor:
+            return self.mean(y, torch.zeros_like(y))
+
+        del variance
+        return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
 
     few: ClassVar[int] = sys.maxsize
     """The number of pairs up to which `pair` wants no coefficients."""

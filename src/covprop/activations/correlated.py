@@ -5,13 +5,13 @@ r the root of the share of an element's variance that is left after K terms (Cau
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation, Elements, Prepared
-from covprop.kernels.hermite import flushed, power_series
+from covprop.kernels.hermite import flushed, in_units, power_series, series_units
 from covprop.kernels.normal import correlation, inverse_deviation
 
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
@@ -42,6 +42,7 @@ class Correlated(Activation, ABC):
     def order(self, largest: float, dtype: torch.dtype) -> int:
         """The first order of LADDER that suffices for every pair, or the longest."""
         allowed = [order for order in LADDER if order <= self.longest]
+        largest = min(largest, 1.0)  # but for rounding
         enough = (k for k in allowed if largest ** (k + 1) <= self.accuracy[dtype])
         return next(enough, allowed[-1])
 
@@ -55,32 +56,37 @@ class Correlated(Activation, ABC):
     def series_elements(
         self, coefficients: Tensor, output: Tensor, variance: Tensor, dtype: torch.dtype
     ) -> Elements:
-        """1 / sigma, the tail after each order of LADDER, coefficients."""
+        """1 / sigma, the tail after each order of LADDER, coefficients and their unit."""
+        inverse = inverse_deviation(variance)
+        if not len(coefficients):
+            nothing = coefficients.to(dtype)
+            return inverse.to(dtype), nothing, nothing, torch.ones_like(inverse, dtype=dtype)
         largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as `order` has it
-        coefficients = flushed(coefficients, dtype, largest)
-        tails = _relative_tails(coefficients.detach(), output.detach(), variance.detach())
-        return inverse_deviation(variance).to(dtype), tails.to(dtype), coefficients.to(dtype)
+        units = series_units(coefficients, dtype)
+        coefficients = flushed(coefficients / units, dtype, largest)
+        tails = _relative_tails((coefficients * units).detach(), output.detach(), variance.detach())
+        elements = inverse, tails, coefficients, units
+        return tuple(element.to(dtype) for element in elements)
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """The series at the first order whose bound suffices; what it cannot do directly."""
         rho = correlation(covariance, left[0], right[0])
         (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
         if not len(a):
-            return self.direct(left[3:], right[3:], covariance)
+            return self.direct(left[4:], right[4:], covariance)
         order, hard = self.split(rho.detach(), tails_i, tails_j)
         if order == 0:
-            return self.direct(left[3:], right[3:], covariance)
-        result = covariance * power_series(rho, a[:order], b[:order])
+            return self.direct(left[4:], right[4:], covariance)
+        result = in_units(covariance, left[3], right[3]) * power_series(rho, a[:order], b[:order])
         if hard is None:
             return result
         index = hard.nonzero(as_tuple=True)
         if not len(index[0]):
             return result
-        spread = torch.broadcast_tensors(*left[3:], *right[3:], covariance)
-        picked = [tensor[index] for tensor in spread]
-        count = len(left) - 3
-        direct = self.direct(tuple(picked[:count]), tuple(picked[count:-1]), picked[-1])
-        return result.index_put(index, direct)
+        rows, columns = (
+            tuple(picked(t, index, rho.shape) for t in side[4:]) for side in (left, right)
+        )
+        return result.index_put(index, self.direct(rows, columns, covariance[index]))
 
     def split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
         """The cheapest order of the series for a block, and which pairs are beyond it, if any."""
@@ -117,14 +123,19 @@ class Correlated(Activation, ABC):
         return order, rho.abs() * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
 
 
+def picked(tensor: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    """The entries of pairs of a tensor (*any, ...) that broadcasts to this shape in the end."""
+    rows = tensor.shape[: tensor.dim() - len(shape)]
+    places: tuple[Any, ...] = (..., *index)
+    return tensor.expand(*rows, *shape)[places]
+
+
 def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> Tensor:
     """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER that the coefficients reach.
 
     What lies beyond the last coefficient is the rest of the variance, as far as rounding shows it,
     and no more than coefficients of the size of the last ones would make.
     """
-    if not len(coefficients):
-        return coefficients
     squares = coefficients.square()
     positive = (variance > 0) & (output > 0)
     total = torch.where(positive, output / torch.where(positive, variance, 1), 1)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,54 +21,83 @@ WIDE = 8.0
 """Standard deviation above which an even grid would need too many panels."""
 GROWTH = 1.25
 """Ratio of the distances from zero, or a kink, of neighbouring points for wide elements."""
+SOFTENED = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
+"""Breakpoints around a kink of the second variable, in units of the width that blurs it."""
 
 
 @dataclass(frozen=True)
 class Scalar:
     """A function: its code, its kinks, its mean in closed form if it has one.
 
-    fineness: the multiple of the usual number of panels that its moments needed.
+    fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
+    its kinks where it jumps, and by how much.
     """
 
     function: Callable[[Tensor], Tensor]
     kinks: Sequence[float] = ()
     conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
     fineness: int = 1
+    jumps: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Two:
+    """The functions of a pair; the second is integrated given the variable of the first."""
+
+    first: Scalar
+    second: Scalar
+
+    @property
+    def fineness(self) -> int:
+        """That of the finer one."""
+        return max(self.first.fineness, self.second.fineness)
 
 
 def breakpoints(
-    kinks: Sequence[float], mean: Tensor, stddev: Tensor, panels: int, reach: float = REACH
+    kinks: Sequence[float],
+    mean: Tensor,
+    stddev: Tensor,
+    panels: int,
+    reach: float = REACH,
+    fineness: float = 1.0,
 ) -> Tensor:
     """An even grid over `reach` standard deviations, the kinks of each element sorted in.
 
     Where the standard deviation is wide against features of unit size, panels that grow with the
-    distance from zero and from the kinks are sorted in too. Shape (*shape of mean, breakpoints),
-    or (breakpoints,) if the grid is the same for all elements.
+    distance from zero and from the kinks are sorted in too, as many as the fineness asks for. Shape
+    (*shape of mean, breakpoints), or (breakpoints,) if the grid is the same for all elements.
     """
     grid = torch.linspace(-reach, reach, panels + 1, dtype=mean.dtype, device=mean.device)
     grid[panels // 2] = 0
-    places = graded(kinks, mean, stddev, panels / (2 * reach), reach)
+    widest = float(stddev.max()) if stddev.numel() else 0.0
+    points = list(kinks)
+    if widest > WIDE:
+        points = graded(kinks, 1 / fineness, fineness, widest * 2 * reach / panels)
+    scale = torch.where(stddev > 0, stddev, 1)
+    places = [(point - mean) / scale for point in points]
     return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
 
 
-def graded(
-    kinks: Sequence[float], mean: Tensor, stddev: Tensor, density: float, reach: float
-) -> list[Tensor]:
-    """Kinks, and for wide elements points around them and zero, in standard deviations."""
-    scale = torch.where(stddev > 0, stddev, 1)
-    places = [(kink - mean) / scale for kink in kinks]
-    widest = float(stddev.max()) if stddev.numel() else 0.0
-    if widest <= WIDE:
-        return places
-    span = reach * widest + float(mean.abs().max())
-    step, growth = 2 / density, GROWTH ** (1 / density)
+def graded(kinks: Sequence[float], unit: float, fineness: float, even: float) -> list[float]:
+    """Points around zero and the kinks whose distances grow with that from the nearest of them.
+
+    unit: the size of what there is to see close by, of which a panel takes two; even: the width of
+    the panels that there are anyway, which suffice from some distance on.
+    """
+    growth = GROWTH ** (1 / fineness)
     distances = [0.0]
-    while distances[-1] < span:
-        distances.append(max(distances[-1] + step, distances[-1] * growth))
-    for centre in {0.0, *kinks}:
-        for distance in distances:
-            places += [(centre + side * distance - mean) / scale for side in (-1, 1)]
-    return places
+    while distances[-1] * (growth - 1) < even:
+        distances.append(max(distances[-1] + 2 * unit, distances[-1] * growth))
+    centres = sorted({0.0, *kinks})
+    edges = [-math.inf, *((a + b) / 2 for a, b in pairwise(centres)), math.inf]
+    points = {
+        centre + side * distance
+        for centre, low, high in zip(centres, edges, edges[1:], strict=False)
+        for distance in distances
+        for side in (-1, 1)
+        if low <= centre + side * distance <= high
+    }
+    return sorted(points)
 
 
 def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
@@ -118,3 +148,8 @@ def value_and_slope(function: Callable[[Tensor], Tensor], y: Tensor) -> tuple[Te
         else:
             slope = torch.zeros_like(y)
     return value.detach(), slope
+
+
+def rest_of(rho: Tensor) -> Tensor:
+    """sqrt(1 - rho^2): the share of a standard deviation that the other variable leaves."""
+    return ((1 - rho) * (1 + rho)).clamp(min=0).sqrt()

@@ -6,7 +6,7 @@ small difference of large numbers. Grids are refined until nothing moves.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,9 @@ error of the finer one is far smaller."""
 SMALLEST_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 """Below this standard deviation, second derivatives are taken at it: rounding would eat them."""
 PART = 1024
-"""Elements whose grids are held at a time."""
+"""Elements that are refined together."""
+HELD = 2**19
+"""Values of the function that are held at a time."""
 
 
 def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
@@ -48,12 +50,11 @@ def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[
     _check_parameters(scalar.function, mean)
     if mean.numel() == 0:
         return [mean, variance, mean.expand(order, *mean.shape), mean]
-    # Wide elements have grids of their own, and do not burden the others with them.
-    order_of_width = (variance.flatten() > WIDE**2).long().argsort(stable=True)
-    count = int((variance > WIDE**2).sum())
-    sizes = [mean.numel() - count, count]
+    # Elements of like width have like grids; wide ones do not burden the others with theirs.
+    order_of_width = variance.detach().flatten().argsort(stable=True)
+    wide = int((variance > WIDE**2).sum())
     pieces: list[tuple[Tensor, ...]] = []
-    for indices in order_of_width.split(sizes):
+    for indices in order_of_width.split([mean.numel() - wide, wide]):
         for part in indices.split(PART) if len(indices) else ():
             pieces.append(
                 _Moments.apply(mean.flatten()[part], variance.flatten()[part], scalar, order)
@@ -72,10 +73,10 @@ class _Moments(Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(mean, variance)
         ctx.scalar, ctx.order = scalar, order
-        grid = _converged_grid(scalar, mean, standard_deviation(variance), order)
-        fineness = torch.full_like(mean, grid.fineness)
-        ctx.mark_non_differentiable(fineness)
-        return grid.mean(), grid.variance(), grid.coefficients(order), fineness
+        fineness, found = _converged(scalar, mean, standard_deviation(variance), order)
+        needed = torch.full_like(mean, fineness)
+        ctx.mark_non_differentiable(needed)
+        return found.mean, found.variance, found.coefficients, needed
 
     @staticmethod
     @first_order
@@ -84,15 +85,15 @@ class _Moments(Function):
         mean, variance = ctx.saved_tensors
         order = ctx.order
         stddev = standard_deviation(variance)
-        grid = _converged_grid(ctx.scalar, mean, stddev, order + 2)
-        by_mean, by_variance = grid.variance_gradient()
+        _, found = _converged(ctx.scalar, mean, stddev, order + 2)
         step = stddev.clamp(min=SMALLEST_STEP)
-        steep = grid
+        steep = found
         if bool((step > stddev).any()):
-            steep = _converged_grid(ctx.scalar, mean, step, order + 2)
-        rows = steep.coefficients(order + 2)  # a_k / sigma
-        into_mean = grad_mean * grid.coefficients(1)[0] + grad_variance * by_mean
-        into_variance = grad_mean * rows[1] / (math.sqrt(2) * step) + grad_variance * by_variance
+            _, steep = _converged(ctx.scalar, mean, step, order + 2)
+        rows = steep.coefficients  # a_k / sigma
+        into_mean = grad_mean * found.coefficients[0] + grad_variance * found.variance_by_mean
+        into_variance = grad_mean * rows[1] / (math.sqrt(2) * step)
+        into_variance = into_variance + grad_variance * found.variance_by_variance
         for k in range(1, order + 1):
             # d a_k / d mu = sqrt(k+1) a_{k+1} / sigma, and the heat equation for the variance.
             into_mean = into_mean + grad_rows[k - 1] * math.sqrt(k + 1) * rows[k] / step
@@ -101,18 +102,41 @@ class _Moments(Function):
         return into_mean, into_variance, None, None
 
 
+class _Found(NamedTuple):
+    """What a grid says of each element."""
+
+    mean: Tensor
+    variance: Tensor
+    mismatch: Tensor
+    """How far g' is from integrating back to g, in standard deviations; rounding aside."""
+    rounding: Tensor
+    """The square of what rounding, of values and of arguments, does to a deviation; the smallest
+    normal number at least, as denormal ones have few digits."""
+    variance_by_mean: Tensor
+    variance_by_variance: Tensor
+    coefficients: Tensor
+
+    def agrees_with(self, coarse: "_Found") -> bool:
+        """Whether mean and variance have not moved, but for rounding."""
+        variance, floor = self.variance, self.rounding
+        drift = (variance - coarse.variance).abs()
+        shift = (self.mean - coarse.mean).square()
+        still = (drift <= CONVERGED * variance + floor) & (shift <= CONVERGED**2 * variance + floor)
+        return bool(still.all())
+
+
 class _Grid:
-    """g and g' on panels around every element, with the weights of the normal density.
+    """g and g' on panels around some elements, with the weights of the normal density.
 
     fineness multiplies the usual number of panels.
     """
 
     def __init__(
-        self, scalar: Scalar, mean: Tensor, stddev: Tensor, order: int, fineness: float
+        self, scalar: Scalar, mean: Tensor, stddev: Tensor, panels: int, fineness: float
     ) -> None:
-        self.fineness, self._stddev = fineness, stddev
-        panels = int(panel_count(stddev, order) * fineness)
-        grid = Panels(breakpoints(scalar.kinks, mean, stddev, panels), NODES)
+        self._stddev = stddev
+        points = breakpoints(scalar.kinks, mean, stddev, panels, fineness=fineness)
+        grid = Panels(points, NODES)
         self._nodes, self._weights = grid.nodes, grid.weights
         self._even = grid.nodes.dim() == 2  # noqa: PLR2004  (panels, nodes), for all elements
         self._normal = grid.weights * density(grid.nodes)
@@ -121,16 +145,28 @@ class _Grid:
         self._centre = scalar.function(mean)
         self._argument = mean.abs() + stddev
         self._rise = stddev[..., None, None] * grid.integral_from_zero(self._slope)
-        self._expected_rise = self._expect(self._rise)
-        self._deviation = self._rise - self._expected_rise[..., None, None]
 
-    def mean(self) -> Tensor:
-        return self._centre + self._expected_rise
+    def found(self, order: int) -> _Found:
+        """All that is asked of it, with coefficients up to an order."""
+        expected = self._expect(self._rise)
+        deviation = self._rise - expected[..., None, None]
+        variance = self._expect(deviation.square())
+        size = self._expect(self._value.square()) + self._argument.square()
+        limits = torch.finfo(size.dtype)
+        # Denormal numbers have few digits.
+        rounding = (ROUNDING * limits.eps) ** 2 * size + limits.tiny
+        return _Found(
+            self._centre + expected,
+            variance,
+            self._mismatch(variance, rounding),
+            rounding,
+            *self._variance_gradient(deviation),
+            self._coefficients(order),
+        )
 
-    def variance(self) -> Tensor:
-        return self._expect(self._deviation.square())
-
-    def coefficients(self, order: int) -> Tensor:
+    def _coefficients(self, order: int) -> Tensor:
+        if not order:
+            return self._slope.new_empty(0, *self._stddev.shape)
         if self._even:
             basis = hermite_basis(len(self._nodes), order).to(self._slope)
             return (self._slope.flatten(-2) @ basis.mT).movedim(-1, 0)
@@ -138,57 +174,57 @@ class _Grid:
         rows = zip(range(1, order + 1), hermite_functions(self._nodes), strict=False)
         return torch.stack([(weighted * h).sum((-2, -1)) / math.sqrt(k) for k, h in rows])
 
-    def variance_gradient(self) -> tuple[Tensor, Tensor]:
+    def _variance_gradient(self, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2."""
-        product = self._deviation * self._slope
+        product = deviation * self._slope
         varies = self._stddev > 0
         by_variance = self._expect(product * self._nodes) / torch.where(varies, self._stddev, 1)
         return 2 * self._expect(product), torch.where(
             varies, by_variance, self._expect(self._slope).square()
         )
 
-    def mismatch(self) -> float:
-        """How far g' is from integrating back to g, in standard deviations; rounding aside."""
+    def _mismatch(self, variance: Tensor, rounding: Tensor) -> Tensor:
         difference = self._value - self._centre[..., None, None] - self._rise
-        excess = (self._expect(difference.square()) - self._rounding()).clamp(min=0)
-        variance = self.variance()
+        excess = (self._expect(difference.square()) - rounding).clamp(min=0)
         share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
-        return float(share.max().sqrt())
-
-    def agrees_with(self, coarse: "_Grid") -> bool:
-        """Whether mean and variance have not moved, but for rounding."""
-        variance, floor = self.variance(), self._rounding()
-        drift = (variance - coarse.variance()).abs()
-        shift = (self.mean() - coarse.mean()).square()
-        still = (drift <= CONVERGED * variance + floor) & (shift <= CONVERGED**2 * variance + floor)
-        return bool(still.all())
-
-    def _rounding(self) -> Tensor:
-        """The square of what rounding, of values and of arguments, does to a deviation."""
-        size = self._expect(self._value.square()) + self._argument.square()
-        return (ROUNDING * torch.finfo(size.dtype).eps) ** 2 * size
+        return share.sqrt()
 
     def _expect(self, values: Tensor) -> Tensor:
         return (values * self._normal).sum((-2, -1))
 
 
-def _converged_grid(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> _Grid:
-    """Double the panels until mean and variance stand still and g' integrates back to g."""
+def _on_grids(
+    scalar: Scalar, mean: Tensor, stddev: Tensor, order: int, waves: int, fineness: float
+) -> _Found:
+    """Elements on grids of one fineness, narrow enough for He_waves, as many as may be held."""
+    panels = int(panel_count(stddev, waves) * fineness)
+    widest = stddev.argmax().reshape(1)
+    nodes = breakpoints(scalar.kinks, mean[widest], stddev[widest], panels, fineness=fineness)
+    size = max(1, HELD // (NODES * nodes.shape[-1]))
+    parts = [
+        _Grid(scalar, *part, panels, fineness).found(order)
+        for part in zip(mean.split(size), stddev.split(size), strict=True)
+    ]
+    return _Found(*(torch.cat(column, dim=-1) for column in zip(*parts, strict=True)))
+
+
+def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tuple[int, _Found]:
+    """A grid on which mean and variance stand still and g' integrates back to g: its fineness."""
     name = name_of(scalar.function)
     with torch.no_grad():
-        coarse = _Grid(scalar, mean, stddev, order, 0.5)
+        coarse = _on_grids(scalar, mean, stddev, 0, order, 0.5)
         _check_element_wise(scalar.function, mean)
         fineness, before = 1, math.inf
         while fineness <= FINEST:
-            fine = _Grid(scalar, mean, stddev, order, fineness)
-            if not bool(torch.isfinite(fine.variance() + fine.mean()).all()):
+            fine = _on_grids(scalar, mean, stddev, order, order, fineness)
+            if not bool(torch.isfinite(fine.variance + fine.mean).all()):
                 raise QuadratureError(
                     f"{name} is not finite within {REACH:g} standard deviations of the mean, so "
                     "its moments do not exist; bound it first"
                 )
-            mismatch, settled = fine.mismatch(), fine.agrees_with(coarse)
+            mismatch, settled = float(fine.mismatch.max()), fine.agrees_with(coarse)
             if settled and mismatch <= HONEST:
-                return fine
+                return fineness, fine
             if settled and mismatch > before / 2:
                 raise QuadratureError(
                     f"autograd's derivative of {name} does not integrate back to it: it jumps, or "

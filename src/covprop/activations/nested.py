@@ -5,7 +5,7 @@ the first. |rho| = 1 is a one-dimensional integral.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,28 +14,28 @@ from torch.autograd import Function
 
 from covprop.activations.grids import (
     NODES,
-    REACH,
+    SOFTENED,
     WIDE,
     Scalar,
+    Two,
     breakpoints,
-    graded,
     insert,
     panel_count,
+    rest_of,
     value_and_slope,
 )
+from covprop.activations.wide import given_first, outer_rule
 from covprop.kernels.gradients import first_order
 from covprop.kernels.nodes import Panels, hermite_rule
 from covprop.kernels.normal import density
 
 INNER_REACH = 9.0
 """Standard deviations covered on either side by the variable that is integrated first."""
-SOFTENED = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
-"""Breakpoints around a kink of the second variable, in units of the width that blurs it."""
 GENTLE = {0.1: 8, 0.3: 16, 1.0: 40}
 """Gauss-Hermite nodes that suffice up to a standard deviation of the second given the first."""
-PART = 2**18
+PART = 2**16
 """Nodes of the first variable, of all pairs together, that are held at a time."""
-BUDGET = 2**22
+BUDGET = 2**19
 """Function values held at a time."""
 
 
@@ -50,55 +50,101 @@ def nested_covariance(
         torch.where(swap, mean_1, mean_2),
         torch.where(swap, stddev_1, stddev_2),
     )
-    return _Nested.apply(scalar, *ordered, rho)
+    return _Nested.apply(Two(scalar, scalar), *ordered, rho)
+
+
+def nested_cross(
+    one: Scalar,
+    other: Scalar,
+    mean_1: Tensor,
+    stddev_1: Tensor,
+    mean_2: Tensor,
+    stddev_2: Tensor,
+    rho: Tensor,
+) -> Tensor:
+    """Cov[g(y1), h(y2)] for vectors of pairs, in float64; one of the two may jump."""
+    # The slope of what jumps is integrated over its own variable; a closed mean is used for the
+    # other one.
+    closed = one.conditional_mean is not None and other.conditional_mean is None
+    if other.jumps or (closed and not one.jumps):
+        return _Nested.apply(Two(other, one), mean_2, stddev_2, mean_1, stddev_1, rho)
+    return _Nested.apply(Two(one, other), mean_1, stddev_1, mean_2, stddev_2, rho)
 
 
 class _Nested(Function):
     @staticmethod
-    def forward(ctx: Any, scalar: Scalar, *pairs: Tensor) -> Tensor:
+    def forward(ctx: Any, two: Two, *pairs: Tensor) -> Tensor:
         ctx.save_for_backward(*pairs)
-        ctx.scalar = scalar
-        return torch.cat([_covariance(scalar, *part) for part in _parts(pairs, scalar.fineness)])
+        ctx.two = two
+        return _in_parts(two, pairs, lambda *part: (_covariance(two, *part),))[0]
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        scalar = ctx.scalar
-        parts = [_partials(scalar, *p) for p in _parts(ctx.saved_tensors, scalar.fineness)]
-        return None, *(gradient * torch.cat(column) for column in zip(*parts, strict=True))
+        two = ctx.two
+        partials = _in_parts(two, ctx.saved_tensors, lambda *part: _partials(two, *part))
+        return None, *(gradient * partial for partial in partials)
 
 
-def _parts(pairs: Sequence[Tensor], fineness: int) -> list[list[Tensor]]:
-    """Cut vectors of pairs so that the nodes of a part are few."""
-    outer = panel_count(torch.maximum(pairs[1], pairs[3])) * NODES * fineness
-    size = max(1, PART // outer)
-    return [list(part) for part in zip(*(p.split(size) for p in pairs), strict=True)]
+def _in_parts(
+    two: Two, pairs: Sequence[Tensor], function: Callable[..., tuple[Tensor, ...]]
+) -> list[Tensor]:
+    """Vectors of pairs, in parts whose nodes may be held: wide ones singly, others by width."""
+    width = pairs[1]
+    wide = pairs[3] > WIDE
+    singly = [indices.reshape(1) for indices in wide.nonzero().flatten()]
+    rest = (~wide).nonzero().flatten()
+    rest = rest[width[rest].argsort(stable=True)]
+    parts = [*singly]
+    while len(rest):
+        size = min(len(rest), PART // _outer_count(two, [p[rest[-1:]] for p in pairs]) + 1)
+        parts.append(rest[-size:])
+        rest = rest[:-size]
+    columns = zip(*(function(*(p[part] for p in pairs)) for part in parts), strict=True)
+    back = torch.cat(parts).argsort() if parts else torch.zeros(0, dtype=torch.long)
+    return [torch.cat(column)[back] for column in columns]
+
+
+def _outer_count(two: Two, pair: Sequence[Tensor]) -> int:
+    return _outer(two, *pair)[0].shape[-1]
 
 
 def _inner_panels(stddev: Tensor) -> int:
-    widest = float(stddev.max())
-    return 2 * math.ceil(INNER_REACH / 4 * max(1.0, widest if widest <= WIDE else 1.0)) * 2
+    return 2 * math.ceil(INNER_REACH / 4 * max(1.0, float(stddev.max()))) * 2
 
 
 def _outer(
-    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the first variable: (pairs, nodes)."""
-    panels = panel_count(torch.maximum(stddev_1, stddev_2)) * scalar.fineness
-    grid = breakpoints(scalar.kinks, mean_1, stddev_1, panels).expand(len(mean_1), -1)
-    # Given y1, a kink of g(y2) is blurred over the width sqrt(1 - rho^2).
+    if _is_wide(stddev_2):
+        moments = torch.cat([mean_1, mean_2]), torch.cat([stddev_1, stddev_2])
+        nodes, weights = outer_rule(two, *moments, rho[0])
+        return nodes[None], weights[None]
+    fineness = two.fineness
+    panels = panel_count(torch.maximum(stddev_1, stddev_2)) * fineness
+    grid = breakpoints(two.first.kinks, mean_1, stddev_1, panels, fineness=fineness)
+    # Given y1, a kink of h(y2) is blurred over the width sqrt(1 - rho^2).
     slope = torch.where(rho != 0, rho, 1)
-    width = _rest(rho) / slope.abs()
+    width = rest_of(rho) / slope.abs()
     places = [
         (kink - mean_2) / (torch.where(stddev_2 > 0, stddev_2, 1) * slope) + offset * width
-        for kink in scalar.kinks
+        for kink in two.second.kinks
         for offset in SOFTENED
     ]
-    if float(stddev_2.max()) > WIDE:  # features of g(y2), seen from y1
-        places += graded((), mean_2, stddev_2 * slope, panels / (2 * REACH), REACH)
-    quadrature = Panels(insert(grid, places), NODES)
+    quadrature = Panels(insert(grid.expand(len(mean_1), -1), places), NODES)
     nodes = quadrature.nodes.flatten(-2)
     return nodes, quadrature.weights.flatten(-2) * density(nodes)
+
+
+def _is_wide(stddev: Tensor) -> bool:
+    """Whether this is one of the pairs that come singly."""
+    return len(stddev) == 1 and float(stddev) > WIDE
+
+
+def _is_blurred(scalar: Scalar, stddev: Tensor) -> bool:
+    """Whether a few Gauss-Hermite nodes do not suffice for the second variable given the first."""
+    return bool(scalar.kinks) or float(stddev.max()) * scalar.fineness > max(GENTLE)
 
 
 def _given_first(
@@ -137,53 +183,65 @@ def _inner_rule(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, T
 
 
 def _covariance(
-    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> Tensor:
-    """E[(g(y1) - E g) (E[g(y2) | y1] - E g)]."""
-    x, weight = _outer(scalar, mean_1, stddev_1, mean_2, stddev_2, rho)
+    """E[(g(y1) - E g) (E[h(y2) | y1] - E h)]."""
+    x, weight = _outer(two, mean_1, stddev_1, mean_2, stddev_2, rho)
     mean, stddev = _conditional(mean_2, stddev_2, rho, x)
-    if scalar.conditional_mean is not None:
-        second = scalar.conditional_mean(mean, stddev.square())
+    if two.second.conditional_mean is not None:
+        second = two.second.conditional_mean(mean, stddev.square())
+    elif _is_wide(stddev_2) and _is_blurred(two.second, stddev):
+        second = given_first(two.second, mean[0], stddev[0, 0], slopes=False)
     else:
-        second = _given_first(scalar, mean, stddev, x, _rest(rho))[0]
-    first = scalar.function(mean_1[:, None] + stddev_1[:, None] * x)
+        second = _given_first(two.second, mean, stddev, x, rest_of(rho))[0]
+    first = two.first.function(mean_1[:, None] + stddev_1[:, None] * x)
     first = first - (weight * first).sum(-1, keepdim=True)
     second = second - (weight * second).sum(-1, keepdim=True)
     return (weight * first * second).sum(-1)
 
 
 def _partials(
-    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> tuple[Tensor, ...]:
-    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, from g and g' alone.
+    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, from g, h, g' and h' alone.
 
-    d/drho = sigma_1 sigma_2 E[g'(y1) g'(y2)] (Price); the others move one argument.
+    d/drho = sigma_1 sigma_2 E[g'(y1) h'(y2)] (Price); the others move one argument.
     """
-    x, weight = _outer(scalar, mean_1, stddev_1, mean_2, stddev_2, rho)
+    x, weight = _outer(two, mean_1, stddev_1, mean_2, stddev_2, rho)
+    first, first_slope = value_and_slope(
+        two.first.function, mean_1[:, None] + stddev_1[:, None] * x
+    )
+    # A jump has its slope at one place, where the density is that of y1.
+    places = [(kink - mean_1) / stddev_1 for kink, _ in two.first.jumps]
+    peaks = [
+        jump * density(z) / stddev_1 for z, (_, jump) in zip(places, two.first.jumps, strict=True)
+    ]
+    x = torch.cat([x, *(place[:, None] for place in places)], dim=-1)
+    steep = torch.cat([weight * first_slope, *(peak[:, None] for peak in peaks)], dim=-1)
+    nothing = torch.zeros(len(x), len(places), dtype=x.dtype, device=x.device)
+    weight, first = torch.cat([weight, nothing], dim=-1), torch.cat([first, nothing], dim=-1)
     mean, stddev = _conditional(mean_2, stddev_2, rho, x)
     positions = rho[:, None] * x
-    second, second_slope, stretched = _given_first(scalar, mean, stddev, positions, _rest(rho))
-    first, first_slope = value_and_slope(scalar.function, mean_1[:, None] + stddev_1[:, None] * x)
-    first = first - (weight * first).sum(-1, keepdim=True)
+    if _is_wide(stddev_2) and _is_blurred(two.second, stddev):
+        found = given_first(two.second, mean[0], stddev[0, 0], slopes=True)
+        second, second_slope, turned = found[:, None]
+        stretched = positions * second_slope + rest_of(rho)[:, None] * turned
+    else:
+        second, second_slope, stretched = _given_first(
+            two.second, mean, stddev, positions, rest_of(rho)
+        )
+    first = weight * (first - (weight * first).sum(-1, keepdim=True))
     second = second - (weight * second).sum(-1, keepdim=True)
-
-    def expect(values: Tensor) -> Tensor:
-        return (weight * values).sum(-1)
-
     return (
-        expect(first_slope * second),
-        expect(x * first_slope * second),
-        expect(first * second_slope),
-        expect(first * stretched),
-        stddev_1 * stddev_2 * expect(first_slope * second_slope),
+        (steep * second).sum(-1),
+        (steep * x * second).sum(-1),
+        (first * second_slope).sum(-1),
+        (first * stretched).sum(-1),
+        stddev_1 * stddev_2 * (steep * second_slope).sum(-1),
     )
 
 
 def _conditional(mean: Tensor, stddev: Tensor, rho: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of y2 given the standardised y1 = x."""
     centre = mean[:, None] + (stddev * rho)[:, None] * x
-    return centre, (stddev * _rest(rho))[:, None].expand_as(centre)
-
-
-def _rest(rho: Tensor) -> Tensor:
-    return ((1 - rho) * (1 + rho)).clamp(min=0).sqrt()
+    return centre, (stddev * rest_of(rho))[:, None].expand_as(centre)

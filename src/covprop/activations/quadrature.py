@@ -13,13 +13,14 @@ from torch import Tensor
 
 from covprop.activations.base import Elements, Prepared
 from covprop.activations.correlated import LADDER, Correlated
-from covprop.activations.grids import Scalar
+from covprop.activations.grids import WIDE, Scalar
 from covprop.activations.moments import moments
 from covprop.activations.nested import nested_covariance
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 
 WITH_KINKS = 64
-"""The longest series with kinks, where coefficients cost more and fall more slowly."""
+"""The longest series with kinks, where coefficients cost more than a few pairs of narrow elements;
+those of wide ones are far dearer."""
 
 
 @final
@@ -64,19 +65,22 @@ class Quadrature(Correlated):
         """The function."""
         return (self.function, tuple(self.kinks))
 
-    def order(self, largest: float, dtype: torch.dtype) -> int:
-        """Kinks cost coefficients that fall slowly."""
-        order = super().order(largest, dtype)
-        return min(order, WITH_KINKS) if self.kinks else order
-
     def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
         """Moments, coefficients and the fineness that all of them need, from one grid."""
+        if self.kinks and not bool((variance > WIDE**2).any()):
+            order = min(order, WITH_KINKS)
         centre, output, coefficients, fineness = moments(self._scalar(), mean, variance, order)
         # A variance at the level of rounding has no correlation to speak of.
         varies = output > (torch.finfo(output.dtype).eps * centre).square()
         own = self._with_fineness(mean, variance, fineness)
         series = self.series_elements(coefficients, output * varies, variance, dtype)
         return Prepared(centre, output, (*series, *(element.to(dtype) for element in own)))
+
+    def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
+        """The function itself, as fine as its moments ask for."""
+        fineness = moments(self._scalar(), mean, variance, 1)[3]
+        finest = int(fineness.max()) if fineness.numel() else 1
+        return [(torch.ones_like(mean), self._scalar(finest))]
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """mu, sigma, 1 / sigma and the grid's fineness."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations.base import Activation
+from covprop.activations.entire import power
 from covprop.activations.piecewise import Piecewise, continuous
 from covprop.activations.registry import INTEGRAL, declare
 from covprop.errors import UnsupportedOperation
@@ -48,22 +49,18 @@ def relu6(inplace: bool = False) -> Activation:
 @declare("hardtanh", treatment=INTEGRAL)
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Activation:
     """Y held between two values."""
-    function = partial(torch.clamp, min=min_val, max=max_val)
-    return continuous(function, [min_val, max_val], [0.0, 1.0, 0.0], min_val)
+    if min_val > max_val:
+        raise ValueError(f"hardtanh needs min_val <= max_val, not {min_val:g} and {max_val:g}")
+    return _held("hardtanh", float(min_val), float(max_val))
 
 
 @declare("clamp", "clip", treatment=INTEGRAL)
 def clamp(min: Any = None, max: Any = None) -> Activation:
     """Y held between two numbers, either of which may be missing."""
+    if min is None and max is None:
+        raise ValueError("clamp needs at least one of min and max")
     low, high = _number("clamp", min), _number("clamp", max)
-    low, high = None if low == -math.inf else low, None if high == math.inf else high
-    if high is None:
-        if low is None:
-            raise ValueError("clamp needs at least one of min and max")
-        return continuous(partial(torch.clamp, min=low), [low], [0.0, 1.0], low)
-    if low is None:
-        return continuous(partial(torch.clamp, max=high), [high], [1.0, 0.0], high)
-    return hardtanh(low if low < high else high, high)  # torch: min > max makes all max
+    return _held("clamp", -math.inf if low is None else low, math.inf if high is None else high)
 
 
 @declare("clamp_min", treatment=INTEGRAL)
@@ -81,6 +78,8 @@ def clamp_max(max: Any) -> Activation:
 @declare("threshold", "_threshold", treatment=INTEGRAL)
 def threshold(threshold: float, value: float, inplace: bool = False) -> Activation:
     """Y above the threshold, value below."""
+    if threshold == -math.inf:
+        return power(1)
     function = partial(F.threshold, threshold=threshold, value=value)
     return Piecewise(function, [threshold], [0.0, 1.0], value, [threshold - value])
 
@@ -128,6 +127,24 @@ def hardshrink(lambd: float = 0.5) -> Activation:
     """Y where |y| > lambd, 0 elsewhere."""
     function = partial(F.hardshrink, lambd=lambd)
     return Piecewise(function, [-lambd, lambd], [1.0, 0.0, 1.0], -lambd, [lambd, lambd])
+
+
+def _held(name: str, low: float, high: float) -> Activation:
+    """Y between two bounds, of which an infinite one is none."""
+    if not (low < math.inf and high > -math.inf):  # which NaN fails too
+        raise UnsupportedOperation(
+            f"{name} between {low:g} and {high:g} has no finite moments; use bounds that are "
+            "numbers, or infinities that leave room between them"
+        )
+    if high == math.inf:
+        if low == -math.inf:
+            return power(1)
+        return continuous(partial(torch.clamp, min=low), [low], [0.0, 1.0], low)
+    if low == -math.inf:
+        return continuous(partial(torch.clamp, max=high), [high], [1.0, 0.0], high)
+    low = min(low, high)  # torch: min > max makes all max
+    function = partial(torch.clamp, min=low, max=high)
+    return continuous(function, [low, high], [0.0, 1.0, 0.0], low)
 
 
 def prelu(weight: Tensor) -> Activation:

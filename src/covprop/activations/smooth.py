@@ -1,6 +1,7 @@
 """Smooth functions: normal-cdf and entire ones in closed form, the others by quadrature."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
             f"softplus with threshold {threshold} jumps where it becomes linear; use one of "
             f"at least {SMOOTH_THRESHOLD:g}"
         )
-    return Quadrature(partial(_softplus, rate=float(beta)), rises=True)
+    return Quadrature(_softplus_of(float(beta)), rises=True)
 
 
 @declare("logsigmoid", treatment=QUADRATURE)
@@ -142,7 +143,13 @@ def hardswish(inplace: bool = False) -> Activation:
 @declare("tanhshrink", treatment=QUADRATURE)
 def tanhshrink() -> Activation:
     """Y - tanh(y)."""
-    return Quadrature(_Tanhshrink.apply, rises=True)
+    return Quadrature(wraps(F.tanhshrink)(partial(_Tanhshrink.apply)), rises=True)
+
+
+@lru_cache
+def _softplus_of(rate: float) -> Callable[[Tensor], Tensor]:
+    """The same object for the same rate, so that activations of two branches have one key."""
+    return wraps(F.softplus)(partial(_softplus, rate=rate))
 
 
 def _softplus(y: Tensor, rate: float) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from covprop.bayes.geometry import Dot, Geometry
 from covprop.bayes.weights import Weights
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, Sketch, Zero
+from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
 from covprop.tensor import GaussianTensor
 
@@ -46,7 +47,7 @@ def propagated(x: GaussianTensor, geometry: Geometry, weights: Weights) -> Gauss
         shared = geometry.blocks(_shared_noise(x, geometry, weights))
         if not isinstance(x.covariance, Zero):
             shared = shared + x.covariance.push(linear()).matrix()
-        covariance = Dense(shared)
+        covariance = Dense(symmetric(shared))
     return x.replace(loc, covariance, transfer=lambda cross: linear()(cross.mT).mT)
 
 
@@ -85,7 +86,7 @@ def _of_one_position(
     else:
         x.expect(loc)
         matrix = x.covariance.push(linear()).matrix()
-    return Dense(matrix + torch.diag_embed(noise))
+    return Dense(symmetric(matrix + torch.diag_embed(noise)))
 
 
 def _independent_noise(x: GaussianTensor, geometry: Geometry, weights: Weights) -> Tensor:

@@ -12,7 +12,7 @@ from covprop.bayes.weights import Weights
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Exact, Method
-from covprop.propagate import propagate
+from covprop.propagate import propagate_undoubted
 
 EXACT = Exact()
 
@@ -30,7 +30,7 @@ def predict(
     if isinstance(method, LocalReparametrisation):
         return method.moments(draws(model, x, method.samples, method.generator), dims)
     given = x if isinstance(x, Gaussian) else Gaussian.constant(x, dims)
-    result = propagate(model, given, method=method)
+    result = propagate_undoubted(model, (given,), {}, method)  # training may mean its dropout
     if not isinstance(result, Gaussian):
         raise UnsupportedOperation(
             f"predict is for models that return one tensor, and this one returns a "

@@ -45,7 +45,7 @@ class LocalReparametrisation:
         """Mean and unbiased covariance of draws (samples, *batch, *event), differentiable."""
         self.check_spread()
         flat = drawn.flatten(1 + batch_dims) if drawn.dim() > 1 + batch_dims else drawn[..., None]
-        mean = flat.mean(0)
+        mean = flat[0] + (flat - flat[0]).mean(0)  # of equal draws, their value to the last bit
         deviation = (flat - mean).movedim(0, -1)  # (*batch, m, samples)
         covariance = symmetric(deviation @ deviation.mT / (len(drawn) - 1))
         return Gaussian(mean.reshape(drawn.shape[1:]), covariance, validate_args=False, method=self)

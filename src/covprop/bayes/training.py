@@ -1,7 +1,6 @@
 """One training loop, for every model, likelihood, method and number of members."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
@@ -15,7 +14,7 @@ from covprop.bayes.evaluation import lead_of, log_predictive, take
 from covprop.bayes.likelihoods import Likelihood
 from covprop.bayes.prediction import EXACT
 from covprop.bayes.sampling import LocalReparametrisation, batch_dims
-from covprop.errors import MomentOverflow, TrainingDiverged
+from covprop.errors import MomentOverflow, TrainingDiverged, warn_user
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
 
@@ -294,10 +293,9 @@ def _relative(weight: Tensor) -> Tensor:
 def _check_size(data_size: int | Tensor, rows: int) -> None:
     """The size of a batch in place of that of the data is an easy mistake."""
     if bool((torch.as_tensor(data_size) != rows).any()):
-        warnings.warn(
+        warn_user(
             f"data_size of the ELBO is {data_size}, and there are {rows} data, so that the "
             "divergence does not count as it should; to weigh it, ELBO has kl_temperature",
-            stacklevel=3,
         )
 
 

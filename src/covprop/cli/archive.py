@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ def load(path: Path) -> tuple[Program, Expected]:
     """The program in an archive, and what it takes."""
     with Archive(path) as archive:
         root, name = _program_of(archive)
-        order = f"{root}byteorder"
-        if order in archive.sizes and archive.read(order).decode() != sys.byteorder:
+        if archive.read(f"{root}byteorder").decode() != sys.byteorder:
             raise Refusal(f"{path} was written on a machine with another order of bytes")
         description = _described(archive, f"{root}models/{name}.json")
         tensors: dict[str, Tensor] = {}
@@ -41,9 +41,7 @@ def load(path: Path) -> tuple[Program, Expected]:
             f"{path} is a program of {len(description.inputs)} inputs, and the command line gives "
             "one; use cp.propagate in Python"
         )
-    missing = sorted(set(description.tensors.values()) - set(tensors))
-    if missing:
-        raise Refusal(f"{path} is damaged: it lacks the tensor {missing[0]!r}")
+    _check_tensors(path, description, tensors)
     expected = _expected(description)
     return Program(description, tensors, expected), expected
 
@@ -99,26 +97,50 @@ def _tensors(archive: Archive, folder: str, config: str) -> dict[str, Tensor]:
     return tensors
 
 
+def _check_tensors(path: Path, description: Description, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are missing, or are not what the program was exported with."""
+    for name, stored in description.tensors.items():
+        if stored not in tensors:
+            raise Refusal(f"{path} is damaged: it lacks the tensor {stored!r}")
+        known, tensor = description.known[name], tensors[stored]
+        shape, dtype = _shape(known), DTYPES.get(known.get("dtype", 0))
+        if (shape, dtype) != (tuple(tensor.shape), tensor.dtype):
+            raise Refusal(
+                f"{path} is damaged: {stored!r} is {tuple(tensor.shape)} of {tensor.dtype}, and "
+                f"its program was exported with {shape} of {dtype}"
+            )
+
+
 def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
+    """A view of what is stored, which has to be there as a whole."""
     dtype = DTYPES[meta["dtype"]]
     sizes, strides = ([step["as_int"] for step in meta[key]] for key in ("sizes", "strides"))
     if any(type(size) is not int or size < 0 for size in sizes):
         raise Refusal(f"{archive.path} is damaged: {entry!r} has sizes {sizes}")
     check_affordable(archive.path, math.prod(sizes) * dtype.itemsize)
     content = archive.read(entry)
-    if not content:
+    if 0 in sizes:
         return torch.zeros(sizes, dtype=dtype)
-    if len(content) % dtype.itemsize:
-        raise Refusal(f"{archive.path} is damaged: {entry!r} ends within a number")
-    flat = torch.frombuffer(bytearray(content), dtype=dtype)
     offset = meta["storage_offset"]["as_int"]
+    steps = zip(sizes, strides, strict=True)
+    needed = dtype.itemsize * (offset + 1 + sum((size - 1) * step for size, step in steps))
+    if len(content) < needed or len(content) % dtype.itemsize:
+        raise Refusal(
+            f"{archive.path} is damaged: {entry!r} has {len(content):,} bytes, and its tensor "
+            f"needs {needed:,}"
+        )
+    flat = torch.frombuffer(bytearray(content), dtype=dtype)
     return torch.as_strided(flat, sizes, strides, offset).contiguous()
 
 
 def _expected(description: Description) -> Expected:
     """Shape and dtype of the input, as far as they are fixed."""
-    (known,) = description.inputs.values()
+    (name,) = description.inputs
+    known = description.known[name]
+    return Expected(_shape(known), DTYPES.get(known.get("dtype", 0)))
+
+
+def _shape(known: Mapping[str, Any]) -> tuple[int | None, ...] | None:
+    """Sizes that a program says of a tensor; None for those that may be any."""
     sizes = known.get("sizes")
-    shape = None if sizes is None else tuple(size.get("as_int") for size in sizes)
-    dtype = DTYPES.get(known.get("dtype", 0))
-    return Expected(shape, dtype)
+    return None if sizes is None else tuple(size.get("as_int") for size in sizes)

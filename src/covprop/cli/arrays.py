@@ -128,8 +128,8 @@ def _is_number(cell: str) -> bool:
 
 
 def _pt(path: Path, entry: str | None) -> Tensor:
-    with Archive(path):  # its content fits; files that are no archive may say any size
-        pass
+    with Archive(path) as archive:  # its content fits; what is no archive may say any size
+        archive.check_content()
     content = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(content, dict):
         names = [name for name, item in content.items() if isinstance(item, Tensor)]

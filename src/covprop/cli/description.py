@@ -25,6 +25,8 @@ FORMATS = {
 STRIDED = 7
 LONGEST_KIND = 60
 """Characters of the name of a class."""
+DEEPEST = 100
+"""Modules within each other; torch walks through them by recursion."""
 SCOPE = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*")
 
 
@@ -108,10 +110,12 @@ class Description:
     """A program without its tensors: calls, and which names are what."""
 
     calls: tuple[Call, ...]
-    inputs: dict[str, dict[str, Any]]
-    """Of the user, with what is known of each tensor."""
+    inputs: tuple[str, ...]
+    """Names in the program of what the user gives."""
     tensors: dict[str, str]
     """Names in the program, and in the file, of weights, buffers and constants."""
+    known: dict[str, dict[str, Any]]
+    """What the program says of each tensor, by its name in the program."""
     constants: dict[str, Any]
     outputs: tuple[Any, ...]
 
@@ -122,7 +126,7 @@ def describe(content: dict[str, Any]) -> Description:
     if version != MAJOR:
         raise Refusal(f"its schema has version {version}, and {MAJOR} is known; export it again")
     graph, signature = content["graph_module"]["graph"], content["graph_module"]["signature"]
-    inputs: dict[str, dict[str, Any]] = {}
+    inputs: list[str] = []
     tensors: dict[str, str] = {}
     constants: dict[str, Any] = {}
     for entry in signature["input_specs"]:
@@ -130,7 +134,7 @@ def describe(content: dict[str, Any]) -> Description:
         if kind == "user_input":
             name = argument(spec["arg"])
             if isinstance(name, Name):
-                inputs[name] = graph["tensor_values"].get(name, {})
+                inputs.append(name)
         elif kind in ("parameter", "buffer", "tensor_constant"):
             tensors[spec["arg"]["name"]] = spec[f"{kind}_name"]
         elif kind == "constant_input":
@@ -141,7 +145,9 @@ def describe(content: dict[str, Any]) -> Description:
         raise Refusal(TRAINING)
     calls = [_call(node, tensors) for node in graph["nodes"] if not is_check(node["target"])]
     outputs = tuple(argument(value) for value in graph["outputs"])
-    return Description(_with_deaths(calls, outputs), inputs, tensors, constants, outputs)
+    known = {name: graph["tensor_values"].get(name, {}) for name in (*inputs, *tensors)}
+    timed = _with_deaths(calls, outputs)
+    return Description(timed, tuple(inputs), tensors, known, constants, outputs)
 
 
 def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
@@ -169,6 +175,9 @@ def _module(metadata: Mapping[str, Any]) -> tuple[str, str]:
     path, kind = path.partition("@")[0], kind.rpartition(".")[2]
     if not SCOPE.fullmatch(path):
         return "", ""
+    depth = path.count(".") + 1
+    if depth > DEEPEST:
+        raise Refusal(f"it has modules {depth:,} deep within each other; {DEEPEST} are the most")
     return path, kind if kind.isidentifier() and len(kind) <= LONGEST_KIND else "module"
 
 

@@ -95,9 +95,9 @@ def _from_file(path: Path, allow_pickle: bool) -> tuple[Any, Expected]:
         raise Refusal(f"{path} is empty")
     with path.open("rb") as file:
         sign = file.read(1)
-    if zipfile.is_zipfile(path):
-        with reading(path, "a zip archive"), Archive(path) as content:
-            names = list(content.sizes)
+    with reading(path, "a zip archive"):
+        names = _entries(path, checked=allow_pickle)
+    if names is not None:
         return _from_archive(path, names, allow_pickle)
     suffix = path.suffix.lower()
     if sign == PICKLE_SIGN or suffix in PICKLED:
@@ -113,6 +113,16 @@ def _from_file(path: Path, allow_pickle: bool) -> tuple[Any, Expected]:
     if suffix == ".pt2":
         raise Refusal(f"{path} is no torch.export archive: it is cut off, or something else")
     raise Refusal(f"{path} is none of the models that can be read: {KINDS}")
+
+
+def _entries(path: Path, checked: bool) -> list[str] | None:
+    """The names in a zip archive; checked for what torch reads, which asks for no checksums."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with Archive(path) as content:
+        if checked:
+            content.check_content()
+        return list(content.sizes)
 
 
 def _from_archive(path: Path, names: list[str], allow_pickle: bool) -> tuple[Any, Expected]:

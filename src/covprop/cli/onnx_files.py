@@ -15,6 +15,8 @@ from covprop.cli.torchvision_names import without_torchvision
 
 LARGEST = 2**31 - 1
 """Bytes: protobuf has no larger messages."""
+OWN, ALIAS = "", "ai.onnx"
+"""The domain of ONNX's own operators, twice; elsewhere the same name may mean anything."""
 CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}
 """Numbers of types in ONNX."""
@@ -49,9 +51,24 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _check(path: Path, onnx: Any, proto: Any) -> None:
-    """Refuse what is no model, what is elsewhere, and what decides as it runs."""
+    """Refuse what is no model, what is elsewhere, what is unknown, and what decides as it runs."""
     if not proto.graph.node:
         raise Refusal(f"{path} is no ONNX model: it has no operators")
+    for function in proto.functions:
+        raise Refusal(
+            f"{path} defines a function of its own, '{function.domain}::{function.name}'; put it "
+            "in place of its calls with onnx.inliner.inline_local_functions(model)"
+        )
+    if proto.training_info:
+        raise Refusal(f"{path} is a model to be trained; export it for inference")
+    for part in (*proto.opset_import, *proto.graph.node):
+        part.domain = OWN if part.domain == ALIAS else part.domain
+    for node in proto.graph.node:
+        if node.domain != OWN:
+            raise Refusal(
+                f"{path} has the operator '{node.domain}::{node.op_type}', which is not one of "
+                "ONNX's own; export the network with standard operators"
+            )
     external = onnx.TensorProto.EXTERNAL
     constants = [value.t for node in proto.graph.node for value in node.attribute]
     if any(t.data_location == external for t in (*proto.graph.initializer, *constants)):

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from covprop.cli.description import Call, Description, Name
 from covprop.cli.gaussians import Expected
+from covprop.cli.refusals import Refusal
 from covprop.errors import UnsupportedOperation
+
+LARGEST = 2**34
+"""Numbers in a tensor: views repeat a few as often as a file says, and sums would never end."""
 
 
 @final
@@ -37,6 +41,9 @@ def _make(call: Call, values: dict[str, Any]) -> None:
     args = [_filled(item, values) for item in call.args]
     kwargs = {key: _filled(item, values) for key, item in call.kwargs.items()}
     result = call.function(*args, **kwargs)
+    for item in result if isinstance(result, list | tuple) else [result]:
+        if isinstance(item, Tensor) and item.numel() > LARGEST:
+            raise Refusal(f"the program makes a tensor of {item.numel():,} numbers")
     several = len(call.results) > 1
     for name, value in zip(call.results, result if several else [result], strict=True):
         if isinstance(name, list):

@@ -82,6 +82,14 @@ def table(y: Gaussian) -> Table:
     rest = y.mean.numel() - SHOWN
     if rest > 0:
         notes.append(f"and {rest:,} more: --out and --json have them all")
+    none = columns[1].isnan().nonzero()[:, 0].tolist()
+    if none:
+        names = ", ".join(_index(number, y.mean.shape) for number in none[:SHOWN])
+        least = in_digits(float(y.variance.min()), DIGITS)
+        notes.append(
+            f"no standard deviation for {len(none):,} with a negative variance (the least is "
+            f"{least}; outputs {names}): the method does not suit this model, take another"
+        )
     strongest = _strongest(y)
     if strongest:
         notes.append(strongest)

@@ -56,8 +56,9 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _pt(path: Path) -> dict[str, Tensor]:
-    with Archive(path):
-        content = torch.load(path, map_location="cpu", weights_only=True)
+    with Archive(path) as archive:
+        archive.check_content()
+    content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise Refusal(f"{path} holds a {type(content).__name__}, not the weights of a network")
     return {str(name): checked_tensor(path, value) for name, value in content.items()}

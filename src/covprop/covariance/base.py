@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.roots import Factor, Root, square_root
+from covprop.errors import InconsistentBranches
+from covprop.kernels.normal import is_finite
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
@@ -23,6 +25,26 @@ STRIP = 256
 """Rows of a larger one that are read at a time."""
 
 
+ROUNDING = 100.0
+"""In units of machine epsilon: what rounding leaves of a variance that is taken as a whole."""
+
+
+def remainder(left: Tensor, whole: Tensor) -> Tensor:
+    """What is left of variances (*batch, n) that something was taken from; zero if rounding."""
+    least = max(ROUNDING, float(whole.shape[-1])) * torch.finfo(whole.dtype).eps
+    return torch.where(left <= least * whole, 0, left)  # NaN stays
+
+
+def where_varies(matrix: Tensor, variance: Tensor) -> Tensor:
+    """A matrix with these variances, and zeros for the covariances of what does not vary.
+
+    Where only rounding is left of variances, that of covariances would be correlations of any size.
+    """
+    still = variance == 0
+    matrix = torch.where(still[..., :, None] | still[..., None, :], 0, matrix)
+    return torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
+
+
 def symmetric(matrix: Tensor) -> Tensor:
     """The symmetric part of a matrix that is symmetric but for rounding."""
     if matrix.requires_grad or matrix.numel() <= SMALL:
@@ -35,6 +57,22 @@ def symmetric(matrix: Tensor) -> Tensor:
         result[..., start:stop, start:stop] = rows[..., : stop - start]
         both_triangles(result, start, stop, rows[..., stop - start :])
     return result
+
+
+def symmetrised(matrix: Tensor) -> Tensor:
+    """The matrix itself where it is symmetric to the last bit, else its symmetric part.
+
+    With autograd always the symmetric part: gradients are then symmetric whatever the last bits.
+    """
+    strips = range(0, matrix.shape[-1], STRIP if matrix.numel() > SMALL else matrix.shape[-1] or 1)
+    known = not matrix.requires_grad and all(
+        torch.equal(
+            matrix[..., start : start + strips.step, start:],
+            matrix[..., start:, start : start + strips.step].mT,
+        )
+        for start in strips
+    )
+    return matrix if known else symmetric(matrix)
 
 
 def both_triangles(matrix: Tensor, start: int, stop: int, beyond: Tensor) -> None:
@@ -224,8 +262,8 @@ class Covariance(ABC):
         """
         del units
         matrix = symmetric(self.matrix() - vectors.mT @ vectors)
-        variance = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)  # but for rounding
-        return torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
+        left = remainder(matrix.diagonal(dim1=-2, dim2=-1), self.diagonal())
+        return where_varies(matrix, left)
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """A S A^T of a matrix A, given by its rows (*batch, m, n)."""
@@ -260,3 +298,22 @@ class Covariance(ABC):
     def size(self) -> int:
         """The number of features n."""
         return self.diagonal().shape[-1]
+
+
+def without_negative_variances(covariance: Covariance, scale: Callable[[], Tensor]) -> Covariance:
+    """Zeros in place of features whose variance rounding has made negative; others are refused.
+
+    scale: what was added up to each variance (*batch, n), by its size; asked for only if one is
+    negative.
+    """
+    variance = covariance.diagonal().detach()
+    varies = variance >= 0
+    if bool(varies.all()) or not is_finite(variance):
+        return covariance
+    rounding = torch.finfo(variance.dtype).eps * covariance.size
+    if bool((variance < -rounding * scale().detach().abs()).any()):
+        raise InconsistentBranches(
+            f"a variance comes out negative ({float(variance.min()):.3g}): the dependence between "
+            "branches is known too roughly here; use smaller noise, or sampling"
+        )
+    return covariance.scale(varies.to(covariance.dtype))

@@ -8,14 +8,19 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.base import (
+    ROUNDING,
+    Covariance,
+    LinearMap,
+    PairFunction,
+    remainder,
+    symmetric,
+    where_varies,
+)
 from covprop.covariance.congruence import gathered
 from covprop.covariance.dense import Dense
 from covprop.covariance.roots import Root, square_root
 from covprop.kernels.normal import inverse_deviation, standard_deviation
-
-ROUNDING = 100.0
-"""In units of machine epsilon: what may be left of a direction that is taken as a whole."""
 
 
 @final
@@ -44,14 +49,12 @@ class Deflated(Covariance):
         return self.units * standard_deviation(self.values)[..., None]
 
     def diagonal(self) -> Tensor:
-        """v_i (1 - sum_k U_ik^2)."""
-        return self.values * (1 - self.units.square().sum(-1)).clamp(min=0)  # but for rounding
+        """v_i (1 - sum_k U_ik^2), and zero where that is rounding."""
+        return remainder(self.values * (1 - self.units.square().sum(-1)), self.values)
 
     def matrix(self) -> Tensor:
         """The full matrix (*batch, n, n)."""
-        matrix = symmetric(-self.taken @ self.taken.mT)
-        matrix.diagonal(dim1=-2, dim2=-1).copy_(self.diagonal())
-        return matrix
+        return where_varies(symmetric(-self.taken @ self.taken.mT), self.diagonal())
 
     def push(self, linear: LinearMap) -> Covariance:
         """(A R) (A R)^T for the root R, a few columns at a time, or the map of the matrix."""
@@ -121,7 +124,7 @@ class Deflated(Covariance):
         """More taken than there is."""
         if bool((self.values < 0).any()):
             return f"independent noise has a negative variance ({self.values.min():.3g})"
-        sizes = torch.linalg.eigvalsh(self.units.mT @ self.units)
+        sizes = torch.linalg.eigvalsh(_gram(self.units))
         if bool((sizes <= 1 + rounding).all()):
             return None
         return f"units take {sizes.max():.3g} of the variance of a direction, and 1 is all of it"
@@ -172,7 +175,13 @@ class Projected(Root):
     @cached_property
     def _basis(self) -> tuple[Tensor, Tensor]:
         """Orthogonal columns b (*batch, n, d), and s (*batch, d)."""
-        sizes, turned = torch.linalg.eigh(self.units.mT @ self.units)
-        least = ROUNDING * torch.finfo(sizes.dtype).eps
+        sizes, turned = torch.linalg.eigh(_gram(self.units))
+        least = ROUNDING * torch.finfo(self.units.dtype).eps
         left = torch.where(1 - sizes > least, 1 - sizes, 0)
-        return self.units @ turned, standard_deviation(left)
+        return self.units @ turned.to(self.units), standard_deviation(left).to(self.units)
+
+
+def _gram(units: Tensor) -> Tensor:
+    """U^T U (*batch, d, d) in float64: in float32 a long sum is off by more than the units are."""
+    wide = units.double()
+    return symmetric(wide.mT @ wide)

@@ -51,7 +51,7 @@ class Diagonal(Covariance):
 
     def written(self, features: int) -> int:
         """The matrix of the result alone, unless that is the larger one."""
-        return features
+        return 0 if self.assumed else features
 
     def take(self, index: Tensor) -> Covariance:
         """Variances of the index; a feature that appears twice makes the result dense."""

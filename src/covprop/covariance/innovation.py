@@ -5,8 +5,11 @@ Its diagonal is known. Of the rest the second order is kept, as the products of 
 sketches A, B of rho:  R_ij ~ w_i w_j (A_i . A_j) (B_i . B_j),  w = a_2.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from functools import reduce
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -29,6 +32,9 @@ def random_signs(
     return signs.mul_(2).sub_(1) if scale is None else signs.mul_(2 * scale).sub_(scale)
 
 
+Layout: TypeAlias = tuple[tuple[int, int], ...]
+
+
 class Pairs(NamedTuple):
     """w_i A_i B_i^T, one term of a bilinear form of two independent noises.
 
@@ -47,31 +53,43 @@ class Innovation:
 
     pairs: terms of e^T (sum_t w_t A_t B_t^T) e' with standard normal e, e'; columns (*batch, r, n):
     rows T of which T^T T is added, beside the variances; left: what random tangents are to have of
-    the variances beside what they share, if that is another number.
+    the variances beside what they share, if that is another number; layout: names of the rows of
+    A and of B, with how many there are of each.
     """
 
     variance: Tensor
     pairs: tuple[Pairs, ...] = ()
     columns: Tensor | None = None
     left: Tensor | None = None
+    layout: Layout = ()
 
     @property
     def unshared(self) -> Tensor:
         """The variances of what each feature has alone in the tangents."""
         return self.variance if self.left is None else self.left
 
-    def quadratic(self, rows: Tensor) -> Tensor:
-        """J R J^T of J (*batch, p, n), some features at a time.
+    @property
+    def shares(self) -> bool:
+        """Whether there is more than variances."""
+        return bool(self.pairs) or self.columns is not None
 
-        <M_p, M_q> + sum_i J_pi J_qi (R_ii - S_ii),  M_p = sum_t A_t diag(w_t o J_p) B_t^T,
-        S_ii what the first term has on the diagonal.
-        """
-        entries = rows[..., 0].numel()
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """J R J^T of J (*batch, p, n)."""
+        return joint_quadratic([(self, rows)])
+
+    def entries(self, rows: Tensor) -> int:
+        """Numbers that are held for each feature that is looked at."""
+        count = rows[..., 0].numel()
         if self.pairs:
-            entries += self.pairs[0].first.shape[-2] * self.pairs[0].second[..., 0].numel()
-        step = max(1, HELD // max(1, entries))
-        if step < FEWEST and rows.dim() > 2 and len(rows) > 1:  # noqa: PLR2004
-            return torch.stack([self._of(i).quadratic(rows[i]) for i in range(len(rows))])
+            count += self.pairs[0].first.shape[-2] * self.pairs[0].second[..., 0].numel()
+        return count
+
+    def seen(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What features have alone, J (R - S) J^T, and M (*batch, p, r s), some at a time.
+
+        M_p = sum_t A_t diag(w_t o J_p) B_t^T, and S_ii what <M_p, M_q> has on the diagonal.
+        """
+        step = max(1, HELD // max(1, self.entries(rows)))
         total, seen = torch.zeros((), dtype=rows.dtype, device=rows.device), None
         for start in range(0, rows.shape[-1], step):
             part = slice(start, start + step)
@@ -82,18 +100,13 @@ class Innovation:
                 image = some @ products.mT
                 seen = image if seen is None else seen + image
             total = total + (some * alone[..., None, :]) @ some.mT
-        if seen is not None:
-            total = total + seen @ seen.mT
-        if self.columns is not None:
-            known = rows @ self.columns.mT
-            total = total + known @ known.mT
-        return symmetric(total)
+        return total, seen
 
-    def _of(self, place: int) -> "Innovation":
+    def element(self, place: int) -> "Innovation":
         """That of an element of the batch."""
         columns, left = (None if t is None else t[place] for t in (self.columns, self.left))
         pairs = tuple(Pairs(*(tensor[place] for tensor in pair)) for pair in self.pairs)
-        return Innovation(self.variance[place], pairs, columns, left)
+        return Innovation(self.variance[place], pairs, columns, left, self.layout)
 
     def _products(self, part: slice) -> Tensor:
         """sum_t w_t A_t B_t^T of some features, flat: (*batch, r s, step)."""
@@ -104,3 +117,45 @@ class Innovation:
             total = term if total is None else total.add_(term)
         assert total is not None
         return total.flatten(-3, -2)
+
+
+def joint_quadratic(parts: Sequence[tuple[Innovation, Tensor]]) -> Tensor:
+    """Var(sum_l J_l e_l) of innovations e_l that share their second order, J_l (*batch, p, n_l).
+
+    Matrices M add, and images of columns, as they are made of the same noise for all.
+    """
+    rows = parts[0][1]
+    most = max(innovation.entries(seen) for innovation, seen in parts)
+    if HELD // max(1, most) < FEWEST and rows.dim() > 2 and len(rows) > 1:  # noqa: PLR2004
+        each = [[(one.element(i), seen[i]) for one, seen in parts] for i in range(len(rows))]
+        return torch.stack([joint_quadratic(elements) for elements in each])
+    total = torch.zeros((), dtype=rows.dtype, device=rows.device)
+    union = dict(name for innovation, _ in parts for name in innovation.layout)
+    matrices: list[Tensor] = []
+    columns: list[Tensor] = []
+    for innovation, seen in parts:
+        alone, matrix = innovation.seen(seen)
+        total = total + alone
+        if matrix is not None:
+            matrices.append(_placed(matrix, innovation.layout, tuple(union.items())))
+        if innovation.columns is not None:
+            columns.append(seen @ innovation.columns.mT)
+    for images in (matrices, columns):
+        if images:
+            image = reduce(torch.add, images)
+            total = total + image @ image.mT
+    return symmetric(total)
+
+
+def _placed(matrix: Tensor, layout: Layout, union: Layout) -> Tensor:
+    """M (*batch, p, r s) of named rows among those of a union, zero at the others."""
+    if layout == union:
+        return matrix
+    starts = dict(zip(dict(union), accumulate([0, *dict(union).values()]), strict=False))
+    index = torch.cat(
+        [torch.arange(starts[name], starts[name] + count) for name, count in layout]
+    ).to(matrix.device)
+    size = sum(count for _, count in union)
+    result = matrix.new_zeros(*matrix.shape[:-1], size, size)
+    result[..., index[:, None], index] = matrix.unflatten(-1, (len(index), len(index)))
+    return result.flatten(-2)

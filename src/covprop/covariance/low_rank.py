@@ -55,7 +55,7 @@ class LowRank(Covariance):
 
     def matrix(self) -> Tensor:
         """The full matrix (*batch, n, n)."""
-        matrix = self.factor @ self.factor.mT
+        matrix = symmetric(self.factor @ self.factor.mT)
         return matrix if self.values is None else matrix + torch.diag_embed(self.values)
 
     def push(self, linear: LinearMap) -> Covariance:

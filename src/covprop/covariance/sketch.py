@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction
-from covprop.covariance.innovation import Innovation, Pairs, random_signs
+from covprop.covariance.innovation import Innovation, Layout, Pairs, random_signs
 from covprop.errors import UnsupportedOperation
 
+TANGENTS = -1
+"""The name of random tangents among rows that are named by their input."""
 CACHED = 2**13
 """Features whose tangents are looked at at a time."""
 
@@ -35,8 +37,8 @@ class Sketch(Covariance):
 
     exact: rows (*batch, k, n) by the input that they came from; kept: how many of the tangents a
     nonlinearity remembers, all if None; entry: what has entered here and nowhere before; slope:
-    E[g'] of the activation that made it. The two halves of the tangents are independent of each
-    other.
+    E[g'] of the activation that made it; depth: how many nonlinearities, one after another, lead to
+    it at most. The two halves of the tangents are independent of each other.
     """
 
     tangents: Tensor
@@ -45,6 +47,7 @@ class Sketch(Covariance):
     kept: int | None = None
     entry: Entry | None = None
     slope: Tensor | None = None
+    depth: int = 0
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -141,13 +144,13 @@ class Sketch(Covariance):
         exact = dict(self.exact)
         for key, rows in other.exact.items():
             exact[key] = exact[key] + rows if key in exact else rows
-        return replace(
-            self, tangents=self.tangents + other.tangents, exact=exact, entry=None, slope=None
-        )
+        total, depth = self.tangents + other.tangents, max(self.depth, other.depth)
+        return replace(self, tangents=total, exact=exact, entry=None, slope=None, depth=depth)
 
     def aligned(self, other: "Sketch") -> "Sketch":
         """The same, with zeros for directions that only the other has, in one order for both."""
-        zeros = {key: torch.zeros_like(rows) for key, rows in other.exact.items()}
+        shapes = {key: (*rows.shape[:-1], self.size) for key, rows in other.exact.items()}
+        zeros = {key: self.tangents.new_zeros(shape) for key, shape in shapes.items()}
         joined = {**zeros, **self.exact}
         return replace(self, exact={key: joined[key] for key in sorted(joined)})
 
@@ -164,7 +167,8 @@ class Sketch(Covariance):
         total = random_signs(self.tangents.shape, spread, self.generator, spread)
         total = total.add_(self.tangents)  # in place: these are large
         total = total if shared is None else total.add_(shared)
-        return replace(self, tangents=total, entry=innovation)
+        depth = self.depth + innovation.shares
+        return replace(self, tangents=total, entry=innovation, depth=depth)
 
     def at_rest(self) -> "Sketch":
         """What has entered here, without the tangents."""
@@ -211,29 +215,67 @@ class Product(NamedTuple):
 
     def pairs(self) -> Pairs:
         """For the outputs: as many tangents of each half as are kept."""
-        half = self.first.count // 2
-        kept = half if self.first.kept is None else min(half, self.first.kept // 2)
+        half, kept = self.first.count // 2, self._kept
         sides = self.first.rows(0, kept), self.second.rows(half, half + kept)
         return Pairs(self.weight, *sides)
 
+    def layout(self) -> Layout:
+        """The names of the rows of its pairs."""
+        return layout(self.first, self._kept)
 
-def random_products(products: Sequence[Product]) -> Tensor:
+    @property
+    def _kept(self) -> int:
+        half = self.first.count // 2
+        return half if self.first.kept is None else min(half, self.first.kept // 2)
+
+
+class SharedSigns:
+    """Random signs of one run: nonlinearities of one depth have the same.
+
+    Directions of what they add have its covariance with each other, then, and not only their own.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._drawn: dict[tuple[int, ...], Tensor] = {}
+
+    def draw(self, place: tuple[int, ...], like: Sketch, count: int) -> Tensor:
+        """Signs (*batch, q / 2, count and exact rows), of a place; of new rows they are new."""
+        widths = dict(layout(like, count))
+        new = {name: width for name, width in widths.items() if (*place, name) not in self._drawn}
+        if new:
+            shape = torch.Size((*like.batch_shape, like.count // 2, sum(new.values())))
+            signs = random_signs(shape, like.tangents, like.generator)
+            parts = signs.split(list(new.values()), -1)
+            self._drawn.update(
+                {(*place, name): part for name, part in zip(new, parts, strict=True)}
+            )
+        drawn = [self._drawn[(*place, name)].to(like.dtype) for name in widths]
+        return drawn[0] if len(drawn) == 1 else torch.cat(drawn, -1)
+
+
+def layout(sketch: Sketch, count: int) -> Layout:
+    """Names of rows: so many tangents, and the exact ones by the input that they came from."""
+    return ((TANGENTS, count), *((key, rows.shape[-2]) for key, rows in sketch.exact.items()))
+
+
+def random_products(products: Sequence[Product], signs: SharedSigns) -> Tensor:
     """Random directions (*batch, q, m) of the sum of such products.
 
     Signs r, r' make copies r S, r' S' of the two factors, from independent quarters; those of each
     half of the result are made of that half, so that the halves stay independent.
     """
     like = products[0].first
-    quarter, known = like.count // 4, sum(rows.shape[-2] for rows in like.exact.values())
+    depth = 1 + max(max(first.depth, second.depth) for _, first, second, _ in products)
+    quarter = like.count // 4
     results = []
     for start in (0, like.count // 2):
         middle, stop = start + quarter, start + 2 * quarter
-        shape = torch.Size((*like.batch_shape, stop - start, quarter + known))
-        signs = [random_signs(shape, like.tangents, like.generator) for _ in range(2)]
+        sides = [signs.draw((depth, start, side), like, quarter) for side in range(2)]
         total: Tensor | None = None
         for weight, first, second, combine in products:
-            sides = first.mixed(signs[0], start, middle), second.mixed(signs[1], middle, stop)
-            term = combine(*sides).mul_((weight / math.sqrt(like.count))[..., None, :])
+            pair = first.mixed(sides[0], start, middle), second.mixed(sides[1], middle, stop)
+            term = combine(*pair).mul_((weight / math.sqrt(like.count))[..., None, :])
             total = term if total is None else total.add_(term)
         assert total is not None
         results.append(total)

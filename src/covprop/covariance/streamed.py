@@ -13,7 +13,13 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
+from covprop.covariance.base import (
+    Covariance,
+    LinearMap,
+    PairFunction,
+    both_triangles,
+    symmetric,
+)
 from covprop.covariance.congruence import completed
 
 ROWS = 2**22
@@ -72,7 +78,14 @@ class Streamed(Covariance):
 
     @cached_property
     def _written(self) -> Tensor:
-        return symmetric(self._gathered(lambda rows: rows))
+        """The upper triangle of all blocks of rows, and the same below."""
+        if self.half.requires_grad or self.size**2 <= ROWS:
+            return symmetric(self._gathered(lambda rows: rows))
+        matrix = self.half.new_empty(*self.batch_shape, self.size, self.size)
+        for start, stop, rows in self.blocks():
+            matrix[..., start:stop, start:stop] = symmetric(rows[..., start:stop])
+            both_triangles(matrix, start, stop, rows[..., stop:])
+        return matrix
 
     def push(self, linear: LinearMap) -> Covariance:
         """B Z B^T: each block of rows of Z through B, then the columns of what that gives."""
@@ -89,13 +102,11 @@ class Streamed(Covariance):
         """Scale the linear map; an activation in between has to be written out."""
         if self.activity is not None:
             return self.dense(self.matrix()).scale(factor)
-        linear = self.linear
+        linear, batch = self.linear, self.batch_shape  # and not self, whose half may go
 
         def scaled(vector: Tensor) -> Tensor:
             result = linear.function(vector)
-            return result * factor.reshape(
-                *self.batch_shape, *result.shape[len(self.batch_shape) :]
-            )
+            return result * factor.reshape(*batch, *result.shape[len(batch) :])
 
         half = self.half * factor[..., None, :]
         return replace(

@@ -37,6 +37,26 @@ def power_series(correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return _PowerSeries.apply(correlation, left, right)
 
 
+def series_units(coefficients: Tensor, dtype: torch.dtype) -> Tensor:
+    """Units of the coefficients of each element: their size where it is near that of `flushed`.
+
+    So it is of a bounded function of a wide input, of one of little height, and of a unit far in
+    its saturation, whose correlations are those of any other. Else 1, and also where the square of
+    the size would be a denormal number, and the variance with it.
+    """
+    size = torch.linalg.vector_norm(coefficients.detach(), dim=0)
+    tiny = torch.finfo(dtype).tiny
+    small = (size > tiny**0.5) & (size < tiny ** (FLUSH / 2))
+    return torch.where(small, size, 1)
+
+
+def in_units(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The covariance times the units of the coefficients of its rows and columns."""
+    if bool((left != 1).any()) or bool((right != 1).any()):
+        return covariance * left * right
+    return covariance
+
+
 def flushed(coefficients: Tensor, dtype: torch.dtype, largest: float = 1.0) -> Tensor:
     """Coefficients without those whose terms would be denormal numbers, which are very slow.
 

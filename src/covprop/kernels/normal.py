@@ -63,6 +63,22 @@ def standard_deviation(variance: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, variance, 1).sqrt(), 0)
 
 
+ROUNDING = 100.0
+"""In units of machine epsilon and of the largest variance: a negative variance that is zero."""
+
+
+def known_deviation(variance: Tensor) -> Tensor:
+    """Standard deviations (..., n) for people to read: NaN where a variance is negative or NaN.
+
+    A variance that is negative by rounding, beside the largest of the n, is zero.
+    """
+    if not variance.numel():
+        return variance
+    largest = variance.detach().nan_to_num(nan=0.0).amax(-1, keepdim=True)
+    least = -ROUNDING * torch.finfo(variance.dtype).eps * largest.clamp(min=0)
+    return torch.where(variance >= least, standard_deviation(variance), torch.nan)
+
+
 def standardise(distance: Tensor, stddev: Tensor) -> Tensor:
     """Distance / stddev, held at +-SATURATION where it is larger (also for stddev = 0)."""
     near = distance.abs() < SATURATION * stddev
@@ -71,9 +87,10 @@ def standardise(distance: Tensor, stddev: Tensor) -> Tensor:
 
 
 def inverse_deviation(variance: Tensor) -> Tensor:
-    """1 / sigma, and 0 where nothing varies."""
-    positive = variance > 0
-    return torch.where(positive, torch.where(positive, variance, 1).rsqrt(), 0)
+    """1 / sigma, and 0 where nothing varies, or by less than a normal number."""
+    # Not rsqrt: its gradient is a third power, which overflows from a deviation of 1e-103 on.
+    positive = variance >= torch.finfo(variance.dtype).tiny
+    return torch.where(positive, torch.where(positive, variance, 1).sqrt().reciprocal(), 0)
 
 
 def correlation(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:

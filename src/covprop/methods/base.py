@@ -41,6 +41,15 @@ class LayerwiseMethod(ABC):
         """Whether what goes into a nonlinearity is kept for the way back."""
         return self.returns
 
+    @property
+    def first_order(self) -> bool:
+        """Whether the covariances of activations with others end with the first order."""
+        return False
+
+    def begun(self) -> "LayerwiseMethod":
+        """The method of one propagation: itself, or a copy with what that has to remember."""
+        return self
+
     def begin(self, covariance: Covariance) -> Covariance:
         """The covariance of an input, in the structure that the method wants."""
         if self.variances_only:

@@ -7,36 +7,35 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import symmetric
-from covprop.methods.base import Advance, Estimate, Method, Propagation, WrappingMethod
+from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
 from covprop.methods.exact import Exact
 from covprop.methods.network import Network
 from covprop.methods.outputs import check_outputs
+from covprop.methods.regressed import Group, Tally
 from covprop.methods.roots import Root
-from covprop.methods.streaming import add_products
-from covprop.sampling import SamplingError
 
 FEWEST = 128
 """Samples, at least, also of a group: of fewer, standard errors come out too small."""
 HELD = 2**21
 """Numbers of all outputs of a group, about, which are held at a time."""
-MATRICES = 7
+MATRICES = 12
 """In float64, of the size of a covariance, that are held at a time."""
 
 
 @final
 @dataclass(frozen=True)
 class ControlVariate(WrappingMethod):
-    """Unbiased moments by sampling, with the base's linearisation as control variate.
+    """Moments by sampling, with the base's linearisation as control variate where that helps.
 
     With g = E[J] (x - m), whose moments are known, of the same samples:
 
-        mean = mean(f - g),  covariance = Cov(f) - Cov(g) + E[J] S E[J]^T
+        mean = mean(f - b g),  covariance = Cov(f) - c (Cov(g) - E[J] S E[J]^T)
 
-    where mean and Cov are those of the samples. Whatever the base takes for E[J], both are right
-    on average; the better it is, the less is left to chance. The result has standard errors, as
-    that of `cp.MonteCarlo`. Being a difference, the covariance may have slightly negative
-    eigenvalues where samples are few. No gradients.
+    where mean and Cov are those of the samples, and b and c, of each output and each pair of them,
+    are the coefficients of least variance: zero where g tells nothing of f, and the moments are
+    those of the samples alone. Whatever the base takes for E[J], both are right but for their
+    standard errors, which the result has as that of `cp.MonteCarlo`; the better it is, the less is
+    left to chance. The covariance is positive semi-definite. No gradients.
 
     samples: how many, rounded up to equal groups where outputs are many; base: where E[J] is from;
     generator: where randomness comes from, torch's global one by default.
@@ -63,10 +62,10 @@ class ControlVariate(WrappingMethod):
         gains = propagation.gains(self.base)
         # An output that the base found constant has no gain: plain sampling.
         known = [_in_float64(gains.get(output.leaf)) for output in network.outputs]
-        tallies = [_Tally() for _ in network.outputs]
+        tallies = [Tally(_covariance(rows)) for rows in known]
         groups, each = _groups(network, self.samples)
         for _ in range(groups):
-            collected = [_Group() for _ in network.outputs]
+            collected = [Group() for _ in network.outputs]
             for start in range(0, each, network.step):
                 count = min(network.step, each - start)
                 numbers = [_normal(root, count, self.generator) for root in roots]
@@ -78,8 +77,8 @@ class ControlVariate(WrappingMethod):
             for tally, group in zip(tallies, collected, strict=True):
                 tally.add(group)
         estimates = [
-            tally.estimate(groups * each, _covariance(rows), output.dtype)
-            for tally, rows, output in zip(tallies, known, network.outputs, strict=True)
+            tally.estimate(groups * each, output.dtype)
+            for tally, output in zip(tallies, network.outputs, strict=True)
         ]
         return propagation.nest(network, estimates, self)
 
@@ -116,63 +115,3 @@ def _linear(rows: list[Tensor] | None, numbers: list[Tensor], like: Tensor) -> T
 def _covariance(rows: list[Tensor] | None) -> Tensor | float:
     """E[J] S E[J]^T."""
     return 0.0 if rows is None else torch.stack([gain @ gain.mT for gain in rows]).sum(0)
-
-
-class _Group:
-    """The values of one group and of their control variate, chunk after chunk."""
-
-    def __init__(self) -> None:
-        self.values: list[Tensor] = []
-        self.linear: list[Tensor] = []
-
-    def add(self, values: Tensor, linear: Tensor) -> None:
-        self.values.append(values)
-        self.linear.append(linear)
-
-    def moments(self) -> tuple[Tensor, ...]:
-        """Mean, covariance without what is known of it, and the variances of both estimates.
-
-        Of u = f - g and v = f + g about their means, Cov(f) - Cov(g) is the mean of
-        w_ij = (u_i v_j + v_i u_j) / 2, and sum w_ij^2 that of u_i^2 v_j^2 + v_i^2 u_j^2 and
-        2 u_i v_i u_j v_j over 4: small where u is, as a difference of fourth powers would not be.
-        """
-        values, linear = torch.cat(self.values), torch.cat(self.linear)
-        self.values, self.linear = [], []
-        count = len(values)
-        rest, total = values - linear, values + linear
-        mean = rest.mean(0)
-        rest, total = rest - mean, total - total.mean(0)
-        products, squares, mixed = (mean.new_zeros(*mean.shape, mean.shape[-1]) for _ in range(3))
-        add_products(products, rest, total)
-        add_products(squares, rest.square(), total.square())
-        both = rest * total
-        add_products(mixed, both, both)
-        products = (products + products.mT).div_(2)
-        squares = (squares + squares.mT).add_(mixed, alpha=2).div_(4)
-        squares = squares.addcmul_(products, products, value=-1 / count).clamp_(min=0)
-        freedom = count - 1
-        of_mean = rest.square().sum(0) / (count * freedom)
-        return mean, products.div_(freedom), of_mean, squares.div_(count * freedom)
-
-
-class _Tally:
-    """Sums over groups."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.sums: list[Tensor] = []
-
-    def add(self, group: _Group) -> None:
-        found = group.moments()
-        self.count += 1
-        if not self.sums:
-            self.sums = list(found)
-            return
-        for total, one in zip(self.sums, found, strict=True):
-            total += one
-
-    def estimate(self, samples: int, known: Tensor | float, dtype: torch.dtype) -> Estimate:
-        mean, covariance = (total / self.count for total in self.sums[:2])
-        errors = (total.sqrt().div(self.count).to(dtype) for total in self.sums[2:])
-        error = SamplingError(samples, *errors)
-        return mean.to(dtype), symmetric(covariance + known).to(dtype), error

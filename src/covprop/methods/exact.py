@@ -7,13 +7,11 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
+from covprop.activations.different import beyond_series, integrated
 from covprop.covariance import Covariance, Streamed
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 from covprop.methods.series import series_cross
-
-CROSS_ORDER = 64
-"""Terms for the covariance of two different functions: |rho|^64 of their deviations is left."""
 
 
 @final
@@ -50,10 +48,15 @@ class Exact(LayerwiseMethod):
         return prepared.mean.to(mean.dtype), pairs
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
-        """By the pair function that both share, or else by a long series."""
+        """By the pair function that both share; or by a series, and integrals where it is long."""
         first, second = left.activation, right.activation
         if type(first) is not type(second) or first.key != second.key:
-            return series_cross(left, right, covariance, CROSS_ORDER)
+            order, pairs = beyond_series(left, right, covariance)
+            result = series_cross(left, right, covariance, order)
+            if not len(pairs[0]):
+                return result
+            found = integrated(left, right, covariance, pairs)
+            return result.index_put(pairs, found.to(result.dtype))
         rows = tuple(t[..., :, None] for t in left.elements(covariance.dtype))
         columns = tuple(t[..., None, :] for t in right.elements(covariance.dtype))
         return first.pair(rows, columns, covariance)

@@ -4,14 +4,23 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
-from covprop.methods.network import Network, quiet
+from covprop.kernels.forward import jvp, quiet
+from covprop.methods.network import Network
 
 Jacobians = list[list[Tensor]]
 """For every output, its Jacobian (*batch, m, n) with respect to every input."""
+NEAR = 0.01
+"""Standard deviations from the mean at which slopes are compared with derivatives."""
+STRAIGHT = 0.02
+"""Relative difference of slopes on both sides, and at half the distance, of a straight line."""
+OFF = 0.2
+"""Relative difference of a slope and of a derivative that is another one's."""
+RESOLVED = 1e4
+"""In units of machine epsilon: movement of a value that rounding does not explain."""
 
 
 def linearize(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:
@@ -19,22 +28,98 @@ def linearize(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:
 
     Elements of a batch do not mix, so that one direction for all of them tells a column (or row) of
     the Jacobian of each. Columns by forward mode or rows by reverse mode, of which there are fewer;
-    the other where torch has no formula for one.
+    the other where torch has no formula for one, or where the model cuts it off: reverse mode does
+    not see through torch.no_grad().
     """
     rows = sum(output.event_shape.numel() for output in network.outputs)
     columns = sum(x.event_shape.numel() for x in network.inputs)
     ways = [_by_rows, _by_columns] if rows < columns else [_by_columns, _by_rows]
     first: Exception | None = None
+    cut = False
     for way in ways:
         try:
             with quiet():
-                return way(network)
+                found = way(network)
         except (RuntimeError, NotImplementedError) as error:
             first = first or error
+            continue
+        if network.draws or not is_cut(network, *found):  # draws are no function to compare
+            return found
+        cut = True
+    if cut:
+        raise UnsupportedOperation(
+            "the derivatives that torch has of this model are not those of its values: something "
+            "in it, such as .detach() or torch.no_grad(), cuts them off; use cp.Exact(), "
+            "cp.MonteCarlo() or cp.Unscented(), which need none"
+        )
     raise UnsupportedOperation(
         f"torch cannot differentiate this model ({str(first).splitlines()[0]}); use "
         "cp.MonteCarlo() or cp.Unscented(), which need no derivatives"
     ) from first
+
+
+@torch.no_grad()
+def is_cut(network: Network, values: Sequence[Tensor], jacobians: Jacobians) -> bool:
+    """Whether outputs move along a line, near the mean, and by another slope than the Jacobian's.
+
+    A straight line, by its points on both sides and half way: kinks at the mean are none, and there
+    the derivative is a choice.
+    """
+    step = _deviations(network)
+    slopes = _along(jacobians, step)
+    moved = [
+        network.at([m[None] + k * NEAR * d for m, d in zip(network.means, step, strict=True)])
+        for k in (1.0, -1.0, 0.5, -0.5)
+    ]
+    for value, slope, *points in zip(values, slopes, *moved, strict=True):
+        up, down, half, back = (point[0].double() - value.double() for point in points)
+        line = (up - down) / 2
+        resolved = RESOLVED * torch.finfo(value.dtype).eps * value.abs().double()
+        straight = (up + down).abs() <= STRAIGHT * line.abs()
+        straight &= ((half - back) - line).abs() <= STRAIGHT * line.abs()
+        off = (NEAR * slope.double() - line).abs() > OFF * line.abs()
+        if bool((straight & off & (line.abs() > resolved)).any()):
+            return True
+    return False
+
+
+@torch.no_grad()
+def check_varies(network: Network, values: Sequence[Tensor], jacobians: Jacobians) -> None:
+    """Raise if all derivatives of an output are zero, and a deviation away it is another one."""
+    step = _deviations(network)
+    moved = [
+        network.at([m[None] + k * d for m, d in zip(network.means, step, strict=True)])
+        for k in (1.0, -1.0)
+    ]
+    for value, rows, *points in zip(values, jacobians, *moved, strict=True):
+        zero = torch.stack([(one == 0).flatten(len(network.batch_shape)).all(-1) for one in rows])
+        changed = torch.stack([(point[0] != value).any(-1) for point in points]).any(0)
+        if bool((zero.all(0) & changed).any()):
+            raise UnsupportedOperation(
+                "all derivatives of an output are zero at the mean, as of rounding, comparisons "
+                "and integers, and a standard deviation away it has another value: "
+                "cp.Linearized() would take it as constant; use cp.MonteCarlo() or cp.Unscented()"
+            )
+
+
+def _deviations(network: Network) -> list[Tensor]:
+    """A standard deviation of every element of every input, of either sign."""
+    coins = torch.Generator().manual_seed(0)
+    return [
+        x.stddev.detach() * (2 * torch.randint(2, x.mean.shape, generator=coins) - 1).to(x.mean)
+        for x in network.inputs
+    ]
+
+
+def _along(jacobians: Jacobians, step: Sequence[Tensor]) -> list[Tensor]:
+    """J d (*batch, m) of every output."""
+    return [
+        torch.stack(
+            [(one @ d.reshape(*one.shape[:-2], one.shape[-1], 1))[..., 0]
+             for one, d in zip(rows, step, strict=True)]
+        ).sum(0)
+        for rows in jacobians
+    ]  # fmt: skip
 
 
 def pushed(jacobians: Sequence[Tensor], inputs: Sequence[Gaussian]) -> Tensor:
@@ -58,7 +143,7 @@ def _by_columns(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:
             def of_one(tensor: Tensor) -> tuple[Tensor, ...]:
                 return network(*others[:i], tensor, *others[i + 1 :])
 
-            tangents: tuple[Tensor, ...] = jvp(of_one, (mean,), (direction.reshape(mean.shape),))[1]
+            tangents: tuple[Tensor, ...] = jvp(of_one, mean, direction.reshape(mean.shape))
             return tangents
 
         size = network.inputs[i].event_shape.numel()

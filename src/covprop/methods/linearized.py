@@ -6,7 +6,7 @@ from typing import final
 import torch
 
 from covprop.methods.base import Advance, Estimate, FunctionMethod
-from covprop.methods.jacobian import linearize, pushed
+from covprop.methods.jacobian import check_varies, linearize, pushed
 from covprop.methods.network import Network
 
 
@@ -16,7 +16,8 @@ class Linearized(FunctionMethod):
     """J S J^T at the mean, as in an extended Kalman filter.
 
     The mean of the output is the output at the mean. Right where the network is nearly linear over
-    the spread of its input; it sees neither the bias of a mean nor what saturates. Differentiable.
+    the spread of its input; it sees neither the bias of a mean nor what saturates. An output whose
+    derivatives are all zero, but which varies, is refused. Differentiable.
     """
 
     def entry_bytes(self, dtype: torch.dtype) -> int:
@@ -26,6 +27,7 @@ class Linearized(FunctionMethod):
     def estimate(self, network: Network, advance: Advance) -> list[Estimate]:
         """Jacobians by torch.func."""
         values, jacobians = linearize(network)
+        check_varies(network, values, jacobians)
         advance(1, 1)
         return [
             (value, pushed(jacobian, network.inputs), None)

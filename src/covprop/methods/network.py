@@ -6,9 +6,7 @@ which shows where in each result the batch is, and that its elements stay apart.
 looks leave it open, there are more (`Looks`).
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,8 +16,10 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from covprop.dispatch import Entered, leaves, map_leaves
+from covprop.eager import eager
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
+from covprop.kernels.forward import quiet
 from covprop.methods.looks import Looks, random_state, randomness_kept
 from covprop.validation import SUPPORTED
 
@@ -30,15 +30,6 @@ CONSTANTS = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
 }  # fmt: skip
 """Functions of a tensor whose results do not depend on its numbers."""
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what torch.func has to say of itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")
-        warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
-        yield
 
 
 class Trace(TorchFunctionMode):
@@ -98,6 +89,7 @@ class Network:
 
     def __init__(self, call: Callable[..., Any], inputs: Sequence[Gaussian]) -> None:
         """Look at it once at the means; call takes a tensor for each of the inputs."""
+        call = eager(call)
         self.call, self.inputs = call, tuple(inputs)
         self.batch_shape = inputs[0].batch_shape
         self._vectorised = True

@@ -10,7 +10,7 @@ from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
 from covprop.covariance import Covariance
 from covprop.errors import ToleranceNotReached
-from covprop.kernels.hermite import flushed, power_series
+from covprop.kernels.hermite import flushed, in_units, power_series, series_units
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 
@@ -53,6 +53,11 @@ class Series(LayerwiseMethod):
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"a tolerance is a positive number, not {self.tolerance}")
 
+    @property
+    def first_order(self) -> bool:
+        """Whether one term is all."""
+        return self.order == 1
+
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
@@ -68,7 +73,7 @@ class Series(LayerwiseMethod):
         # Never below the truncated sum, or the matrix would not be positive semi-definite; above
         # it for every true activation.
         output = torch.maximum(output, truncated) if self.exact_variance else truncated
-        elements = (inverse_deviation(variance), flushed(coefficients, covariance.dtype))
+        elements = _series_elements(coefficients, variance, covariance.dtype)
         return result.to(mean.dtype), covariance.pairwise(_series_pair, elements, output)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
@@ -80,17 +85,23 @@ def series_cross(left: Activated, right: Activated, covariance: Tensor, order: i
     """Cov(g(y_i), h(w_j)) = c_ij sum_k rho^(k-1) (a_k / sigma)_i (b_k / sigma)_j."""
 
     def elements(side: Activated) -> Elements:
-        coefficients = flushed(side.coefficients(order), covariance.dtype).to(covariance)
-        return inverse_deviation(side.variance).to(covariance), coefficients
+        found = _series_elements(side.coefficients(order), side.variance, covariance.dtype)
+        return tuple(element.to(covariance) for element in found)
 
     rows = tuple(t[..., :, None] for t in elements(left))
     columns = tuple(t[..., None, :] for t in elements(right))
     return _series_pair(rows, columns, covariance)
 
 
+def _series_elements(coefficients: Tensor, variance: Tensor, dtype: torch.dtype) -> Elements:
+    """1 / sigma, coefficients and their unit."""
+    units = series_units(coefficients, dtype)
+    return inverse_deviation(variance), flushed(coefficients / units, dtype), units
+
+
 def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
     rho = correlation(covariance, left[0], right[0])
-    return covariance * power_series(rho, left[1], right[1])
+    return in_units(covariance, left[2], right[2]) * power_series(rho, left[1], right[1])
 
 
 def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> Tensor:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -13,12 +14,14 @@ from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance, Diagonal, LowRank, Sketch, Zero
 from covprop.covariance.innovation import Innovation, random_signs
 from covprop.covariance.roots import square_root
-from covprop.covariance.sketch import Product, random_products
+from covprop.covariance.sketch import Product, SharedSigns, random_products
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 
 ORDERS = (1, 2)
+HIGHEST = 8
+"""The last order that random directions have, where the directions of the inputs are few."""
 BLOCK = 2**15
 """Elements whose moments are found at a time."""
 NUMBERS = itertools.count()
@@ -39,12 +42,13 @@ class Sketched(LayerwiseMethod):
     be off for want of tangents. No gradients. docs/large.md has formulas and measured errors.
 
     tangents: how many in all; order: 1 keeps the variances of R_l alone, 2 also what its second
-    order has between units; generator: where random numbers come from (torch's global one by
-    default); outputs: an index of the flattened output, if only some are wanted; replicates:
-    independent runs, each with its share of the tangents, whose spread tells the standard errors (1
-    tells none); exact: how many directions of an input are carried exactly rather than by chance,
-    as many as tangents by default; memory: bytes that may be used beside the model, half of what is
-    free by default; activations: what to use in place of declared activations, by torch function.
+    order has between units, and with that of others of its depth; generator: where random numbers
+    come from (torch's global one by default); outputs: an index of the flattened output, if only
+    some are wanted; replicates: independent runs, each with its share of the tangents, whose spread
+    tells the standard errors (1 tells none); exact: how many directions of an input are carried
+    exactly rather than by chance, as many as tangents by default; memory: bytes that may be used
+    beside the model, half of what is free by default; activations: what to use in place of declared
+    activations, by torch function.
     """
 
     tangents: int = 64
@@ -58,6 +62,8 @@ class Sketched(LayerwiseMethod):
     independent_maxima: bool = field(default=False, init=False)
     kept: int | None = field(default=None, init=False, repr=False)
     """Tangents that each nonlinearity remembers, if not all."""
+    signs: SharedSigns = field(default_factory=SharedSigns, init=False, repr=False, compare=False)
+    """What random directions of a run have in common."""
 
     returns: ClassVar[bool] = True
 
@@ -105,6 +111,24 @@ class Sketched(LayerwiseMethod):
         object.__setattr__(one, "kept", kept)
         return one
 
+    def begun(self) -> "Sketched":
+        """The same, with random signs of its own."""
+        one = copy(self)
+        object.__setattr__(one, "signs", SharedSigns())
+        return one
+
+    def seeded(self, device: torch.device) -> "Sketched":
+        """The same with a generator of its own, if it has none, seeded by torch's global one.
+
+        What the global one is asked for then is what the model draws.
+        """
+        if self.generator is not None:
+            return self
+        seed = int(torch.randint(2**62, ()))
+        one = replace(self, generator=torch.Generator(device).manual_seed(seed))
+        object.__setattr__(one, "kept", self.kept)
+        return one
+
     def brief(self) -> "Sketched":
         """A run for expected Jacobians alone, which remembers no tangents."""
         return replace(self.replicate(), order=1)
@@ -130,9 +154,11 @@ class Sketched(LayerwiseMethod):
         return replace(begun, tangents=draws / math.sqrt(count))
 
     def columns(self, covariance: Covariance) -> int:
-        """Tangents, and directions that are carried exactly."""
+        """Tangents, directions that are carried exactly, and with these those of higher orders."""
         known = covariance.rank if isinstance(covariance, LowRank) else covariance.size
-        return self.tangents + (known if known <= self.directions else 0)
+        if known > self.directions:
+            return self.tangents
+        return known + self.tangents * (1 if self.order == 1 else 2)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
@@ -148,8 +174,16 @@ class Sketched(LayerwiseMethod):
         # In units of the deviations: a_2 / sigma^2 overflows where hardly anything varies.
         scaled = covariance.scale(inverse_deviation(variance))
         product = Product(found.second, scaled, scaled)
-        innovation = Innovation(found.seen, (product.pairs(),), left=left)
-        return found.mean, moved.innovated(innovation, random_products([product]))
+        shared, layout = random_products([product], self.signs), product.layout()
+        if not covariance.exact:
+            innovation = Innovation(found.seen, (product.pairs(),), left=left, layout=layout)
+            return found.mean, moved.innovated(innovation, shared)
+        # Few directions: there is hardly any chance in what is above, and what is beyond the second
+        # order counts. Outputs see random directions of it, whose diagonal is known already.
+        higher = _random_orders(_beyond(activation, mean, variance), scaled)
+        seen = found.seen - higher.square().sum(-2)
+        innovation = Innovation(seen, (product.pairs(),), higher, left, layout)
+        return found.mean, moved.innovated(innovation, shared)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """There are no covariances between two tensors: tangents have their dependence."""
@@ -230,6 +264,34 @@ def _at(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> t
     rest = (output - coefficients[0].square() * variance).clamp(min=0)
     second = coefficients[order - 1] * standard_deviation(variance) * (order - 1)
     return result, output, coefficients[0], rest, second
+
+
+def _beyond(activation: Activation, mean: Tensor, variance: Tensor) -> Tensor:
+    """a_k of the orders from 3 to HIGHEST, (orders, *batch, n)."""
+    both = mean.double(), variance.double()
+    coefficients = activation.coefficients(*both, HIGHEST)[max(ORDERS) :]
+    return (coefficients * standard_deviation(both[1])).to(mean.dtype)
+
+
+def _random_orders(weights: Tensor, scaled: Sketch) -> Tensor:
+    """Random directions (*batch, q, n) with sum_k a_k a_k^T o rho^k, as E[h_k(u) h_k(v)] = rho^k.
+
+    h_k = He_k / sqrt(k!) of standard normal numbers with the correlations rho of the sketch.
+    """
+    count = scaled.count if scaled.kept is None else scaled.kept
+    known = sum(rows.shape[-2] for rows in scaled.exact.values())
+    normal = torch.randn(
+        (*scaled.batch_shape, count, scaled.count + known),
+        dtype=scaled.dtype, device=scaled.device, generator=scaled.generator,
+    )  # fmt: skip
+    point = scaled.mixed(normal, 0, scaled.count)
+    before, here = torch.ones_like(point), point
+    total = torch.zeros_like(point)
+    for k in range(1, HIGHEST):
+        before, here = here, (point * here - math.sqrt(k) * before) / math.sqrt(k + 1)
+        if k + 1 > max(ORDERS):
+            total.addcmul_(here, weights[k - max(ORDERS)][..., None, :])
+    return total / math.sqrt(count)
 
 
 def _without_dust(values: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ from covprop.errors import TooLarge
 from covprop.gaussian import Gaussian
 from covprop.kernels.nodes import hermite_rule
 from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
+from covprop.methods.components import Components, agree, mixed, stacked
+from covprop.methods.control import ControlVariate
 from covprop.methods.exact import Exact
+from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.roots import Root
-from covprop.mixture import Mixture
+from covprop.methods.sketched import Sketched
 from covprop.report.table import in_bytes
 from covprop.room import free_bytes
-from covprop.sampling import SamplingError
 
 FEWEST, MOST = 2, 256
 """Nodes of a rule; those of longer ones overflow."""
@@ -60,27 +62,34 @@ class Split(WrappingMethod):
             raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
 
     def around(self, propagation: Propagation, advance: Advance) -> Any:
-        """Split, propagate as one batch (or one by one, where the network takes none), combine."""
+        """Split, propagate the components, and put their moments together."""
         with torch.no_grad():  # directions are constants to autograd
             gains = propagation.gains(self.base, wanted=True)
         if not gains or not any(x.covariance.directions for x in propagation.inputs):
             return propagation.run(propagation.inputs, self.base)  # nothing varies, or along none
-        parts = self._parts(propagation.inputs, list(gains.values()))
-        sizes = {place: rows[0].shape[-2] for place, rows in gains.items()}
-        found = self._together(propagation, parts, sizes)
-        if found is not None:
+        parts, linear = self._parts(propagation.inputs, gains)
+        nudged: Any = None if _draws(self.base) else propagation.run(parts.nudged(), self.base)
+        found = self._together(propagation, parts, nudged)
+        if found is None:
+            found = self._one_by_one(propagation, parts, advance)
+        else:
             advance(parts.count, parts.count)
-            return map_leaves(found, lambda leaf: self._whole(leaf, parts))
-        results = []
-        for i in range(parts.count):
-            results.append(propagation.run(parts.alone(i), self.base))
-            advance(1, parts.count)
-        columns = zip(*(list(leaves(result)) for result in results), strict=True)
-        combined = iter([self._joined(column, parts.weights) for column in columns])
-        return map_leaves(results[0], lambda _: next(combined))
+        moved = [None] * len(found.columns) if nudged is None else list(leaves(nudged))
+        combined = iter(
+            mixed(parts.weights, leaf, linear.get(place), near).moments(self)
+            if isinstance(leaf, Gaussian) else leaf
+            for place, (leaf, near) in enumerate(zip(found.columns, moved, strict=True))
+        )  # fmt: skip
+        return map_leaves(found.nest, lambda _: next(combined))
 
-    def _parts(self, inputs: Sequence[Gaussian], gains: Sequence[Sequence[Tensor]]) -> "_Parts":
-        """Components of the inputs; each direction is one of a single input: they stay apart."""
+    def _parts(
+        self, inputs: Sequence[Gaussian], found: dict[int, list[Tensor]]
+    ) -> tuple[Components, dict[int, Tensor]]:
+        """Components of the inputs, and where the gains alone put those of each output.
+
+        Each direction is one of a single input, so that inputs stay independent.
+        """
+        gains = list(found.values())
         roots = [Root.of(x) for x in inputs]
         ways = [
             _ways(
@@ -101,6 +110,7 @@ class Split(WrappingMethod):
         grid = grid.reshape(-1, len(ranked)).to(like)
         chances = chances.reshape(len(grid), -1).prod(-1).to(like)
         shifts, reduced = [], []
+        linear: dict[int, Tensor] = {}
         for i, (x, root) in enumerate(zip(inputs, roots, strict=True)):
             own = [(at, k) for at, (_, where, k) in enumerate(ranked) if where == i]
             if not own:
@@ -112,96 +122,57 @@ class Split(WrappingMethod):
             places = grid[:, [at for at, _ in own]]
             shifts.append(x.mean + torch.tensordot(places, vectors, dims=1))
             reduced.append(_without(x, unit, vectors))
-        return _Parts(chances, shifts, reduced, inputs[0].batch_shape)
+            for place, rows in found.items():
+                along = torch.einsum("...mn,d...n->d...m", rows[i][..., : unit.shape[-1]], unit)
+                part = torch.tensordot(places, along, dims=1).double()
+                linear[place] = linear[place] + part if place in linear else part
+        return Components(chances, shifts, reduced, inputs[0].batch_shape), linear
 
-    def _together(self, propagation: Propagation, parts: "_Parts", sizes: dict[int, int]) -> Any:
-        """All components as one batch; None where the network does something else with a batch."""
+    def _together(self, propagation: Propagation, parts: Components, alone: Any) -> "_Found | None":
+        """All components as one batch, where the last of them is seen to be what it is alone.
+
+        None without a batch: a model that is not written for one may do anything with it.
+        """
+        if alone is None or not parts.batch_shape:
+            return None
         try:
             found = propagation.run(parts.together(), self.base)
         except Exception:  # a module may raise anything; one by one, it will again
             return None
-        batch = parts.merged_shape
-        seen = {
-            place: leaf for place, leaf in enumerate(leaves(found))
-            if isinstance(leaf, Gaussian | Tensor)
-        }  # fmt: skip
-        same = seen.keys() == sizes.keys() and all(
-            isinstance(leaf, Gaussian)
-            and leaf.batch_shape == batch
-            and leaf.event_shape.numel() == sizes[place]
-            for place, leaf in seen.items()
-        )
-        return found if same else None
-
-    def _whole(self, leaf: Any, parts: "_Parts") -> Any:
-        if not isinstance(leaf, Gaussian):
-            return leaf
-        return Mixture(parts.weights, parts.apart(leaf)).moments(self)
-
-    def _joined(self, column: Sequence[Any], weights: Tensor) -> Any:
-        """One result of every component."""
-        if not isinstance(column[0], Gaussian):
-            return column[0]
-        errors = [y.sampling_error for y in column]
-        error = None
-        if all(one is not None for one in errors):
-            error = SamplingError(
-                errors[0].samples,
-                torch.stack([one.mean for one in errors]),
-                torch.stack([one.covariance for one in errors]),
-            )
-        stacked = Gaussian(
-            torch.stack([y.mean for y in column]),
-            torch.stack([y.covariance_matrix for y in column]),
-            validate_args=False,
-            sampling=error,
-        )
-        return Mixture(weights, stacked).moments(self)
-
-
-@final
-@dataclass(frozen=True)
-class _Parts:
-    """The inputs of all components."""
-
-    weights: Tensor
-    means: list[Tensor]
-    """(components, *batch, *event) of every input."""
-    covariances: list[Covariance]
-    """Of every input, the same for all components."""
-    batch_shape: torch.Size
-
-    @property
-    def count(self) -> int:
-        return len(self.weights)
-
-    @property
-    def merged_shape(self) -> torch.Size:
-        """The components are more of the first dimension of a batch."""
-        first, *rest = self.batch_shape or (1,)
-        return torch.Size((self.count * first, *rest))
-
-    def alone(self, place: int) -> list[Gaussian]:
-        return [
-            Gaussian(mean[place], covariance, validate_args=False)
-            for mean, covariance in zip(self.means, self.covariances, strict=True)
+        if not agree(found, alone, parts):
+            return None
+        both = zip(leaves(found), leaves(alone), strict=True)
+        columns = [
+            parts.divided(leaf) if isinstance(leaf, Gaussian) else other for leaf, other in both
         ]
+        return _Found(alone, columns)
 
-    def together(self) -> list[Gaussian]:
-        return [
-            Gaussian(self._merged(mean), covariance.map(self._repeated), validate_args=False)
-            for mean, covariance in zip(self.means, self.covariances, strict=True)
-        ]
+    def _one_by_one(
+        self, propagation: Propagation, parts: Components, advance: Advance
+    ) -> "_Found":
+        results = []
+        for place in range(parts.count):
+            results.append(propagation.run(parts.alone(place), self.base))
+            advance(1, parts.count)
+        columns = zip(*(list(leaves(result)) for result in results), strict=True)
+        return _Found(
+            results[0],
+            [stacked(c) if isinstance(c[0], Gaussian) else c[0] for c in columns],
+        )
 
-    def apart(self, y: Gaussian) -> Gaussian:
-        """A result of all, by component."""
-        return y.reshape_batch((self.count, *self.batch_shape))
 
-    def _repeated(self, tensor: Tensor) -> Tensor:
-        return self._merged(tensor.expand(self.count, *tensor.shape))
+class _Found(NamedTuple):
+    """What the network returns, and each of its leaves for all components."""
 
-    def _merged(self, tensor: Tensor) -> Tensor:
-        return tensor.flatten(0, 1) if self.batch_shape else tensor
+    nest: Any
+    columns: list[Any]
+
+
+def _draws(method: Method) -> bool:
+    """Whether two runs of a method differ by chance."""
+    if isinstance(method, Sketched | MonteCarlo | ControlVariate):
+        return True
+    return isinstance(method, WrappingMethod) and _draws(method.base)
 
 
 def _ways(gain: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -50,10 +50,8 @@ class Wu2019(LayerwiseMethod):
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """The same formula for two ReLUs, or two steps, of different tensors."""
-        pair = _pair_of(left.activation)
-        if type(left.activation) is not type(right.activation) or (
-            left.activation.key != right.activation.key
-        ):
+        pair, other = _pair_of(left.activation), _pair_of(right.activation)
+        if pair.args != other.args:
             raise UnsupportedOperation(
                 "Wu et al. (2019) have no formula for the covariance of a ReLU and a step, which "
                 "meet here; use cp.Exact()"
@@ -68,7 +66,7 @@ class Wu2019(LayerwiseMethod):
         return pair(rows, columns, covariance)
 
 
-def _pair_of(activation: Activation) -> Callable[[Elements, Elements, Tensor], Tensor]:
+def _pair_of(activation: Activation) -> partial[Tensor]:
     """Their formula for an activation, where there is one."""
     if isinstance(activation, Piecewise) and list(activation.knots) == [0.0]:
         slopes = [s if isinstance(s, float | int) else None for s in activation.slopes]
@@ -87,8 +85,8 @@ def _pair(bump: Bump, left: Elements, right: Elements, covariance: Tensor) -> Te
 
     A step has no slope and the height one.
     """
-    inverse_i, slope_i, _, a, height_i = left
-    inverse_j, slope_j, _, b, height_j = right
+    inverse_i, slope_i, _, (a,), (height_i,) = left[:5]
+    inverse_j, slope_j, _, (b,), (height_j,) = right[:5]
     rho = correlation(covariance, inverse_i, inverse_j)
     if bump is bump_first:
         return bump(a, b, rho)

@@ -1,14 +1,13 @@
 """The same by sampling: the network itself on draws of its input."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covprop.errors import ApproximationWarning, UnsupportedOperation
+from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
 from covprop.gate import check_module
 from covprop.gaussian import Gaussian
 from covprop.methods import Network
@@ -79,12 +78,11 @@ class Classifier:
         with torch.no_grad():
             outputs = torch.stack([self(point) for point in points])
         if bool((outputs >= 0).all() & ((outputs.sum(-1) - 1).abs() < rounding).all()):
-            warnings.warn(
+            warn_user(
                 "the outputs of the model are probabilities, as behind a softmax, and logits are "
                 "wanted: noise makes them less Gaussian, and the expected softmax is that of a "
                 "softmax; leave the last softmax out",
                 ApproximationWarning,
-                stacklevel=3,
             )
 
 

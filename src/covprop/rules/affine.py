@@ -112,6 +112,7 @@ def scaling(
     loc = of_tensor(function, args, kwargs)(x.loc)
     if loc.shape != x.shape:  # a constant that broadcasts the event
         return affine(function, *args, strip=strip, **kwargs)
+    x.expect(loc)
     linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
     factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, x.event_shape.numel())
     return x.replace(loc, x.covariance.scale(factor), transfer=Scaled(factor))
@@ -285,10 +286,11 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
         weight = float(kwargs.get("alpha", 1.0)) * (-1 if "sub" in function.__name__ else 1)
         return weighted_sum(loc, [(first, 1.0), (second, weight)])
     x = the_gaussian(function, args, kwargs)
-    result = scaling(function, *args, strip=without_terms, **kwargs)
-    first = args[0] if args else kwargs.get("input")
-    only_moves = first is x and result.shape == x.shape and "rsub" not in function.__name__
-    return x.moved(result.loc) if only_moves else result
+    if leads_with(x, args, kwargs) and "rsub" not in function.__name__:
+        loc = of_tensor(function, args, kwargs)(x.loc)
+        if loc.shape == x.shape:
+            return x.moved(loc)
+    return scaling(function, *args, strip=without_terms, **kwargs)
 
 
 _in_place_forms("add", "sub", "subtract")

@@ -14,6 +14,9 @@ from covprop.rules.join import join
 from covprop.rules.operands import gaussians
 from covprop.tensor import GaussianTensor
 
+FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batch1", "batch2")}
+"""What torch calls the two factors of a product that is added to something."""
+
 
 def _linear_in_both(call: Callable[[Any, Any], Any], first: Any, second: Any) -> GaussianTensor:
     """A function that is linear in two arguments together, of which constants are offsets."""
@@ -99,9 +102,11 @@ def addcdiv(
 
 @rule(*spellings("addmm", "addmv", "baddbmm"), kind="products", treatment=PRODUCT,
       name="addmm, addmv, baddbmm")  # fmt: skip
-def addmm(function: Callable[..., Any], input: Any, first: Any, second: Any, **scales: Any) -> Any:
+def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: Any) -> Any:
     """Beta input + alpha first @ second."""
-    return _sum_of_product(function, torch.matmul, (input, first, second), scales)
+    named = [name for name in FACTORS[function.__name__] if name in options]
+    first, second = (*factors, *(options.pop(name) for name in named))
+    return _sum_of_product(function, torch.matmul, (input, first, second), options)
 
 
 for _name in ("masked_fill", "lerp", "addcmul", "addcdiv", "addmm", "addmv", "baddbmm"):

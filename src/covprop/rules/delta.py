@@ -5,12 +5,8 @@ J Cov J^T with the Jacobian at the mean. An approximation for small noise; docs/
 measured errors.
 """
 
-import importlib
 import math
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +15,8 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import Diagonal, LinearMap, Sketch
 from covprop.dispatch import Batch, rule
-from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of
+from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.kernels.forward import jvp
 from covprop.rules.operands import (
     check_batch_is_separate,
     check_batch_shape,
@@ -39,7 +36,6 @@ APPROXIMATE = "approximate: second-order mean, first-order covariance"
 
 def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Carry a Gaussian through a smooth function."""
-    _prepare_forward_mode()
     x = the_gaussian(function, args, kwargs)
     call = of_tensor(function, args, kwargs)
     point = x.loc  # and not x, which what outlives this operation must not hold
@@ -47,17 +43,17 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
     check_batch_shape(function, x, value.shape)
 
     def tangent(direction: Tensor) -> Tensor:
-        result: Tensor = torch.func.jvp(call, (point,), (direction,))[1]
+        result: Tensor = jvp(call, point, direction)
         return result
 
     check_batch_is_separate(function, tangent, x, x.shape)
 
     def bend(direction: Tensor, row: Tensor) -> Tensor:
         def slope(y: Tensor) -> Tensor:
-            inner: Tensor = torch.func.jvp(call, (y,), (direction,))[1]
+            inner: Tensor = jvp(call, y, direction)
             return inner
 
-        result: Tensor = torch.func.jvp(slope, (point,), (row,))[1]
+        result: Tensor = jvp(slope, point, row)
         return result
 
     curvature = _summed(bend, x)
@@ -108,20 +104,11 @@ def _check_linear(
     dims = tuple(range(len(x.batch_shape), along.dim()))
     size, error = along.square().sum(dims), (rise - along).square().sum(dims)
     if bool((error > BENT**2 * size).any()):
-        warnings.warn(
+        warn_user(
             f"{name_of(function)} bends over less than a standard deviation of its input here, so "
             "its first-order covariance may be far off; compare with sampling",
             ApproximationWarning,
-            stacklevel=2,
         )
-
-
-@cache
-def _prepare_forward_mode() -> None:
-    """Let torch import its forward mode once, without the warnings that this gives."""
-    with warnings.catch_warnings(), suppress(ImportError):
-        warnings.simplefilter("ignore")
-        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 @rule(*spellings("reciprocal"), kind="several elements", treatment=APPROXIMATE, name="reciprocal")
@@ -162,5 +149,3 @@ def _smooth(*names: str) -> None:
 _smooth("softmax")
 _smooth("log_softmax")
 _smooth("logsumexp")
-_smooth("group_norm")
-_smooth("rms_norm")

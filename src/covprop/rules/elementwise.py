@@ -17,6 +17,7 @@ from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import (
     CovpropError,
     MomentOverflow,
+    QuadratureError,
     UnsupportedOperation,
     calling_module,
     name_of,
@@ -33,16 +34,20 @@ def apply(
     flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
     observe = x.lineage.observe
     seen = activation if observe is None else observe(activation)
-    if x.covariance.factored:
+    if not (x.covariance.independent or isinstance(x.covariance, Sketch)):
         x.lineage.expect(x.loc.itemsize * x.numel() * x.event_shape.numel())
     try:
         mean, covariance = x.method.activate(seen, flat, x.covariance)
     except UnsupportedOperation as error:
         raise UnsupportedOperation(f"{name_of(function)}: {error}") from error
+    except QuadratureError:
+        _check_argument(function, x)  # it may not be the function's fault
+        raise
     if not (is_finite(mean) and is_finite(covariance.diagonal())):
+        _check_argument(function, x)
         raise MomentOverflow(
-            f"the moments of {type(activation).__name__} overflow {x.dtype} here; scale its input "
-            "down, or convert model and Gaussian to float64"
+            f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
+            "convert model and Gaussian to float64"
         )
     if isinstance(covariance, Sketch) and covariance.slope is not None:
         return x.replace(mean.reshape(x.shape), covariance, transfer=Scaled(covariance.slope))
@@ -56,6 +61,15 @@ def apply(
         transfer=lambda cross: activated.coefficients(1)[0].to(cross)[..., None] * cross,
         activated=activated,
     )
+
+
+def _check_argument(function: Callable[..., Any], x: GaussianTensor) -> None:
+    """Blame what was before a function for what it was given."""
+    if not (is_finite(x.loc) and is_finite(x.covariance.diagonal())):
+        raise MomentOverflow(
+            f"the input of {name_of(function)} has a mean or variance that is NaN or infinite; "
+            "what came before it made it so"
+        )
 
 
 def _later(

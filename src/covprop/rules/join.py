@@ -25,6 +25,7 @@ from covprop.rules.operands import (
     check_batch_shape,
     fill,
     gaussians,
+    in_dtype,
     with_slots,
     without_constants,
 )
@@ -33,6 +34,8 @@ from covprop.transfers import Times
 
 INCONSISTENT = 1e-3
 """A variance below minus this part of what was joined is no rounding."""
+ROUNDING = 8.0
+"""In units of machine epsilon: what rounding leaves of variances that cancel."""
 
 
 def join(
@@ -50,6 +53,8 @@ def join(
     loc = at_means(function, args, kwargs)
     check_batch_shape(function, x, loc.shape)
     x.expect(loc)
+    args, kwargs = in_dtype((args, kwargs), loc.dtype)
+    tensors = gaussians(args, kwargs)
     slots, named = without_constants(with_slots((args, kwargs)))
     terms = [
         (node, _linear_part(function, slots, named, node, loc))
@@ -81,8 +86,8 @@ def join(
                 half = linear(second(cross).mT)
                 matrix = matrix + (half + half.mT)
     assert matrix is not None
-    _check_variances(function, matrix, size)
-    return GaussianTensor(loc, Node(Dense(symmetric(matrix)), edges), x.lineage)
+    matrix = _consistent(function, symmetric(matrix), size)
+    return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
 
 
 def _sketched(terms: Sequence[tuple[Node, LinearMap]]) -> Sketch:
@@ -126,6 +131,7 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
     """sum_i w_i x_i of tensors of one shape, with the given mean."""
     x = terms[0][0]
     x.expect(loc)
+    terms = in_dtype(terms, loc.dtype)
     weights: dict[Node, float] = {}
     for tensor, weight in terms:
         weights[tensor.node] = weights.get(tensor.node, 0.0) + weight
@@ -148,18 +154,32 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
             cross = x.lineage.cross(node, other)
             if cross is not None:
                 matrix = matrix + weights[node] * weights[other] * (cross + cross.mT)
-    _check_variances(torch.add, matrix, size)
+    matrix = _consistent(torch.add, matrix, size)
     return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
 
 
-def _check_variances(function: Callable[..., Any], matrix: Tensor, size: Tensor) -> None:
-    """Cross-covariances are approximate beyond one activation: they must not outweigh the rest."""
-    variance = matrix.detach().diagonal(dim1=-2, dim2=-1)
-    if bool((variance < -INCONSISTENT * size.detach()).any()):
+def _consistent(function: Callable[..., Any], matrix: Tensor, size: Tensor) -> Tensor:
+    """The covariance of a sum, of which `size` are the variances of the terms, added up.
+
+    Cross-covariances are approximate beyond one activation: they must not outweigh the rest. An
+    element that differs from zero by the rounding of its terms alone is zero, which only its
+    gradient does not tell. So is a variance below zero to which no cross-covariance adds, or that
+    is rounding of the largest one.
+    """
+    variance, size = matrix.detach().diagonal(dim1=-2, dim2=-1), size.detach()
+    scale, epsilon = size.clamp(min=0), torch.finfo(matrix.dtype).eps
+    below = (variance != size) & (variance < -INCONSISTENT * scale) & (scale > 0)
+    if bool(below.any()):
+        below &= variance < -epsilon * scale.shape[-1] * scale.amax(-1, keepdim=True)
+    if bool(below.any()):
         raise InconsistentBranches(
             f"{name_of(function)} joins branches whose dependence is known too roughly here: a "
             "variance comes out negative; use smaller noise, or sampling"
         )
+    gone = (variance <= ROUNDING * epsilon * scale) & ((variance != 0) | (scale > 0))
+    if not bool(gone.any()):
+        return matrix
+    return torch.where(gone[..., :, None] | gone[..., None, :], matrix - matrix.detach(), matrix)
 
 
 @rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack",

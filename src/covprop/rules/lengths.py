@@ -1,4 +1,4 @@
-"""Variances, lengths and angles of vectors: exact where quadratic, else by the delta method."""
+"""Variances, lengths and angles of vectors."""
 
 import math
 from collections.abc import Callable
@@ -13,13 +13,19 @@ from covprop.activations import spellings
 from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.rules.affine import affine
-from covprop.rules.delta import APPROXIMATE, delta
-from covprop.rules.operands import at_means, gaussians, the_gaussian
+from covprop.rules.delta import delta
+from covprop.rules.normalised import WITHIN, Groups, lengths, normalised
+from covprop.rules.operands import the_gaussian
 from covprop.tensor import GaussianTensor
 
 MATRIX = 2
 """Dimensions of a matrix."""
+EUCLIDEAN = 2
+"""The order of the norm whose moments are known."""
+CLEAR = 100.0
+"""Times the least length that torch divides by: shorter vectors are refused."""
 QUADRATIC = "exact"
+COSINE = "approximate: vectors over their lengths, products as if jointly Gaussian"
 
 
 @rule(*spellings("var"), kind="several elements", treatment=QUADRATIC, name="var",
@@ -33,41 +39,86 @@ def var(
     correction: float | None = None,
 ) -> Any:
     """A sum of squares of what is left of the mean."""
-    if isinstance(dim, bool):  # torch.var(input, unbiased)
-        dim, unbiased = None, dim
-    dims = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    less = (1.0 if correction is None else correction) if unbiased in (None, True) else 0.0
-    count = math.prod(input.shape[d] for d in dims) - less
+    _, dims, keepdim, count = _deviations(input, dim, unbiased, keepdim, correction)
     squares = (input - input.mean(dims, keepdim=True)).square()
     return squares.sum(dims, keepdim=keepdim) * (1 / max(count, 0) if count > 0 else math.nan)
 
 
-@rule(*spellings("std"), kind="several elements", treatment=APPROXIMATE, name="std")
+@rule(*spellings("std"), kind="several elements", treatment=WITHIN, name="std")
 def std(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """The root of the variance."""
-    return _root(function, lambda *a, **k: _power(var(torch.var, *a, **k), 0.5), args, kwargs)
+    """The length of what is left of the mean, over the root of a number."""
+    x, dims, keepdim, count = _deviations(*args, **kwargs)
+    scale = count**-0.5 if count > 0 else math.nan
+    return _euclidean(function, x, dims, keepdim, centred=True, scale=scale)
+
+
+def _deviations(
+    input: GaussianTensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    correction: float | None = None,
+) -> tuple[GaussianTensor, list[int], bool, float]:
+    """The arguments of a variance: dimensions, whether they are kept, what to divide by."""
+    if isinstance(dim, bool):  # torch.var(input, unbiased)
+        dim, unbiased = None, dim
+    dims = _dims(input, dim)
+    less = (1.0 if correction is None else correction) if unbiased in (None, True) else 0.0
+    return input, dims, keepdim, math.prod(input.shape[d] for d in dims) - less
+
+
+def _dims(x: Any, dim: Any) -> list[int]:
+    """Dimensions, all if none are named, from 0 on."""
+    if dim is None or (isinstance(dim, list | tuple) and not dim):
+        return list(range(x.dim()))
+    named = [dim] if isinstance(dim, int) else list(dim)
+    return [d % x.dim() if x.dim() else 0 for d in named]
+
+
+def _euclidean(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    dims: list[int],
+    keepdim: bool,
+    centred: bool = False,
+    scale: float = 1.0,
+) -> GaussianTensor:
+    """Lengths along dimensions."""
+    groups = Groups.of(function, x, _arranged(dims), centred)
+    kept = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
+    shape = torch.Size(kept[len(x.batch_shape) :])
+    return lengths(function, x, groups, shape, scale)
+
+
+def _arranged(dims: list[int]) -> Callable[[Tensor], Tensor]:
+    """The elements along these dimensions as groups."""
+
+    def arrange(places: Tensor) -> Tensor:
+        size = math.prod(places.shape[d] for d in dims) if places.dim() else 1
+        last = list(range(-len(dims), 0))
+        moved = places.movedim(dims, last) if places.dim() else places
+        return moved.reshape(-1, size)
+
+    return arrange
 
 
 def _root(
-    function: Callable[..., Any], written: Callable[..., Any], args: Any, kwargs: Any
+    function: Callable[..., Any], written: Callable[..., Any], x: GaussianTensor
 ) -> GaussianTensor:
     """A function with a root, which has no slope where it is zero.
 
     It is written out, because second derivatives of torch's own forbid a backward pass.
     """
-    x = the_gaussian(function, args, kwargs)
-    if bool((at_means(written, args, kwargs) == 0).any()) and bool(x.covariance.diagonal().any()):
+    if bool((written(x.loc) == 0).any()) and bool(x.covariance.diagonal().any()):
         raise UnsupportedOperation(
             f"{name_of(function)} is zero at the mean, where it is not smooth: the delta method "
             "does not hold there"
         )
-    return delta(wraps(function)(written), *args, **kwargs)
+    return delta(wraps(function)(written), x)
 
 
 def _length(x: Tensor, order: float, dims: Any, keepdim: bool) -> Tensor:
     dims = list(range(x.dim())) if dims is None else dims
-    if order == 2:  # noqa: PLR2004
-        return _power(x.square().sum(dims, keepdim=keepdim), 0.5)
     return _power(x.abs().pow(order).sum(dims, keepdim=keepdim), 1 / order)
 
 
@@ -78,7 +129,7 @@ def _power(total: Tensor, exponent: float) -> Tensor:
 
 
 @rule(*spellings("norm"), torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm,
-      kind="several elements", treatment=APPROXIMATE, name="norm, linalg.norm")  # fmt: skip
+      kind="several elements", treatment=WITHIN, name="norm, linalg.norm")  # fmt: skip
 def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Euclidean and Frobenius norms, and the other smooth ones of vectors."""
     x = the_gaussian(function, args, kwargs)
@@ -97,10 +148,12 @@ def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTen
     if function.__name__ == "linalg_matrix_norm" and dim is None:
         dim = (-2, -1)
     power = 2.0 if order in (None, "fro") else float(order)
-    return _root(function, lambda y: _length(y, power, dim, keepdim), (x,), {})
+    if power == EUCLIDEAN:
+        return _euclidean(function, x, _dims(x, dim), keepdim)
+    return _root(function, lambda y: _length(y, power, dim, keepdim), x)
 
 
-@rule(F.normalize, kind="several elements", treatment=APPROXIMATE, name="normalize")
+@rule(F.normalize, kind="several elements", treatment=WITHIN, name="normalize")
 def normalize(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -110,6 +163,8 @@ def normalize(
     out: None = None,
 ) -> GaussianTensor:
     """A vector over its length."""
+    if p == EUCLIDEAN:
+        return _unit(function, input, _dims(input, dim), eps)
 
     def written(x: Tensor) -> Tensor:
         return x / _length(x, p, dim, keepdim=True).clamp(min=eps)
@@ -117,7 +172,22 @@ def normalize(
     return delta(wraps(function)(written), input)
 
 
-@rule(torch.var_mean, torch.std_mean, kind="several elements", treatment=APPROXIMATE,
+def _unit(
+    function: Callable[..., Any], x: GaussianTensor, dims: list[int], eps: float
+) -> GaussianTensor:
+    """Over its length, which has to be far above what torch takes at least for it."""
+    groups = Groups.of(function, x, _arranged(dims))
+    squares = x.loc.detach().square() + x.covariance.diagonal().detach().reshape(x.shape)
+    size = squares.double().flatten(len(x.batch_shape))[..., groups.index].sum(-1)
+    if bool(((size > 0) & (size < (CLEAR * eps) ** 2)).any()):
+        raise UnsupportedOperation(
+            f"{name_of(function)} divides by {eps:g} what is shorter, and here vectors are nearly "
+            "that short; scale its argument up, or pass a smaller eps"
+        )
+    return normalised(function, x, groups)
+
+
+@rule(torch.var_mean, torch.std_mean, kind="several elements", treatment=WITHIN,
       name="var_mean, std_mean")  # fmt: skip
 def spread_and_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """The variance or standard deviation, and the mean, which is linear."""
@@ -131,26 +201,20 @@ def spread_and_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     return spread, affine(mean, *args, **kwargs)
 
 
-@rule(*spellings("cosine_similarity"), kind="several elements", treatment=APPROXIMATE,
+@rule(*spellings("cosine_similarity"), kind="several elements", treatment=COSINE,
       name="cosine_similarity")  # fmt: skip
 def cosine_similarity(
     function: Callable[..., Any], x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8
 ) -> Any:
-    """Of a tensor and a constant, or of two tensors as one vector."""
-
-    def written(a: Tensor, b: Tensor) -> Tensor:
-        lengths = [_length(t, 2, dim, keepdim=False).clamp(min=eps) for t in (a, b)]
-        return (a * b).sum(dim) / (lengths[0] * lengths[1])
-
-    pair = gaussians((x1, x2), {})
-    if len(pair) == 1:
-        return delta(wraps(function)(written), x1, x2)
-    shapes, sizes = [x.shape for x in pair], [x.event_shape.numel() for x in pair]
-    flat = [x.reshape(*x.batch_shape, n) for x, n in zip(pair, sizes, strict=True)]
-
-    def of_both(vector: Tensor) -> Tensor:
-        halves = zip(vector.split(sizes, -1), shapes, strict=True)
-        first, second = (half.reshape(shape) for half, shape in halves)
-        return written(first, second)
-
-    return delta(of_both, torch.cat(flat, -1))
+    """The sum of the products of both over their lengths."""
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    along = dim - len(shape) if dim >= 0 else dim
+    units: list[Any] = []
+    for x in (x1, x2):
+        if x.dim() < -along or x.shape[along] != shape[along]:
+            x = x.expand(shape)
+        if isinstance(x, GaussianTensor):
+            units.append(_unit(function, x, [along % x.dim()], eps))
+        else:
+            units.append(F.normalize(x, dim=along, eps=eps))
+    return (units[0] * units[1]).sum(along)

@@ -18,7 +18,7 @@ from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
 from covprop.lineage import Node
 from covprop.rules.elementwise import find_activation
-from covprop.rules.operands import batch_error, gaussians
+from covprop.rules.operands import batch_error, gaussians, promoted
 from covprop.tensor import GaussianTensor, dispatch
 
 PAIR = "exact for a pair"
@@ -40,6 +40,8 @@ class Extreme(NamedTuple):
       batch=Batch.STEPWISE)  # fmt: skip
 def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
+    if any(bool(_lowest(side).any()) for side in (input, other)):
+        return _above_the_lowest(function, *torch.broadcast_tensors(input, other))
     if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
         return _independent_maximum(*pair)
     if len(pair) > 1 and pair[0].shape == pair[1].shape:
@@ -53,9 +55,44 @@ def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
     if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
         return -_independent_maximum(-pair[0], -pair[1])  # type: ignore[operator]
-    if len(pair) > 1:
+    if len(pair) > 1 or any(bool(_lowest(-side).any()) for side in (input, other)):
         return -maximum(function, -input, -other)
     return input - torch.relu(input - other)
+
+
+def _above_the_lowest(function: Callable[..., Any], a: Any, b: Any) -> Any:
+    """The maximum where a side may be at minus infinity, as padding is: there it is the other.
+
+    A mean FAR standard deviations below that of the other is as good as minus infinity.
+    """
+    neither = _lowest(a) & _lowest(b)
+    result = maximum(function, _raised(a, b), _raised(b, a))
+    return _around(result, torch.where(neither, -torch.inf, result.shown))
+
+
+def _raised(x: Any, other: Any) -> Any:
+    """X with its means at minus infinity just far enough below the other."""
+    floor = other
+    if isinstance(other, GaussianTensor):
+        spread = other.covariance.diagonal().clamp(min=0).sqrt().reshape(other.loc.shape)
+        spread = spread.movedim(0, other.batch_at) if other.batch_at else spread
+        floor = other.shown - FAR * spread
+    floor = torch.where(_lowest(other), 0, floor)
+    mean = x.shown if isinstance(x, GaussianTensor) else x
+    return _around(x, torch.where(_lowest(x), floor, mean).to(mean.dtype))
+
+
+def _around(x: Any, mean: Tensor) -> Any:
+    """X with another mean."""
+    if not isinstance(x, GaussianTensor):
+        return mean
+    loc = mean.movedim(x.batch_at, 0) if x.batch_at else mean
+    return x.laid(0).moved(loc).laid(x.batch_at)
+
+
+def _lowest(x: Any) -> Tensor:
+    """Where a mean is at minus infinity."""
+    return (x.shown if isinstance(x, GaussianTensor) else x) == -torch.inf
 
 
 def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
@@ -80,11 +117,14 @@ def _independent_maximum(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor
     due, Var relu(d) - p^2 Var d more, which is never negative.
     """
     shape = torch.broadcast_shapes(a.shape, b.shape)
-    a, b = (x if x.shape == shape else dispatch(Tensor.expand, (x, shape), {}) for x in (a, b))
+    a, b = (
+        x if x.shape == shape else dispatch(Tensor.expand, (x, shape), {}) for x in promoted(a, b)
+    )
     at = a.batch_at
     if (a.batch_shape, at) != (b.batch_shape, b.batch_at):
         raise batch_error(torch.maximum, a)
     a, b = a.laid(0), b.laid(0)
+    a.expect(a.loc)
     ramp = find_activation(torch.relu)
     size = (*a.batch_shape, a.event_shape.numel())
     distance = (b.loc.double() - a.loc.double()).reshape(size)
@@ -225,9 +265,7 @@ def _pooled(
         widths.append((around[d], after))
     padding_widths = [width for pair in reversed(widths) for width in pair]
     if any(padding_widths):
-        spread = input.covariance.diagonal().clamp(min=0).max().sqrt()
-        floor = float((input.loc.min() - FAR * (spread + 1)).detach())
-        input = F.pad(input, padding_widths, value=floor)
+        input = F.pad(input, padding_widths, value=-torch.inf)
     cuts = (
         [
             slice(place[d] * gap[d], place[d] * gap[d] + (shape[d] - 1) * step[d] + 1, step[d])

@@ -60,6 +60,7 @@ def _moved(
         raise batch_error(function, x)
     if len(index) == size and bool((index.diff() == 1).all()):
         return x.moved(loc, view=True)
+    x.expect(loc)
     covariance = x.covariance.take(index)
     result = x.replace(loc, covariance, transfer=Taken(index, size))
     return GaussianTensor(loc, result.node, x.lineage, view_of=x)

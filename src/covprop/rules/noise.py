@@ -6,6 +6,7 @@ channel):  E z = E x,  Cov(z) = Cov(x) + p / (1 - p) (Cov(x) + mu mu^T) within e
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from covprop.covariance import Covariance, Dense, Sketch
 from covprop.dispatch import Batch, rule
-from covprop.errors import UnsupportedOperation
+from covprop.errors import DropoutWarning, UnsupportedOperation, warn_user
 from covprop.rules.operands import batch_error
 from covprop.tensor import GaussianTensor
 
@@ -37,13 +38,42 @@ def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
     """
     layers = [layer for layer in model.modules() if isinstance(layer, NOISY)]
     before = [layer.training for layer in layers]
+    wanted = _wanted.set(_wanted.get() | {id(layer) for layer in layers})
     try:
         for layer in layers:
             layer.training = True
         yield model
     finally:
+        _wanted.reset(wanted)
         for layer, training in zip(layers, before, strict=True):
             layer.training = training
+
+
+_wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
+"""The layers that `dropout_active` has switched on."""
+
+
+def warn_of_dropout(model: nn.Module) -> None:
+    """Say that dropout which is on for no better reason than `model.train()` will be computed."""
+    for name, layer in model.named_modules():
+        if layer.training and id(layer) not in _wanted.get() and (p := _probability(layer)) > 0:
+            warn_user(
+                f"dropout of {name or 'the model'} ({layer._get_name()}, p = {p:g}) is in training "
+                "mode, so that its masks are part of the randomness that will be computed; call "
+                "model.eval() if they should not be, or use cp.dropout_active(model) if they "
+                "should",
+                DropoutWarning,
+            )
+            return
+
+
+def _probability(layer: nn.Module) -> float:
+    """That of a layer's own dropout."""
+    if isinstance(layer, _DropoutNd):
+        return layer.p
+    if isinstance(layer, nn.RNNBase):
+        return layer.dropout if layer.num_layers > 1 else 0.0
+    return layer.dropout if isinstance(layer, nn.MultiheadAttention) else 0.0
 
 
 @rule(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout,
@@ -102,6 +132,7 @@ def _masked(x: GaussianTensor, p: float, masked_dims: int) -> GaussianTensor:
     """Masks along the first `masked_dims` dimensions, shared along the others."""
     if not 0 <= p < 1:
         raise UnsupportedOperation(f"dropout with p = {p} leaves nothing; use p < 1")
+    x.expect(x.loc)
     covariance = _with_noise(x, p / (1 - p), masked_dims)
     return x.replace(x.loc.clone(), covariance, transfer=lambda cross: cross)
 

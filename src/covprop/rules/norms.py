@@ -1,6 +1,8 @@
 """Layers that normalise: batch norm, which is affine in evaluation, and norms of each example."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,28 +11,37 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.dispatch import Batch, rule
-from covprop.errors import UnsupportedOperation
+from covprop.errors import UnsupportedOperation, name_of
 from covprop.rules.affine import scaling
-from covprop.rules.delta import APPROXIMATE, delta
-from covprop.rules.operands import batch_error
+from covprop.rules.normalised import WITHIN, Groups, normalised
 from covprop.tensor import GaussianTensor
 
 
-def _normalised(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    centred = x - x.mean(dims, keepdim=True)
-    return centred / (centred.square().mean(dims, keepdim=True) + eps).sqrt()
+def _norm(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    arrange: Callable[[Tensor], Tensor],
+    affine: tuple[Tensor | None, Tensor | None],
+    eps: float,
+    centred: bool = True,
+) -> GaussianTensor:
+    """z / sqrt(mean z^2 + eps) of groups of elements, and a weight and bias for each element."""
+    x.commit()
+    if not x.loc.numel():
+        return x
+    groups = Groups.of(function, x, arrange, centred)
+    count = groups.index.shape[-1]
+    weight, bias = affine
+    return normalised(
+        function,
+        x,
+        replace(groups, offset=count * eps),
+        math.sqrt(count) * (1.0 if weight is None else weight),
+        0.0 if bias is None else bias,
+    )
 
 
-def _layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Written out: torch's fused kernel has wrong second derivatives in forward mode."""
-    result = _normalised(x, list(range(-len(shape), 0)), eps)
-    result = result if weight is None else result * weight
-    return result if bias is None else result + bias
-
-
-@rule(*spellings("layer_norm"), kind="several elements", treatment=APPROXIMATE, name="layer_norm",
+@rule(*spellings("layer_norm"), kind="several elements", treatment=WITHIN, name="layer_norm",
       batch=Batch.STEPWISE)  # fmt: skip
 def layer_norm(
     function: Callable[..., Any],
@@ -42,13 +53,62 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> GaussianTensor:
     """Over the last dimensions."""
-    if input.batch_at >= max(input.dim() - len(normalized_shape), 1):
-        raise batch_error(function, input)
-    result = delta(_layer_norm, input.laid(0), tuple(normalized_shape), weight, bias, eps)
-    return result.laid(input.batch_at)
+    arrange = _last(function, input, normalized_shape)
+    return _norm(function, input, arrange, (weight, bias), eps)
 
 
-@rule(F.instance_norm, kind="several elements", treatment=APPROXIMATE, name="instance_norm")
+@rule(*spellings("rms_norm"), kind="several elements", treatment=WITHIN, name="rms_norm",
+      batch=Batch.STEPWISE)  # fmt: skip
+def rms_norm(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> GaussianTensor:
+    """Over the last dimensions, without taking their mean away."""
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    arrange = _last(function, input, normalized_shape)
+    return _norm(function, input, arrange, (weight, None), eps, centred=False)
+
+
+def _last(
+    function: Callable[..., Any], x: GaussianTensor, shape: Sequence[int]
+) -> Callable[[Tensor], Tensor]:
+    """The last dimensions as groups, which have to be of this shape."""
+    if not shape or tuple(x.shape[-len(shape) :]) != tuple(shape):
+        raise ValueError(
+            f"{name_of(function)} over a shape of {tuple(shape)} has an input of {tuple(x.shape)}"
+        )
+    return lambda places: places.reshape(-1, math.prod(shape))
+
+
+@rule(*spellings("group_norm"), kind="several elements", treatment=WITHIN, name="group_norm",
+      batch=Batch.STEPWISE)  # fmt: skip
+def group_norm(
+    function: Callable[..., Any],
+    input: GaussianTensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> GaussianTensor:
+    """Over groups of channels and all their positions."""
+    if input.shape[1] % num_groups:
+        raise ValueError(f"{input.shape[1]} channels are no {num_groups} groups of one size")
+    affine = _of_channels(input, weight), _of_channels(input, bias)
+    return _norm(
+        function,
+        input,
+        lambda t: t.unflatten(1, (num_groups, -1)).flatten(2).flatten(0, 1),
+        affine,
+        eps,
+    )
+
+
+@rule(F.instance_norm, kind="several elements", treatment=WITHIN, name="instance_norm",
+      batch=Batch.STEPWISE)  # fmt: skip
 def instance_norm(
     function: Callable[..., Any],
     input: Any,
@@ -63,14 +123,12 @@ def instance_norm(
     """Over the positions of each channel, or batch norm where it keeps running statistics."""
     if not use_input_stats:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    affine = _of_channels(input, weight), _of_channels(input, bias)
+    return _norm(function, input, lambda t: t.flatten(2).flatten(0, 1), affine, eps)
 
-    def instance(x: Tensor) -> Tensor:
-        channel = (-1, *(1,) * (x.dim() - 2))
-        result = _normalised(x, list(range(2, x.dim())), eps)
-        result = result if weight is None else result * weight.reshape(channel)
-        return result if bias is None else result + bias.reshape(channel)
 
-    return delta(instance, input)
+def _of_channels(x: GaussianTensor, values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.reshape(-1, *(1,) * (x.dim() - 2))
 
 
 def _batch_norm(

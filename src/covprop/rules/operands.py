@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from covprop.dispatch import leaves, map_leaves
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.lineage import Node
-from covprop.tensor import GaussianTensor
+from covprop.tensor import GaussianTensor, dispatch
 
 SLACK = 1e3
 """In units of rounding: what summing in another order may change."""
@@ -21,6 +22,21 @@ PROBE_SCALES = 31
 def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
     """The in-flight Gaussians among the arguments, in order."""
     return [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+
+
+def promoted(*tensors: GaussianTensor) -> tuple[GaussianTensor, ...]:
+    """Tensors that an operation joins, in the dtype that torch promotes them to."""
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return in_dtype(tensors, dtype)
+
+
+def in_dtype(nest: Any, dtype: torch.dtype) -> Any:
+    """A copy of the arguments with every in-flight Gaussian in this dtype."""
+    return _replace(
+        nest,
+        GaussianTensor,
+        lambda x: x if x.dtype == dtype else dispatch(Tensor.to, (x, dtype), {}),
+    )
 
 
 def the_gaussian(function: Callable[..., Any], args: Any, kwargs: Any) -> GaussianTensor:

@@ -5,19 +5,20 @@ Cov(u_i v_i, u_j v_j) = m_ui m_uj V_ij + m_ui m_vj C_ji + m_vi m_uj C_ij + m_vi 
                         + U_ij V_ij + C_ij C_ji,     U = Cov(u, u), V = Cov(v, v), C = Cov(u, v).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covprop.contraction import Contraction
 from covprop.covariance import Dense, Diagonal, Sketch
-from covprop.covariance.base import symmetric
+from covprop.covariance.base import symmetric, without_negative_variances
 from covprop.dispatch import Batch, rule
-from covprop.lineage import Node
+from covprop.lineage import Node, SecondOrder, Transfer
 from covprop.rules.join import join
-from covprop.rules.operands import batch_error
+from covprop.rules.operands import batch_error, promoted
 from covprop.rules.sketched import sketched_contraction, sketched_product
 from covprop.tensor import GaussianTensor, dispatch
 
@@ -31,7 +32,8 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
     if u.batch_shape != v.batch_shape or shape[: len(u.batch_shape)] != u.batch_shape:
         raise batch_error(torch.mul, u)
     u, v = (
-        x if x.shape == shape else dispatch(torch.Tensor.expand, (x, shape), {}) for x in (u, v)
+        x if x.shape == shape else dispatch(torch.Tensor.expand, (x, shape), {})
+        for x in promoted(u, v)
     )
     if u.batch_at != v.batch_at:  # broadcasting has taken a batch for another dimension
         raise batch_error(torch.mul, u)
@@ -40,20 +42,45 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
         return _independent_product(u, v, a, b, shape)
     if isinstance(u.covariance, Sketch) and isinstance(v.covariance, Sketch):
         return sketched_product(u, v, a, b, shape)
+    u.expect(u.loc)
     first, second = u.covariance.matrix(), v.covariance.matrix()
     cross = u.cross_covariance(v)
-    matrix = _outer(a, a) * second + _outer(b, b) * first + first * second
-    mean = a * b
+    linear, mean = _outer(a, a) * second + _outer(b, b) * first, a * b
     if cross is not None:
         mixed = _outer(b, a) * cross
-        matrix = matrix + mixed + mixed.mT + cross * cross.mT
+        linear = linear + mixed + mixed.mT
         mean = mean + cross.diagonal(dim1=-2, dim2=-1)
     edges = [
         (u.node, lambda c: b[..., None] * c),
         (v.node, lambda c: a[..., None] * c),
     ]
-    node = Node(Dense(symmetric(matrix)), edges, factors=(a, b))
+    products = SecondOrder((u.node, v.node), Contraction.elementwise(a.shape[:-1], a.shape[-1]))
+    node = _with_products(products, linear, cross, edges)
+    assert node.covariance is not None
+    # Where the two slopes cancel, what is left of them is rounding.
+    node.covariance = without_negative_variances(
+        node.covariance, lambda: a.square() * _variance(second) + b.square() * _variance(first)
+    )
     return GaussianTensor(mean.reshape(shape), node, u.lineage)
+
+
+def _with_products(
+    products: SecondOrder,
+    linear: Tensor,
+    cross: Tensor | None,
+    edges: Iterable[tuple[Node, Transfer]],
+) -> Node:
+    """Add the second order to the covariance of what is linear in two tensors."""
+    first, second = products.parents
+    assert first.covariance is not None
+    assert second.covariance is not None
+    crosses = (
+        (first.covariance.matrix(), cross),
+        (None if cross is None else cross.mT, second.covariance.matrix()),
+    )
+    added = products.contraction.covariance(products.contraction, crosses)
+    matrix = linear if added is None else linear + added
+    return Node(Dense(symmetric(matrix)), edges, products=products)
 
 
 def _independent_product(
@@ -77,10 +104,8 @@ def bilinear(
 ) -> Any:
     """einsum(u, v) of two tensors that both vary, without writing out their products.
 
-    To first order it is linear in u and v together. The second order is two contractions:
-    sum_kl U_(ak,cl) V_(kb,ld) + C_(ak,ld) C_(cl,kb)  for  sum_k u_ak v_kb.
+    To first order it is linear in u and v together; the second order is that of its contraction.
     """
-    batch = u.batch_shape
     sizes = dict(zip(first, u.shape, strict=True))
     for label, size in zip(second, v.shape, strict=True):
         sizes[label] = max(size, sizes.get(label, 1))
@@ -91,16 +116,8 @@ def bilinear(
             (v, torch.Size(sizes[label] for label in second)),
         )
     )
-    leading = [labels[: len(batch)] for labels in (first, second, out)]
-    if u.batch_shape != v.batch_shape or leading[0] != leading[1] or leading[0] != leading[2]:
-        raise batch_error(torch.einsum, u)
-    if u.batch_at or v.batch_at:
-        raise batch_error(torch.einsum, u)
+    contract = _contraction(first, second, out, u, v)
     left, right = u.loc, v.loc
-
-    def contract(x: Tensor, y: Tensor) -> Tensor:
-        return torch.einsum(x, first, y, second, out)
-
     linear = join(lambda x, y: contract(x, right) + contract(left, y), (u, v), {})
     if u.method.variances_only:
         spread = [x.covariance.diagonal().reshape(x.shape) for x in (u, v)]
@@ -110,30 +127,31 @@ def bilinear(
         return GaussianTensor(contract(left, right), node, u.lineage)
     if isinstance(linear.covariance, Sketch):
         return sketched_contraction(u, v, linear, contract)
-    shift = 1 + max(first + second)
-
-    def again(labels: Labels) -> Labels:
-        """Labels of a second copy, within the same element of the batch."""
-        return [label + shift for label in labels[len(batch) :]]
-
-    def block(x: GaussianTensor, y: GaussianTensor, matrix: Tensor) -> Tensor:
-        return matrix.reshape(*batch, *x.event_shape, *y.event_shape)
-
-    spread = [block(x, x, x.covariance.matrix()) for x in (u, v)]
-    both = out + again(out)
-    added = torch.einsum(spread[0], first + again(first), spread[1], second + again(second), both)
-    mean = contract(left, right)
-    cross = u.cross_covariance(v)
+    mean, cross = contract(left, right), u.cross_covariance(v)
     if cross is not None:
-        between = block(u, v, cross)
-        turned = again(first) + second[len(batch) :]
-        added = added + torch.einsum(
-            between, first + again(second), between, first[: len(batch)] + turned, both
-        )
-        mean = mean + torch.einsum(between, first + second[len(batch) :], out)
-    matrix = linear.covariance.matrix() + added.reshape(linear.covariance.matrix().shape)
-    node = Node(Dense(symmetric(matrix)), linear.node.edges)
+        mean = mean + contract.expectation(cross)
+    products = SecondOrder((u.node, v.node), contract)
+    node = _with_products(products, linear.covariance.matrix(), cross, linear.node.edges)
     return GaussianTensor(mean, node, u.lineage)
+
+
+def _contraction(
+    first: Labels, second: Labels, out: Labels, u: GaussianTensor, v: GaussianTensor
+) -> Contraction:
+    """What einsum does within each element of the batch."""
+    count = len(u.batch_shape)
+    batch = first[:count]
+    behind = [labels[count:] for labels in (first, second, out)]
+    if u.batch_shape != v.batch_shape or u.batch_at or v.batch_at:
+        raise batch_error(torch.einsum, u)
+    if any(labels[:count] != batch for labels in (second, out)):
+        raise batch_error(torch.einsum, u)
+    if any(label in labels for labels in behind for label in batch):
+        raise batch_error(torch.einsum, u)
+    places = {label: place for place, label in enumerate(dict.fromkeys(behind[0] + behind[1]))}
+    numbered = [tuple(places[label] for label in labels) for labels in behind]
+    shapes = u.event_shape, v.event_shape
+    return Contraction(u.batch_shape, numbered[0], numbered[1], numbered[2], shapes)
 
 
 def matrix_product(u: Any, v: Any) -> Any:
@@ -184,6 +202,10 @@ def gated(function: Callable[..., Any], input: Any, dim: int = -1) -> Any:
 
 def _flat(x: GaussianTensor) -> Tensor:
     return x.loc.reshape(*x.batch_shape, x.event_shape.numel())
+
+
+def _variance(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Products of two tensors that are known by their tangents.
 
 For jointly Gaussian u, v:  E[u v] = m_u m_v + Cov(u, v), to first order d(uv) = m_v du + m_u dv.
-What is beyond has the covariance of (u v' + u' v) / sqrt(2), (u', v') an independent copy.
+What is beyond has the covariance of (u v' + u' v) / sqrt(2), (u', v') an independent copy, and is
+shared with other nonlinearities of the same depth (`covariance.sketch.SharedSigns`).
 """
 
 import math
@@ -27,14 +28,15 @@ def sketched_product(
     linear = first.scale(b).added(second.scale(a))
     variance = first.diagonal() * second.diagonal() + between.square()
     edges = [(u.node, lambda c: b[..., None] * c), (v.node, lambda c: a[..., None] * c)]
-    if _order(u) == 1:
+    if _method(u).order == 1:
         covariance = linear.plus(variance)
     else:
         weight = torch.full_like(a, 1 / math.sqrt(2))
         products = Product(weight, first, second), Product(weight, second, first)
         pairs = tuple(product.pairs() for product in products)
-        innovation = Innovation(variance, pairs, left=torch.zeros_like(variance))
-        covariance = linear.innovated(innovation, random_products(products))
+        none, layout = torch.zeros_like(variance), products[0].layout()
+        innovation = Innovation(variance, pairs, left=none, layout=layout)
+        covariance = linear.innovated(innovation, random_products(products, _method(u).signs))
     return GaussianTensor((a * b + between).reshape(shape), Node(covariance, edges), u.lineage)
 
 
@@ -64,9 +66,9 @@ def sketched_contraction(
     weight = torch.full_like(begun.diagonal(), 1 / math.sqrt(2))
     there = Product(weight, first, second, of_rows)
     back = Product(weight, second, first, lambda right, left: of_rows(left, right))
-    shared = random_products([there, back])
+    shared = random_products([there, back], _method(u).signs)
     none = torch.zeros_like(weight)
-    if _order(u) == 1:
+    if _method(u).order == 1:
         covariance = begun.plus(shared.square().sum(-2))
     else:
         covariance = begun.innovated(Innovation(none, columns=shared), shared)
@@ -79,6 +81,6 @@ def _sketches(u: GaussianTensor, v: GaussianTensor) -> tuple[Sketch, Sketch]:
     return u.covariance.aligned(v.covariance), v.covariance.aligned(u.covariance)
 
 
-def _order(u: GaussianTensor) -> int:
+def _method(u: GaussianTensor) -> Sketched:
     assert isinstance(u.method, Sketched)
-    return u.method.order
+    return u.method

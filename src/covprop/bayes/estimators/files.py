@@ -1,10 +1,14 @@
-"""Estimators in safetensors files: tensors, and a description as JSON; nothing that is run."""
+"""Estimators in safetensors files: tensors, and a description as JSON; nothing that is run.
+
+A checksum of both is beside them, because safetensors has none of its own.
+"""
 
 import dataclasses
+import hashlib
 import importlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +35,13 @@ from covprop.bayes.priors import (
     XavierPrior,
 )
 from covprop.bayes.sampling import LocalReparametrisation
-from covprop.errors import InvalidFile
+from covprop.errors import InvalidFile, warn_user
 from covprop.methods import AssumedDensity, Exact, Series, Wu2019
 
 KEY = "covprop"
-FORMAT = 1
+CHECKSUM = "sha256"
+FORMAT, WITHOUT_CHECKSUM = 2, 1
+"""The format that is written, and the one before it, which is read with a warning."""
 KIND = "type"
 KNOWN = {
     kind.__name__: kind
@@ -62,8 +68,8 @@ def safetensors() -> Any:
 def write(path: Path, kind: str, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """One file, there as a whole or not at all."""
     _, library = safetensors()
-    header = {KEY: json.dumps({"format": FORMAT, "estimator": kind, **described})}
-    content = library.save(tensors, metadata=header)
+    text = json.dumps({"format": FORMAT, "estimator": kind, **described})
+    content = library.save(tensors, metadata={KEY: text, CHECKSUM: checksum(text, tensors)})
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -74,6 +80,32 @@ def write(path: Path, kind: str, described: dict[str, Any], tensors: dict[str, T
         beside.unlink(missing_ok=True)
 
 
+def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a description as it is written, and of name, dtype, shape and bytes of tensors."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _checked(path: Path, metadata: dict[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The description in a file whose checksum is right."""
+    described: dict[str, Any] = json.loads(metadata[KEY])
+    if described["format"] == WITHOUT_CHECKSUM and CHECKSUM not in metadata:
+        warn_user(
+            f"{path} is of an earlier covprop and has no checksum, so damage to its numbers would "
+            "go unnoticed; save it again to add one"
+        )
+        return described
+    if described["format"] != FORMAT:
+        raise ValueError(f"it has format {described['format']!r}, and this is for {FORMAT}")
+    if metadata[CHECKSUM] != checksum(metadata[KEY], tensors):
+        raise ValueError("it is damaged, because its checksum is not that of its content")
+    return described
+
+
 @contextmanager
 def reading(path: Path, kind: str, device: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The description and the tensors of a file; what is wrong with it becomes one sentence."""
@@ -82,10 +114,8 @@ def reading(path: Path, kind: str, device: str) -> Iterator[tuple[dict[str, Any]
         raise FileNotFoundError(f"there is no file {path}; write one with {kind}.save(path)")
     try:
         with base.safe_open(path, framework="pt", device=device) as file:
-            described = json.loads((file.metadata() or {})[KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if described["format"] != FORMAT:
-            raise ValueError(f"it has format {described['format']!r}, and this is for {FORMAT}")
+            described = _checked(path, file.metadata() or {}, tensors)
         if described["estimator"] != kind:
             raise ValueError(f"it is of a {described['estimator']}")
         for name, tensor in tensors.items():

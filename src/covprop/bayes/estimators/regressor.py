@@ -1,7 +1,6 @@
 """Numbers with their uncertainty."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias, final
@@ -25,6 +24,7 @@ from covprop.bayes.likelihoods import (
 from covprop.bayes.prediction import predict
 from covprop.bayes.sampling import LocalReparametrisation, draws
 from covprop.bayes.training import History
+from covprop.errors import warn_user
 
 HALVINGS = 64
 """Steps of a bisection: 1420 / 2^64 is below the rounding of standardised targets."""
@@ -74,10 +74,9 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         constant = np.flatnonzero(self.targets_.stddev == 0)
         if len(constant):
             which = "y" if self.flat_ else f"y in columns {constant.tolist()}"
-            warnings.warn(
+            warn_user(
                 f"{which} is the same for all rows: it is predicted with a standard deviation of "
                 "0, since nothing can be learned of its noise",
-                stacklevel=2,
             )
         targets = torch.as_tensor(self.targets_.apply(y)).to(settings.torch_dtype(self.dtype))
         self._train(x, targets, weight)

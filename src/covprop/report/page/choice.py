@@ -122,5 +122,5 @@ def _names(y: Gaussian, outputs: Tensor, names: Sequence[str]) -> tuple[str, ...
 
 
 def deviations(x: Gaussian) -> Tensor:
-    """Standard deviations in the shape of the mean; of a variance that is not known, not known."""
-    return x.variance.clamp(min=0).sqrt()
+    """Standard deviations in the shape of the mean; NaN for a variance that is none."""
+    return x.stddev

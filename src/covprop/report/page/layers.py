@@ -72,7 +72,7 @@ def _diagnosis(trace: Trace) -> str:
 
 
 def _step(step: TraceStep, batch_dims: int, side: int) -> dict[str, Any]:
-    stddev = step.variance.detach().to("cpu", torch.float64).clamp(min=0).sqrt()
+    stddev = step.stddev.detach().to("cpu", torch.float64)
     known = _spaced(stddev.flatten())
     known = known[known.isfinite()]
     counts, edges = _histogram(known)

@@ -1,0 +1,30 @@
+"""What all tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.another_blas import AnotherBLAS
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests compare formulas for dropout and for events of any shape; some test these warnings.
+    for category in ("DropoutWarning", "BatchWarning"):
+        config.addinivalue_line("filterwarnings", f"ignore::covprop.{category}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--another-blas",
+        action="store_true",
+        help="add up matrix products and sums in random orders, as another machine would",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _another_blas(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.config.getoption("--another-blas"):
+        yield
+        return
+    with AnotherBLAS():
+        yield

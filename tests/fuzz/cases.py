@@ -1,0 +1,72 @@
+"""A case is a number: what it is made of, and which checks it gets, follow from it alone."""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import torch
+
+from tests.fuzz import checks, exact, extremes, gradients
+from tests.fuzz.outcomes import Refusal, Violation, judged
+from tests.fuzz.programs import GENERAL, QUADRATIC, SHALLOW, random_method, random_program
+from tests.fuzz.trial import Trial
+
+FAMILIES = {GENERAL: 0.25, QUADRATIC: 0.1, SHALLOW: 0.1, extremes.NAME: 0.55}
+COMMON: dict[str, Callable[[Trial], None]] = {
+    "loop": checks.batch_is_loop,
+    "float32": checks.single_is_double,
+    "zero noise": checks.still,
+    "jacobian": exact.linear_at_small_noise,
+    "gradients": gradients.gradients,
+}
+OWN = {QUADRATIC: ("quadratic", exact.quadratic), SHALLOW: ("samples", exact.sampled)}
+SOUND = "sound"
+CHECKS = [SOUND, *COMMON, "quadratic", "samples", "extremes: sound", *extremes.CHECKS]
+CHOSEN = 1
+"""Checks of the common ones that a case gets."""
+
+
+class Tally:
+    """What happened in many cases."""
+
+    def __init__(self) -> None:
+        self.refusals: dict[str, int] = {}
+        self.checks: dict[str, int] = {}
+
+    def count(self, check: str) -> None:
+        self.checks[check] = self.checks.get(check, 0) + 1
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.refusals[refusal.kind] = self.refusals.get(refusal.kind, 0) + 1
+
+
+def run(
+    seed: int, number: int, only: str | None = None, tally: Tally | None = None
+) -> Iterator[Violation]:
+    """The violations of one case."""
+    random = Random(f"{seed}:{number}")
+    torch.manual_seed(random.randrange(2**31))  # of sketches
+    family = random.choices(list(FAMILIES), list(FAMILIES.values()))[0]
+    tally = tally or Tally()
+    if family == extremes.NAME:
+        yield from extremes.run(random, only, tally)
+        return
+    program, given = random_program(random, family)
+    trial = Trial(program, given, random_method(random), random)
+    todo: list[tuple[str, Callable[[Trial], Any]]] = [(SOUND, checks.sound)]
+    todo += random.sample(list(COMMON.items()), CHOSEN)
+    if family in OWN:
+        todo.append(OWN[family])
+    if only is not None:
+        todo = [
+            (name, check) for name, check in [*todo[:1], *COMMON.items(), *todo[2:]] if name == only
+        ]
+    for name, check in todo:
+        tally.count(name)
+        found = judged(name, lambda check=check: check(trial), trial.text)
+        if found is not None:
+            yield found
+            if found.check.startswith(SOUND):
+                return
+        if name == SOUND and isinstance(trial.result, Refusal):
+            tally.refuse(trial.result)

@@ -1,0 +1,118 @@
+"""Gradients of moments: finite, and along a line as differences say."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import covprop as cp
+from tests.fuzz.outcomes import Refusal, Wrong, answer
+from tests.fuzz.programs import JUMPS
+from tests.fuzz.trial import Trial
+
+STEP = 2.0**-12
+"""Relative change of inputs and weights for differences."""
+FOLLOWED = 0.4
+"""The part of cases in which differences are taken."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Inputs and weights that all move in a direction of their own.
+
+    The covariance is (1 + t d) S (1 + t d) with d diagonal, which is one for every t.
+    """
+
+    trial: Trial
+    directions: list[Tensor]
+    turn: Tensor
+
+    @classmethod
+    def random(cls, trial: Trial) -> "Line":
+        generator = torch.Generator().manual_seed(trial.random.randrange(2**31))
+
+        def normal(shape: torch.Size) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        _, parameters = trial.program.build(torch.float64)
+        x = trial.input.gaussian(torch.float64)
+        return cls(
+            trial,
+            [trial.input.noise * normal(x.mean.shape), *(normal(p.shape) / 8 for p in parameters)],
+            normal(x.covariance.diagonal().shape),
+        )
+
+    def at(self, t: float) -> tuple[Tensor | Refusal, list[Tensor]]:
+        """A number that weighs all moments, and the mean, covariance and weights it is of."""
+        function, parameters = self.trial.program.build(torch.float64)
+        x = self.trial.input.gaussian(torch.float64)
+        scale = 1 + t * self.turn
+        mean = (x.mean + t * self.directions[0]).requires_grad_()
+        matrix = scale[..., :, None] * x.covariance_matrix * scale[..., None, :]
+        matrix = matrix.requires_grad_()
+        for parameter, direction in zip(parameters, self.directions[1:], strict=True):
+            with torch.no_grad():
+                parameter += t * direction
+            parameter.requires_grad_()
+        method = self.trial.method
+        y = answer(lambda: cp.propagate(function, cp.Gaussian(mean, matrix), method=method))
+        if isinstance(y, Refusal):
+            return y, []
+        return _weighed(y.mean) + _weighed(y.covariance_matrix), [mean, matrix, *parameters]
+
+    def along(self, gradients: list[Tensor | None]) -> tuple[float, float]:
+        """The derivative at zero, and the size of what it is the sum of."""
+        matrix = self.trial.input.gaussian(torch.float64).covariance_matrix
+        moved = self.turn[..., :, None] * matrix + matrix * self.turn[..., None, :]
+        moves = [self.directions[0], moved, *self.directions[1:]]
+        terms = [
+            float((gradient * move).sum())
+            for gradient, move in zip(gradients, moves, strict=True)
+            if gradient is not None
+        ]
+        return sum(terms), sum(map(abs, terms))
+
+
+def _weighed(tensor: Tensor) -> Tensor:
+    return (tensor * torch.cos(torch.arange(tensor.numel())).reshape(tensor.shape)).sum()
+
+
+def gradients(trial: Trial) -> None:
+    """With respect to mean, covariance and weights."""
+    if isinstance(trial.method, cp.Sketched | cp.Split) or isinstance(trial.result, Refusal):
+        return
+    line = Line.random(trial)
+    loss, leaves = line.at(0.0)
+    if isinstance(loss, Refusal) or not loss.requires_grad:
+        return
+    try:
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):  # torch has no second derivative of some
+            raise
+        return
+    names = ["mean", "covariance", *["weight"] * (len(leaves) - 2)]
+    for name, gradient in zip(names, found, strict=True):
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            raise Wrong(f"the gradient with respect to the {name} is not finite")
+    if trial.random.random() < FOLLOWED and not JUMPS & set(trial.program.operations):
+        differences(line, list(found))
+
+
+def differences(line: Line, found: list[Tensor | None]) -> None:
+    """Central differences of two steps; how far they differ is how far they may be off."""
+    slope, size = line.along(found)
+    slopes = []
+    for step in (STEP, 2 * STEP):
+        with torch.no_grad():
+            up, down = line.at(step)[0], line.at(-step)[0]
+        if isinstance(up, Refusal) or isinstance(down, Refusal):
+            return
+        slopes.append(float(up - down) / (2 * step))
+        level = float(up.abs() + down.abs())
+    allowed = 4 * abs(slopes[1] - slopes[0]) + 1e-5 * size + 1e-8 * level / STEP
+    if not abs(slope - slopes[0]) <= allowed:
+        raise Wrong(
+            f"the derivative along a line is {slope!r}, differences give {slopes[0]!r}, off by "
+            f"{abs(slope - slopes[0]):.2e} where {allowed:.2e} is allowed"
+        )

@@ -1,0 +1,188 @@
+"""A program with its input and method, and how far rounding on the way may move its result.
+
+Tolerances are derived: an error is compared with what changes in the result when every value on the
+way is changed by the accuracy of one operation (rounding, or the 1e-8 that quadrature promises).
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import covprop as cp
+from covprop.methods import LayerwiseMethod
+from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
+from tests.fuzz.programs import Input
+from tests.fuzz.writing import Program
+
+SAFETY = 64.0
+"""Roundings of one operation, and how far a random change may be from the worst one."""
+STEP = 2.0**-22
+"""Relative size of the changes that sensitivities are measured with, in float64."""
+DRAWS = 2
+LEAST = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program, its input and a method."""
+
+    program: Program
+    input: Input
+    method: Any
+    random: Random
+
+    def run(
+        self,
+        dtype: torch.dtype = torch.float64,
+        noise: float | None = None,
+        input: Input | None = None,
+        watch: Callable[[Any], Any] | None = None,
+        method: Any = None,
+    ) -> Any:
+        """A Gaussian, or a refusal."""
+        function, _ = self.program.build(dtype, watch)
+        x = (input or self.input).gaussian(dtype, noise)
+        with torch.no_grad():
+            return answer(lambda: cp.propagate(function, x, method=method or self.method))
+
+    def run_blurred(self, blurred: "Blurred", noise: float | None, input: Input) -> Any:
+        """With changes to every value on the way."""
+        function, _ = self.program.build(torch.float64, blurred.watch)
+        x = input.gaussian(torch.float64, noise)
+        call = blurred.around(function)
+        with torch.no_grad():
+            return answer(lambda: cp.propagate(call, x, *blurred.extra, method=self.method))
+
+    @cached_property
+    def result(self) -> Any:
+        return self.run()
+
+    @cached_property
+    def rough(self) -> bool:
+        """Whether covprop says that an approximation is rough for this input."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            function, _ = self.program.build(torch.float64)
+            with torch.no_grad():
+                cp.propagate(function, self.input.gaussian(torch.float64), method=self.method)
+        return any(issubclass(one.category, cp.ApproximationWarning) for one in told)
+
+    @property
+    def first(self) -> Input:
+        """The input, or the first of a batch of them as a batch of one."""
+        return self.input.element(0, keep=True) if self.input.batch_dims else self.input
+
+    def text(self) -> str:
+        """A program that shows the result."""
+        lines = [
+            "import torch, covprop as cp; from torch import nn; import torch.nn.functional as F",
+            "dtype = torch.float64", self.program.text(), self.input.text(),
+            f"y = cp.propagate(build(dtype)[0], x, cp.{self.method!r})",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+
+def perturbed(generator: torch.Generator) -> Callable[[Any], Any]:
+    """Change every element of a value by STEP of itself, at random."""
+
+    def watch(value: Any) -> Any:
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return value * (1 + STEP * noise).to(value.dtype)
+
+    return watch
+
+
+class Blurred:
+    """The same, and covariances too: independent noise is added that has STEP of the variance."""
+
+    def __init__(self, trial: Trial, x: Input, generator: torch.Generator) -> None:
+        self.change, self.variances = perturbed(generator), [0.0]
+        shapes: list[tuple[torch.Size, torch.dtype]] = []
+        trial.program.build(torch.float64, lambda t: (shapes.append((t.shape, t.dtype)), t)[1])[0](
+            x.mean
+        )
+        self.extra = [
+            cp.Gaussian.isotropic(torch.zeros(shape, dtype=dtype), STEP**0.5, x.batch_dims)
+            for shape, dtype in shapes
+        ]
+        self.waiting: list[Any] = []
+
+    def watch(self, value: Any) -> Any:
+        noise = self.waiting.pop(0)
+        value = self.change(value)
+        if isinstance(value, cp.GaussianTensor):
+            variance = value.covariance.diagonal().clamp(min=0).reshape(value.shape)
+            self.variances.append(float(variance.max()))
+            value = value + noise * variance.sqrt()
+        return value
+
+    def around(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
+        def call(x: Any, *extra: Any) -> Any:
+            self.waiting = list(extra)
+            return function(x)
+
+        return call
+
+
+def deviations(y: cp.Gaussian) -> Tensor:
+    """Standard deviations (*batch, n), of the flattened event."""
+    return y.covariance.diagonal().detach().double().clamp(min=0).sqrt()
+
+
+def flat_mean(y: cp.Gaussian) -> Tensor:
+    return y.mean.detach().double().reshape(*y.batch_shape, y.event_shape.numel())
+
+
+def rounding(
+    trial: Trial,
+    y: cp.Gaussian,
+    part: float,
+    noise: float | None = None,
+    input: Input | None = None,
+) -> tuple[Tensor, Tensor]:
+    """How much mean (*batch, n) and covariance may change by errors of this part on the way."""
+    s = deviations(y)
+    mean_change, change = torch.zeros_like(s), torch.zeros(*s.shape, s.shape[-1]).double()
+    x = input or trial.input
+    blurred = Blurred(trial, x, torch.Generator().manual_seed(7))
+    for _ in range(DRAWS):
+        if isinstance(trial.method, LayerwiseMethod):
+            z = trial.run_blurred(blurred, noise, x)
+        else:
+            z = trial.run(noise=noise, input=x, watch=blurred.change)
+        if isinstance(z, Refusal):  # at the edge of what has an answer
+            return torch.full_like(s, torch.inf), torch.full_like(change, torch.inf)
+        mean_change = torch.maximum(mean_change, (flat_mean(z) - flat_mean(y)).abs())
+        difference = z.covariance_matrix.double() - y.covariance_matrix.double()
+        change = torch.maximum(change, difference.abs())
+    unit = torch.where(s > 0, s, 1.0)
+    each = (change / unit[..., None, :]).amax(-1)  # the worst of a row, in units of the other
+    spread = torch.maximum(
+        each[..., :, None] * unit[..., None, :], each[..., None, :] * unit[..., :, None]
+    )
+    factor = SAFETY * part / STEP
+    own = SAFETY * part
+    mean_allowed = factor * mean_change.amax(-1, keepdim=True) + own * (flat_mean(y).abs() + s)
+    # float32 has no numbers below LEAST; a derivative that cancels has an error of its own
+    least = LEAST + part**2 * max(blurred.variances)
+    return mean_allowed + LEAST, factor * spread + own * s[..., :, None] * s[..., None, :] + least
+
+
+def near(trial: Trial, what: str, y: cp.Gaussian, z: cp.Gaussian, part: float, **run: Any) -> None:
+    """Two results are equal up to errors of this part in every operation; z is in float64."""
+    s = deviations(z)
+    own = SAFETY * part
+    simple = own * (flat_mean(z).abs() + s), own * s[..., :, None] * s[..., None, :]
+    try:
+        compare(f"mean {what}", flat_mean(y), flat_mean(z), simple[0])
+        compare(f"covariance {what}", y.covariance_matrix, z.covariance_matrix, simple[1])
+    except Wrong:
+        mean, matrix = rounding(trial, z, part, **run)
+        compare(f"mean {what}", flat_mean(y), flat_mean(z), mean)
+        compare(f"covariance {what}", y.covariance_matrix, z.covariance_matrix, matrix)

@@ -1,0 +1,100 @@
+"""Models that torch.compile has wrapped, and those that Python does not run."""
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import covprop as cp
+from covprop.eager import eager
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch.jit
+
+X = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0, 2.0]), 0.3)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Tanh()
+    return nn.Sequential(*layers).requires_grad_(False)
+
+
+def wrapped() -> nn.Module:
+    return torch.compile(network())  # type: ignore[return-value]
+
+
+def in_place() -> nn.Module:
+    model = network()
+    model.compile()
+    return model
+
+
+def inner() -> nn.Module:
+    model = network()
+    model[0].compile()
+    return model
+
+
+def function() -> Any:
+    model = network()
+    return torch.compile(lambda x: model(x))
+
+
+@pytest.mark.parametrize(
+    "method", [cp.Exact(), cp.Sketched(16), cp.Linearized()], ids=lambda m: type(m).__name__
+)
+@pytest.mark.parametrize("compiled", [wrapped, in_place, inner, function])
+def test_a_compiled_model_that_has_not_run_yet_is_the_model(compiled: Any, method: Any) -> None:
+    torch.manual_seed(1)
+    found = cp.propagate(compiled(), X, method)
+    torch.manual_seed(1)
+    expected = cp.propagate(network(), X, method)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix)
+
+
+def test_the_compiler_is_back_when_the_last_thread_has_left() -> None:
+    stance = pytest.importorskip("torch._dynamo.eval_frame")
+    entered, leave = threading.Barrier(2), threading.Event()
+
+    def waiting() -> str:
+        entered.wait()
+        leave.wait()
+        return str(stance._stance.stance)
+
+    thread = threading.Thread(target=eager(waiting))
+    thread.start()
+
+    def beside() -> str:
+        entered.wait()
+        return str(stance._stance.stance)
+
+    assert eager(beside)() == "force_eager"
+    assert stance._stance.stance == "force_eager"  # the other is still inside
+    leave.set()
+    thread.join()
+    assert stance._stance.stance == "default"
+
+
+def test_nothing_is_imported_for_models_that_are_not_compiled() -> None:
+    code = "import sys, covprop; assert 'torch._dynamo' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(3))])
+def test_torchscript_is_refused_in_one_sentence(make: Any) -> None:
+    scripted = make(network())
+    with pytest.raises(cp.UnsupportedOperation, match="TorchScript program runs outside of Python"):
+        cp.propagate(scripted, X)
+    assert cp.propagate(scripted, X, cp.MonteCarlo(10)).mean.shape == (2,)
+
+
+def test_a_scripted_function_is_refused_as_well() -> None:
+    traced = torch.jit.trace(lambda x: torch.tanh(x) * 2, torch.zeros(3))
+    with pytest.raises(cp.UnsupportedOperation, match="TorchScript program runs outside of Python"):
+        cp.propagate(traced, X)
