@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import (
     Beta,
+    Distribution,
     Independent,
     Laplace,
     LowRankMultivariateNormal,
@@ -17,7 +18,7 @@ from torch.distributions import (
 )
 
 import covprop as cp
-from covprop.covariance import Dense, Diagonal
+from covprop.covariance import Dense, Diagonal, LowRank
 from tests.oracles import assert_close
 
 
@@ -126,11 +127,17 @@ def test_the_event_of_a_dense_torch_distribution_is_flat() -> None:
     assert_close(x.to_torch().mean, x.mean.flatten(1), rtol=0.0)
 
 
-def test_a_singular_gaussian_has_no_torch_distribution() -> None:
+@pytest.mark.parametrize("checked", [True, False])  # torch.compile turns torch's own checks off
+def test_a_singular_gaussian_has_no_torch_distribution(
+    checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Distribution, "_validate_args", checked)
     with pytest.raises(cp.InvalidGaussian, match=r"positive definite .* singular"):
         cp.Gaussian(numbers(3), matrix(3, rank=1)).to_torch()
     with pytest.raises(cp.InvalidGaussian, match="singular"):
         cp.Gaussian.isotropic(numbers(3), 0.0).to_torch()
+    with pytest.raises(cp.InvalidGaussian, match="singular"):
+        cp.Gaussian(numbers(3), LowRank(numbers(3, 1), torch.zeros(3).double())).to_torch()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.distributions import (
 )
 
 from covprop.covariance import Covariance, Diagonal, LowRank
-from covprop.errors import CovpropError, InvalidGaussian
+from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import standard_deviation
 
 
@@ -37,25 +37,35 @@ ROUNDING = 8.0
 def to_distribution(mean: Tensor, covariance: Covariance) -> Distribution:
     """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
     flat = mean.reshape(*covariance.batch_shape, -1)
+    if isinstance(covariance, Diagonal):
+        stddev = _positive(standard_deviation(covariance.values)).reshape(mean.shape)
+        return Independent(Normal(mean, stddev), mean.dim() - len(covariance.batch_shape))
+    if isinstance(covariance, LowRank) and covariance.values is not None:
+        own = _positive(covariance.values)
+        if covariance.rank == 0:  # which torch's low-rank kind does not take
+            return Independent(Normal(flat, standard_deviation(own)), 1)
+        return LowRankMultivariateNormal(flat, covariance.factor, own)
+    matrix = covariance.matrix()
     try:
-        if isinstance(covariance, Diagonal):
-            stddev = standard_deviation(covariance.values).reshape(mean.shape)
-            return Independent(Normal(mean, stddev), mean.dim() - len(covariance.batch_shape))
-        if isinstance(covariance, LowRank) and covariance.values is not None:
-            if covariance.rank == 0:  # which torch's low-rank kind does not take
-                return Independent(Normal(flat, standard_deviation(covariance.values)), 1)
-            return LowRankMultivariateNormal(flat, covariance.factor, covariance.values)
-        result = MultivariateNormal(flat, covariance.matrix())
-        # What is left of a variance given those before it: where it is rounding, so is a density.
-        left = result.scale_tril.detach().diagonal(dim1=-2, dim2=-1).square()
-        rounding = ROUNDING * torch.finfo(mean.dtype).eps * covariance.size
-        if bool((left <= rounding * covariance.diagonal().detach()).any()):
-            raise ValueError("it is singular but for rounding")
-        return result
-    except CovpropError:  # of a structure that is not written out
-        raise
+        result = MultivariateNormal(flat, matrix)
     except (ValueError, RuntimeError) as error:  # the latter from Cholesky
-        raise InvalidGaussian(
-            "torch.distributions needs a positive definite covariance and this one is "
-            "singular; .sample() works all the same"
-        ) from error
+        raise _singular() from error
+    # What is left of a variance given those before it: where it is rounding, so is a density.
+    left = result.scale_tril.diagonal(dim1=-2, dim2=-1).square()
+    rounding = ROUNDING * torch.finfo(mean.dtype).eps * covariance.size
+    _positive(left - rounding * covariance.diagonal())
+    return result
+
+
+def _positive(values: Tensor) -> Tensor:
+    """Check it here: torch.compile turns the checks of torch.distributions off for good."""
+    if not bool((values > 0).all()):
+        raise _singular()
+    return values
+
+
+def _singular() -> InvalidGaussian:
+    return InvalidGaussian(
+        "torch.distributions needs a positive definite covariance and this one is "
+        "singular; .sample() works all the same"
+    )
