@@ -123,6 +123,6 @@ def test_each_process_takes_its_share_of_the_memory() -> None:
         for share in together(size, _memory, False):
             assert share[0] == whole // size
             assert share[1] == pytest.approx(planned / size, rel=1e-6)
-            # One more matrix of n^2, on every process, would add 2 / 4.3 with two of them.
-            assert share[2] < 1.4 * grown / size
-            assert share[2] < 1.2 * share[1]
+            # Code and buffers of any size take 6 to 14 MB; a matrix of n^2 would take 39 MB more.
+            assert share[2] < share[1] + whole // 2
+            assert share[2] < grown / size + whole // 2
