@@ -339,3 +339,19 @@ def test_a_residual_block_agrees_with_sampling_where_the_noise_is_small() -> Non
     error = sample.std(0) * (2 / len(sample)) ** 0.5
     assert bool((5 * error < 0.02 * sample.std(0)).all())
     assert bool(((y.stddev - sample.std(0)).abs() <= 5 * error).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, 4.0, 5.0, 8.0, 10.0, 20.0])
+def test_what_rounding_has_hidden_in_a_sum_is_hidden_from_others(
+    offset: float, dtype: torch.dtype
+) -> None:
+    """relu(u) = (u + |u|) / 2, whose variance is lost in the rounding of that of u."""
+    x = cp.Gaussian(torch.tensor([0.3], dtype=dtype), torch.tensor([[1.0]], dtype=dtype))
+
+    def zero(x: Any) -> Any:
+        u = x - offset
+        return torch.relu(u) - (u + u.abs()) / 2
+
+    y = cp.propagate(zero, x)
+    assert 0 <= float(y.variance) <= 8 * torch.finfo(dtype).eps

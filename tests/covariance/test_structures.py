@@ -263,3 +263,13 @@ def test_one_bit_anywhere_makes_a_matrix_asymmetric(
         assert torch.equal(result, result.mT)
         assert torch.equal(result, symmetric(other))
     assert symmetrised(numbers(0, 0)).shape == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_feature_without_variance_has_no_root(dtype: torch.dtype) -> None:
+    factor = numbers(12, 12).to(dtype)
+    factor[3] = 0
+    root = Dense(factor @ factor.mT).root()
+    columns = root.columns(0, root.width)
+    assert bool((columns[3] == 0).all())
+    assert_close(columns @ columns.mT, factor @ factor.mT, atol=300 * torch.finfo(dtype).eps)

@@ -119,3 +119,16 @@ def test_a_sketch_follows_the_seed_of_torch() -> None:
     first, again, other = (y.covariance_matrix for y in found)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_a_draw_of_an_exported_program_is_refused_beside_other_threads() -> None:
+    program = torch.export.export(Noisy(DRAWS["randn"]), (ONES,)).module()
+    idle = threading.Event()
+    thread = threading.Thread(target=idle.wait)
+    thread.start()
+    try:
+        with pytest.raises(cp.UnsupportedOperation, match="randn"):
+            cp.propagate(program, given())
+    finally:
+        idle.set()
+        thread.join()

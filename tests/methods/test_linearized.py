@@ -145,3 +145,22 @@ def test_what_torch_cannot_differentiate_is_refused() -> None:
 
     with pytest.raises(cp.UnsupportedOperation, match="torch cannot differentiate this model"):
         cp.propagate(Opaque.apply, gaussian(), cp.Linearized())
+
+
+def test_an_element_that_steps_beside_smooth_ones_is_told() -> None:
+    x = cp.Gaussian.isotropic(torch.tensor([0.2, -0.4, 0.9]), 0.3)
+    with pytest.warns(cp.ApproximationWarning, match="1 of 3 output elements as constant"):
+        cp.propagate(lambda t: torch.cat([(10 * t[:1]).round(), t[1:]]), x, cp.Linearized())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_constant_but_for_rounding_is_not_refused(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = cp.Gaussian.isotropic(torch.randn(6, dtype=dtype), 1.0)
+    for constant in (
+        lambda t: t.softmax(-1).sum(-1, keepdim=True),
+        lambda t: t / 3 + t / 3 + t / 3 - t,
+    ):
+        y = cp.propagate(constant, x, cp.Linearized())
+        # Derivatives of a few terms of size one, each rounded.
+        assert float(y.stddev.max()) <= 16 * torch.finfo(dtype).eps

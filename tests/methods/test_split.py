@@ -454,3 +454,22 @@ def test_an_operation_without_a_rule_says_so() -> None:
 
 def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("directions", [1, 2, 3])
+def test_what_is_left_of_a_matrix_has_no_negative_variance(
+    directions: int, dtype: torch.dtype
+) -> None:
+    """S less its directions is rounding along them, of either sign if it is a difference."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        factor = 0.4 * torch.randn(3, 3, dtype=dtype)
+        x = cp.Gaussian(torch.randn(3, dtype=dtype), factor @ factor.mT + 0.2 * torch.eye(3))
+        model = nn.Linear(3, directions).to(dtype)
+        y = cp.propagate(model, x, cp.Split(3, directions))
+        exact = model.weight @ x.covariance_matrix @ model.weight.mT
+        # 27 components, sums of 3 and of 27 terms, at most.
+        atol = 100 * torch.finfo(dtype).eps * float(exact.diagonal().max())
+        assert_close(y.covariance_matrix, exact, atol=atol)

@@ -79,3 +79,24 @@ def test_gradients_pass_through_both_dtypes() -> None:
     (y.mean.sum() + y.variance.sum()).backward()
     assert mean.grad is not None
     assert bool(torch.isfinite(mean.grad).all())
+
+
+@pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
+@pytest.mark.parametrize(
+    "method", [cp.Linearized(), cp.Split(), cp.Unscented(), cp.Split(base=cp.Linearized())]
+)
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+@pytest.mark.parametrize("made", [torch.float32, torch.float64])
+def test_outputs_may_have_another_dtype_than_inputs(
+    method: Any, given: torch.dtype, made: torch.dtype
+) -> None:
+    x = gaussian().to(given)
+    with torch.no_grad():
+        found = cp.propagate(lambda x: torch.tanh(x.to(made)), x, method)
+        expected = cp.propagate(torch.tanh, gaussian(), method)
+    assert found.dtype == made
+    slack = 300 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(found.mean.double(), expected.mean, rtol=0, atol=slack)
+    torch.testing.assert_close(
+        found.covariance_matrix.double(), expected.covariance_matrix, rtol=0, atol=slack
+    )

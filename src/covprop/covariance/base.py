@@ -25,26 +25,6 @@ STRIP = 256
 """Rows of a larger one that are read at a time."""
 
 
-ROUNDING = 100.0
-"""In units of machine epsilon: what rounding leaves of a variance that is taken as a whole."""
-
-
-def remainder(left: Tensor, whole: Tensor) -> Tensor:
-    """What is left of variances (*batch, n) that something was taken from; zero if rounding."""
-    least = max(ROUNDING, float(whole.shape[-1])) * torch.finfo(whole.dtype).eps
-    return torch.where(left <= least * whole, 0, left)  # NaN stays
-
-
-def where_varies(matrix: Tensor, variance: Tensor) -> Tensor:
-    """A matrix with these variances, and zeros for the covariances of what does not vary.
-
-    Where only rounding is left of variances, that of covariances would be correlations of any size.
-    """
-    still = variance == 0
-    matrix = torch.where(still[..., :, None] | still[..., None, :], 0, matrix)
-    return torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
-
-
 def symmetric(matrix: Tensor) -> Tensor:
     """The symmetric part of a matrix that is symmetric but for rounding."""
     if matrix.requires_grad or matrix.numel() <= SMALL:
@@ -256,14 +236,13 @@ class Covariance(ABC):
         return self.size
 
     def without(self, units: Tensor, vectors: Tensor) -> "Covariance | Tensor":
-        """L (1 - U^T U) L^T, in a structure or as a matrix.
+        """L (1 - U^T U) L^T, in a structure, or as its root L (1 - U^T U).
 
         units: orthonormal rows U (*batch, d, directions); vectors: the rows U L^T (*batch, d, n).
+        The difference S - V V^T itself would have negative eigenvalues by rounding.
         """
-        del units
-        matrix = symmetric(self.matrix() - vectors.mT @ vectors)
-        left = remainder(matrix.diagonal(dim1=-2, dim2=-1), self.diagonal())
-        return where_varies(matrix, left)
+        root = self.root()
+        return root.columns(0, root.width) - vectors.mT @ units
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """A S A^T of a matrix A, given by its rows (*batch, m, n)."""
@@ -313,7 +292,7 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     rounding = torch.finfo(variance.dtype).eps * covariance.size
     if bool((variance < -rounding * scale().detach().abs()).any()):
         raise InconsistentBranches(
-            f"a variance comes out negative ({float(variance.min()):.3g}): the dependence between "
-            "branches is known too roughly here; use smaller noise, or sampling"
+            f"a variance comes out negative ({float(variance.min()):.3g}): the covariances before "
+            "it are known too roughly here; use smaller noise, or sampling"
         )
     return covariance.scale(varies.to(covariance.dtype))

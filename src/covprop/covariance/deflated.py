@@ -9,18 +9,34 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import (
-    ROUNDING,
     Covariance,
     LinearMap,
     PairFunction,
-    remainder,
     symmetric,
-    where_varies,
 )
 from covprop.covariance.congruence import gathered
 from covprop.covariance.dense import Dense
 from covprop.covariance.roots import Root, square_root
 from covprop.kernels.normal import inverse_deviation, standard_deviation
+
+ROUNDING = 100.0
+"""In units of machine epsilon: what rounding leaves of a variance that is taken as a whole."""
+
+
+def remainder(left: Tensor, whole: Tensor) -> Tensor:
+    """What is left of variances (*batch, n) that something was taken from; zero if rounding."""
+    least = max(ROUNDING, float(whole.shape[-1])) * torch.finfo(whole.dtype).eps
+    return torch.where(left <= least * whole, 0, left)  # NaN stays
+
+
+def where_varies(matrix: Tensor, variance: Tensor) -> Tensor:
+    """A matrix with these variances, and zeros for the covariances of what does not vary.
+
+    Where only rounding is left of variances, that of covariances would be correlations of any size.
+    """
+    still = variance == 0
+    matrix = torch.where(still[..., :, None] | still[..., None, :], 0, matrix)
+    return torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
 
 
 @final

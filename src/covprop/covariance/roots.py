@@ -22,6 +22,8 @@ def square_root(matrix: Tensor) -> Tensor:
     factor = torch.linalg.cholesky(torch.where(singular[:, None, None], identity, flat))
     eigenvalues, eigenvectors = torch.linalg.eigh(flat[singular])
     scaled = eigenvectors * standard_deviation(eigenvalues)[..., None, :]
+    still = flat[singular].diagonal(dim1=-2, dim2=-1) == 0  # where roundings would be noise
+    scaled = torch.where(still[..., None], 0, scaled)
     return factor.index_put((singular,), scaled).reshape(matrix.shape)
 
 

@@ -132,6 +132,7 @@ def mixed(
     the last one is with its means moved by rounding. Where components are so close to each other
     that the rest of their offsets is what rounding does, the linear part is all that is known.
     """
+    weights = weights.to(components.dtype)  # that of the outputs may be another one
     if linear is None or nudged is None or not linear.numel():
         return Mixture(weights, components)
     means = components.mean.double().reshape(linear.shape)

@@ -3,29 +3,18 @@
 Rules have no part in it: dropout of a Gaussian and Bayesian layers have moments, and draw nothing.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.methods.looks import random_state
 
 Result = TypeVar("Result")
-
-RANDOM = {
-    "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "bernoulli", "bernoulli_", "binomial",
-    "cauchy_", "dropout", "dropout1d", "dropout2d", "dropout3d", "exponential_",
-    "feature_alpha_dropout", "feature_dropout", "fractional_max_pool2d", "fractional_max_pool3d",
-    "geometric_", "gru", "gumbel_softmax", "log_normal_", "lstm", "multi_head_attention_forward",
-    "multinomial", "native_dropout", "normal", "normal_", "poisson", "rand", "rand_like",
-    "randint", "randint_like", "randn", "randn_like", "random_", "randperm", "rrelu",
-    "scaled_dot_product_attention", "uniform_",
-}  # fmt: skip
-"""Functions that may draw, to be told from other threads that do so at the same time."""
 
 
 def without_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
@@ -36,12 +25,9 @@ def without_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Resu
     """
     before = random_state(tensors)
     result = call()
-    if torch.equal(random_state(tensors), before):
-        return result
-    with _Watch(tensors):
-        call()
-    if _alone():
-        raise _refusal("it")
+    if not torch.equal(random_state(tensors), before):
+        with _Watch(tensors):
+            call()
     return result
 
 
@@ -56,21 +42,31 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         del types
-        before = random_state(self._tensors)
-        result = func(*args, **(kwargs or {}))
-        drawn = not torch.equal(random_state(self._tensors), before)
-        if drawn and (_alone() or getattr(func, "__name__", "") in RANDOM):
-            raise _refusal(name_of(func))
+        with _Draws(self._tensors) as draws:
+            result = func(*args, **(kwargs or {}))
+        if draws.seen:
+            raise UnsupportedOperation(
+                f"the model draws random numbers ({name_of(func)}), and one pass would take a "
+                "single draw as a constant; average over them with cp.MonteCarlo(), or pass the "
+                "numbers to the model, as a cp.Gaussian if they are to vary"
+            )
         return result
 
 
-def _alone() -> bool:
-    return threading.active_count() == 1
+class _Draws(TorchDispatchMode):
+    """Sees whether an operator that may draw has done so."""
 
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.seen, self._tensors = False, tensors
 
-def _refusal(what: str) -> UnsupportedOperation:
-    return UnsupportedOperation(
-        f"the model draws random numbers ({what}), and one pass would take a single draw as a "
-        "constant; average over them with cp.MonteCarlo(), or pass the numbers to the model, as a "
-        "cp.Gaussian if they are to vary"
-    )
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        before = random_state(self._tensors)
+        result = func(*args, **(kwargs or {}))
+        self.seen |= not torch.equal(random_state(self._tensors), before)
+        return result

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from covprop.errors import UnsupportedOperation
+from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian
 from covprop.kernels.forward import jvp, quiet
 from covprop.methods.network import Network
@@ -21,6 +21,8 @@ OFF = 0.2
 """Relative difference of a slope and of a derivative that is another one's."""
 RESOLVED = 1e4
 """In units of machine epsilon: movement of a value that rounding does not explain."""
+JITTER = 64.0
+"""The same of a value that is constant but for rounding, beside itself and the inputs."""
 
 
 def linearize(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:
@@ -85,20 +87,32 @@ def is_cut(network: Network, values: Sequence[Tensor], jacobians: Jacobians) -> 
 
 @torch.no_grad()
 def check_varies(network: Network, values: Sequence[Tensor], jacobians: Jacobians) -> None:
-    """Raise if all derivatives of an output are zero, and a deviation away it is another one."""
+    """Refuse an output whose derivatives are all zero and which has another value a deviation away.
+
+    Warn of one that has such elements beside others.
+    """
     step = _deviations(network)
     moved = [
         network.at([m[None] + k * d for m, d in zip(network.means, step, strict=True)])
         for k in (1.0, -1.0)
     ]
+    scale = max(float((x.mean.abs() + x.stddev).amax()) for x in network.inputs)
     for value, rows, *points in zip(values, jacobians, *moved, strict=True):
-        zero = torch.stack([(one == 0).flatten(len(network.batch_shape)).all(-1) for one in rows])
-        changed = torch.stack([(point[0] != value).any(-1) for point in points]).any(0)
-        if bool((zero.all(0) & changed).any()):
+        zero = torch.stack([(one == 0).all(-1) for one in rows]).all(0)
+        jitter = JITTER * torch.finfo(value.dtype).eps * (value.abs() + scale)
+        changed = torch.stack([(point[0] - value).abs() > jitter for point in points]).any(0)
+        if bool((zero.all(-1) & changed.any(-1)).any()):
             raise UnsupportedOperation(
                 "all derivatives of an output are zero at the mean, as of rounding, comparisons "
                 "and integers, and a standard deviation away it has another value: "
                 "cp.Linearized() would take it as constant; use cp.MonteCarlo() or cp.Unscented()"
+            )
+        if count := int((zero & changed).sum()):
+            warn_user(
+                f"cp.Linearized() takes {count} of {zero.numel()} output elements as constant, "
+                "because their derivatives are zero at the mean, and a standard deviation away "
+                "they have other values; use cp.Exact() or cp.MonteCarlo()",
+                ApproximationWarning,
             )
 
 
@@ -115,7 +129,7 @@ def _along(jacobians: Jacobians, step: Sequence[Tensor]) -> list[Tensor]:
     """J d (*batch, m) of every output."""
     return [
         torch.stack(
-            [(one @ d.reshape(*one.shape[:-2], one.shape[-1], 1))[..., 0]
+            [(one @ d.to(one).reshape(*one.shape[:-2], one.shape[-1], 1))[..., 0]
              for one, d in zip(rows, step, strict=True)]
         ).sum(0)
         for rows in jacobians
@@ -123,10 +137,11 @@ def _along(jacobians: Jacobians, step: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pushed(jacobians: Sequence[Tensor], inputs: Sequence[Gaussian]) -> Tensor:
-    """The sum of J S J^T over independent inputs, (*batch, m, m)."""
+    """The sum of J S J^T over independent inputs, (*batch, m, m), in the wider dtype of both."""
     total: Tensor | None = None
     for jacobian, x in zip(jacobians, inputs, strict=True):
-        part = x.covariance.quadratic(jacobian)
+        dtype = torch.promote_types(jacobian.dtype, x.dtype)
+        part = x.to(dtype).covariance.quadratic(jacobian.to(dtype))
         total = part if total is None else total + part
     assert total is not None
     return total

@@ -30,6 +30,6 @@ class Linearized(FunctionMethod):
         check_varies(network, values, jacobians)
         advance(1, 1)
         return [
-            (value, pushed(jacobian, network.inputs), None)
+            (value, pushed(jacobian, network.inputs).to(value.dtype), None)
             for value, jacobian in zip(values, jacobians, strict=True)
         ]

@@ -33,7 +33,7 @@ class Root:
 
     def after(self, jacobian: Tensor) -> Tensor:
         """J L for a Jacobian (*batch, m, n)."""
-        return self.structure.after(jacobian)
+        return self.structure.after(jacobian.to(self.x.dtype))
 
     def columns(self, start: int, stop: int) -> Tensor:
         """Columns [start, stop) of L as (count, *batch, *event)."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Covariance, Dense, LowRank
 from covprop.dispatch import leaves, map_leaves
 from covprop.errors import TooLarge
 from covprop.gaussian import Gaussian
@@ -42,7 +42,7 @@ class Split(WrappingMethod):
     directions.
 
     A `LowRank` input stays one, split along its own directions; `Diagonal` ones become `Deflated`,
-    without a matrix.
+    without a matrix; `Dense` ones become `LowRank`, whose rounding leaves no negative variance.
 
     components: nodes for each direction; directions: how many, so that there are
     components^directions in all; base: what the components are propagated with.
@@ -117,14 +117,15 @@ class Split(WrappingMethod):
                 shifts.append(x.mean.expand(len(grid), *x.mean.shape))
                 reduced.append(x.covariance)
                 continue
-            unit = ways[i][1][..., [k for _, k in own], :].movedim(-2, 0)  # (d, *batch, room)
+            unit = ways[i][1][..., [k for _, k in own], :].movedim(-2, 0).to(x.dtype)
             vectors = root.times(pad(unit, (0, root.width - unit.shape[-1])))  # (d, *mean)
             places = grid[:, [at for at, _ in own]]
             shifts.append(x.mean + torch.tensordot(places, vectors, dims=1))
             reduced.append(_without(x, unit, vectors))
             for place, rows in found.items():
-                along = torch.einsum("...mn,d...n->d...m", rows[i][..., : unit.shape[-1]], unit)
-                part = torch.tensordot(places, along, dims=1).double()
+                seen = rows[i][..., : unit.shape[-1]].double()
+                along = torch.einsum("...mn,d...n->d...m", seen, unit.double())
+                part = torch.tensordot(places.double(), along, dims=1)
                 linear[place] = linear[place] + part if place in linear else part
         return Components(chances, shifts, reduced, inputs[0].batch_shape), linear
 
@@ -200,4 +201,4 @@ def _without(x: Gaussian, units: Tensor, vectors: Tensor) -> Covariance:
         _check_room(x)
     rows = vectors.reshape(len(vectors), *x.batch_shape, -1).movedim(0, -2)  # (*batch, d, n)
     left = x.covariance.without(units.movedim(0, -2), rows)
-    return Dense(left) if isinstance(left, Tensor) else left
+    return LowRank(left) if isinstance(left, Tensor) else left

@@ -16,7 +16,7 @@ from covprop.covariance import Dense, Diagonal, LinearMap, Sketch
 from covprop.covariance.base import symmetric
 from covprop.dispatch import Batch, rule
 from covprop.errors import InconsistentBranches, name_of
-from covprop.lineage import Node
+from covprop.lineage import Node, Transfer
 from covprop.rules.operands import (
     Slot,
     at_means,
@@ -86,8 +86,8 @@ def join(
                 half = linear(second(cross).mT)
                 matrix = matrix + (half + half.mT)
     assert matrix is not None
-    matrix = _consistent(function, symmetric(matrix), size)
-    return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
+    node = _consistent(function, symmetric(matrix), size, edges)
+    return GaussianTensor(loc, node, x.lineage)
 
 
 def _sketched(terms: Sequence[tuple[Node, LinearMap]]) -> Sketch:
@@ -154,17 +154,21 @@ def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> Gaus
             cross = x.lineage.cross(node, other)
             if cross is not None:
                 matrix = matrix + weights[node] * weights[other] * (cross + cross.mT)
-    matrix = _consistent(torch.add, matrix, size)
-    return GaussianTensor(loc, Node(Dense(matrix), edges), x.lineage)
+    return GaussianTensor(loc, _consistent(torch.add, matrix, size, edges), x.lineage)
 
 
-def _consistent(function: Callable[..., Any], matrix: Tensor, size: Tensor) -> Tensor:
-    """The covariance of a sum, of which `size` are the variances of the terms, added up.
+def _consistent(
+    function: Callable[..., Any],
+    matrix: Tensor,
+    size: Tensor,
+    edges: Sequence[tuple[Node, Transfer]],
+) -> Node:
+    """The random vector of a sum, of which `size` are the variances of the terms, added up.
 
     Cross-covariances are approximate beyond one activation: they must not outweigh the rest. An
     element that differs from zero by the rounding of its terms alone is zero, which only its
-    gradient does not tell. So is a variance below zero to which no cross-covariance adds, or that
-    is rounding of the largest one.
+    gradient does not tell, and so are its covariances with others. So is a variance below zero to
+    which no cross-covariance adds, or that is rounding of the largest one.
     """
     variance, size = matrix.detach().diagonal(dim1=-2, dim2=-1), size.detach()
     scale, epsilon = size.clamp(min=0), torch.finfo(matrix.dtype).eps
@@ -178,8 +182,14 @@ def _consistent(function: Callable[..., Any], matrix: Tensor, size: Tensor) -> T
         )
     gone = (variance <= ROUNDING * epsilon * scale) & ((variance != 0) | (scale > 0))
     if not bool(gone.any()):
-        return matrix
-    return torch.where(gone[..., :, None] | gone[..., None, :], matrix - matrix.detach(), matrix)
+        return Node(Dense(matrix), edges)
+    zeroed = torch.where(gone[..., :, None] | gone[..., None, :], matrix - matrix.detach(), matrix)
+    return Node(Dense(zeroed), [(node, _without(gone, transfer)) for node, transfer in edges])
+
+
+def _without(rows: Tensor, transfer: Transfer) -> Transfer:
+    """A transfer whose result is zero in some rows."""
+    return lambda cross: torch.where(rows[..., None], 0, transfer(cross))
 
 
 @rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack",
