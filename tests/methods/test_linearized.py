@@ -74,9 +74,12 @@ def test_columns_and_rows_are_chosen_by_their_number(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(
             jacobian, name, lambda net, real=real, name=name: (used.append(name), real(net))[1]
         )
-    for outputs in (2, 9):
-        cp.propagate(network(4, outputs), gaussian(), cp.Linearized())
+    with torch.no_grad():
+        for outputs in (2, 9):
+            cp.propagate(network(4, outputs), gaussian(), cp.Linearized())
     assert used == ["_by_rows", "_by_columns"]
+    cp.propagate(network(4, 9), gaussian(), cp.Linearized())  # autograd follows the weights
+    assert used[2:] == ["_by_rows"]
 
 
 def _unseen(x: Any) -> Any:
