@@ -91,7 +91,7 @@ def assert_gradients(
         rises = [(up - down) / (2 * step) for up, down in zip(*ends, strict=True)]
         expected = sum(float((w * rise).sum()) for w, rise in zip(sides, rises, strict=True))
         # Four roundings of every value, over the step.
-        size = sum(float((w * y).abs().sum()) for w, y in zip(sides, outputs, strict=True))
+        size = sum(float((w * y.detach()).abs().sum()) for w, y in zip(sides, outputs, strict=True))
         rounding = 4 * torch.finfo(leaves[0].dtype).eps * size / step
         assert abs(slope - expected) <= atol + rounding, (
             f"the derivative along a line is {slope!r}, differences give {expected!r}"
