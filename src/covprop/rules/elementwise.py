@@ -1,7 +1,8 @@
 """Element-wise operations: look up the activation, ask the method."""
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, overload
 
@@ -26,6 +27,9 @@ from covprop.kernels.normal import is_finite
 from covprop.rules.operands import check_finite
 from covprop.tensor import GaussianTensor, Origin, dispatch
 from covprop.transfers import Scaled
+
+FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
+"""Options that may not be infinite; bounds may."""
 
 
 def apply(
@@ -85,6 +89,18 @@ def _later(
     return GaussianTensor.waiting(Origin(before, activate))
 
 
+def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Blame an option for moments that are not finite, and not the input."""
+    for name, value in options.items():
+        if isinstance(value, float) and (
+            math.isnan(value) or (math.isinf(value) and name in FINITE)
+        ):
+            raise UnsupportedOperation(
+                f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
+                "number"
+            )
+
+
 def register(
     functions: Sequence[Callable[..., Any]],
     factory: Factory,
@@ -113,6 +129,7 @@ def register(
         chosen = x.method.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
+        _check_options(function, options.arguments)
         result = _later(function, chosen, x) if chosen.rises else apply(function, chosen, x)
         if not changes_input:
             return result
