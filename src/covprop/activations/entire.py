@@ -95,9 +95,17 @@ class Sinusoid(Activation):
 @final
 @dataclass(frozen=True)
 class Polynomial(Activation):
-    """sum_p coefficient_p y^p; its Hermite series ends at its degree."""
+    """sum_p coefficient_p y^p; its Hermite series ends at its degree.
 
-    polynomial: Sequence[float]
+    Coefficients are numbers, or tensors (*batch, n) of a number for each element.
+    """
+
+    polynomial: Sequence[float | Tensor]
+
+    @property
+    def degree(self) -> int:
+        """The highest power, 1 at least."""
+        return max(1, len(self.polynomial) - 1)
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """The polynomial of the raw moments."""
