@@ -48,6 +48,53 @@ def assert_close(
     )
 
 
+def assert_gradients(
+    function: Callable[..., Tensor | Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    rtol: float,
+    atol: float,
+    step: float = 1e-6,
+) -> None:
+    """Autograd agrees with central differences along two random lines through the inputs.
+
+    What is compared is w^T J v, |w| and |v| from 1 to 2 in every element: an entry of J that is
+    wrong by more than the tolerance shows as it does in a comparison of all entries, each of which
+    would take two calls of the function.
+    """
+    generator = torch.Generator().manual_seed(11)
+
+    def weights(like: Tensor) -> Tensor:
+        uniform = 2 * torch.rand(like.shape, generator=generator, dtype=like.dtype) - 1
+        return uniform + uniform.sign()
+
+    def results(values: Sequence[Tensor]) -> Sequence[Tensor]:
+        found = function(*values)
+        return [found] if isinstance(found, Tensor) else found
+
+    leaves = [value.detach().clone().requires_grad_() for value in inputs]
+    outputs = results(leaves)
+    for _ in range(2):
+        sides = [weights(output) for output in outputs]
+        lines = [weights(leaf) for leaf in leaves]
+        total = sum((w * y).sum() for w, y in zip(sides, outputs, strict=True))
+        slope = 0.0  # of what is constant
+        if total.requires_grad:
+            found = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
+            terms = [(g, v) for g, v in zip(found, lines, strict=True) if g is not None]
+            slope = sum(float((gradient * line).sum()) for gradient, line in terms)
+        ends = []
+        with torch.no_grad():
+            for sign in (1, -1):
+                moved = [x + sign * step * v for x, v in zip(leaves, lines, strict=True)]
+                ends.append(results(moved))
+        # The difference of each output before their sum, which would round what is left of it.
+        rises = [(up - down) / (2 * step) for up, down in zip(*ends, strict=True)]
+        expected = sum(float((w * rise).sum()) for w, rise in zip(sides, rises, strict=True))
+        assert abs(slope - expected) <= atol + rtol * abs(expected), (
+            f"the derivative along a line is {slope!r}, differences give {expected!r}"
+        )
+
+
 @cache
 def _legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.polynomial.legendre.leggauss(count)

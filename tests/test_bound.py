@@ -12,7 +12,7 @@ from tests.cases import CASES
 from tests.oracles import assert_close, moments
 from tests.test_oracle import HERE, NAMES, columns, gaussian
 
-ORDERS = range(1, 9)
+ORDERS = (1, 2, 3, 5, 8)
 SLACK = 1e-10
 """Of the product of the standard deviations: rounding of the input far out in a tail."""
 NOTHING = 1e-18

@@ -7,7 +7,7 @@ import pytest
 
 from covprop import demo
 from experiments import __main__ as experiments
-from experiments import deep, mnist, noisy, ood, table2, table3, training, uci
+from experiments import deep, mnist, noisy, ood, table1, table2, table3, training, uci
 from experiments.__main__ import EXPERIMENTS
 from experiments.options import Options
 
@@ -16,6 +16,7 @@ def test_the_demo_agrees_with_sampling_and_writes_a_report(monkeypatch, capsys, 
     monkeypatch.setattr(demo, "IMAGES", 6)
     monkeypatch.setattr(demo, "EPOCHS", 8)
     monkeypatch.setattr(demo, "SAMPLES", 4000)
+    monkeypatch.setattr(demo, "TRACED", 500)
     told = demo.main(tmp_path / "report.html")
     assert len(told["decisions"]) == demo.SHOWN
     for decision in told["decisions"]:
@@ -34,6 +35,17 @@ def needs_data(name: str) -> None:
         pytest.skip("no UCI files: set COVPROP_DATA")
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """As many networks, methods and tables as in any smoke run, of fewer instances."""
+    monkeypatch.setattr(table1, "SMOKE_INSTANCES", 1)
+    monkeypatch.setattr(table2, "SMOKE_INSTANCES", 1)
+    monkeypatch.setattr(table3, "SMOKE_SPLITS", 2)
+    monkeypatch.setattr(table3, "SMOKE_EPOCHS", 1)
+    monkeypatch.setattr(ood, "SMOKE", {"width": 4, "images": 100, "judged": 50})
+
+
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_a_smoke_run_and_is_rendered(name, monkeypatch, tmp_path, capsys):
     needs_data(name)

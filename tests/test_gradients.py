@@ -13,6 +13,7 @@ from torch.func import functional_call
 import covprop as cp
 from tests.cases import CASES, CONTINUOUS
 from tests.oracles import assert_close
+from tests.oracles import assert_gradients as assert_gradients_along_lines
 
 EXACT, SERIES = cp.Exact(), cp.Series(order=4)
 ACTIVATIONS = {
@@ -39,8 +40,10 @@ def moments(
     return y.mean, y.covariance_matrix
 
 
-def assert_gradients(model: nn.Module, mean: Tensor, factor: Tensor, method: Any) -> None:
-    """Gradcheck with respect to mean, factor and every parameter of the model."""
+def assert_gradients(
+    model: nn.Module, mean: Tensor, factor: Tensor, method: Any, *, one_by_one: bool = False
+) -> None:
+    """With respect to mean, factor and every parameter of the model: along lines, or each."""
     parameters = dict(model.named_parameters())
 
     def function(mean: Tensor, factor: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +51,25 @@ def assert_gradients(model: nn.Module, mean: Tensor, factor: Tensor, method: Any
         return moments(lambda x: functional_call(model, given, (x,)), mean, factor, method)
 
     inputs = [t.detach().clone().requires_grad_() for t in (mean, factor, *parameters.values())]
-    assert gradcheck(function, inputs, eps=1e-6, atol=1e-6, rtol=1e-5)
+    if one_by_one:
+        assert gradcheck(function, inputs, eps=1e-6, atol=1e-6, rtol=1e-5)
+    else:
+        assert_gradients_along_lines(function, inputs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_is_wrong_in_one_entry_is_found() -> None:
+    wrong = torch.zeros(3, 3, dtype=torch.float64)
+    wrong[1, 2] = 3e-6
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        extra = wrong @ x
+        return torch.sin(x), x.exp() + extra - extra.detach()
+
+    inputs = [numbers(3)]
+    with pytest.raises(AssertionError, match="the derivative along a line"):
+        assert_gradients_along_lines(function, inputs, rtol=0.0, atol=1e-6)
+    wrong.zero_()
+    assert_gradients_along_lines(function, inputs, rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [EXACT, SERIES], ids=repr)
@@ -69,7 +90,8 @@ def test_gradients_of_a_convolutional_network_are_right() -> None:
 def test_gradients_of_two_layers_are_right() -> None:
     torch.manual_seed(2)
     layers = nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.Sigmoid(), nn.Linear(3, 1)
-    assert_gradients(nn.Sequential(*layers).double(), numbers(2), numbers(2, 2) / 2, EXACT)
+    model = nn.Sequential(*layers).double()
+    assert_gradients(model, numbers(2), numbers(2, 2) / 2, EXACT, one_by_one=True)
 
 
 def test_gradients_through_blocks_computed_again_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +179,17 @@ SINGULAR = {
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_gradients_at_singular_points_are_finite(name: str, where: str, method: Any) -> None:
     """On a kink (the first two means) as well as off it."""
-    mean = torch.tensor([0.0, 0.0, 1.0, -0.3], dtype=torch.float64)
+    kinked = torch.tensor([0.0, 0.0, 1.0, -0.3], dtype=torch.float64)
+    values = torch.stack([kinked, torch.full_like(kinked, 0.4)]).requires_grad_()
     factor = SINGULAR[where].double()
-    covariance = (factor @ factor.mT).requires_grad_()
-    for values in (mean.clone().requires_grad_(), torch.full_like(mean, 0.4).requires_grad_()):
-        y = cp.propagate(CASES[name].function, cp.Gaussian(values, covariance), method)
-        total = y.mean.sum() + (y.covariance_matrix * numbers(4, 4)).sum()
-        if not total.requires_grad:  # a power of zero is a constant
-            assert name == "pow(0)"
-            continue
-        gradients = torch.autograd.grad(total, (values, covariance), allow_unused=True)
-        assert all(g is None or torch.isfinite(g).all() for g in gradients)
+    covariance = (factor @ factor.mT).expand(2, 4, 4).clone().requires_grad_()
+    y = cp.propagate(CASES[name].function, cp.Gaussian(values, covariance), method)
+    total = y.mean.sum() + (y.covariance_matrix * numbers(4, 4)).sum()
+    if not total.requires_grad:  # a power of zero is a constant
+        assert name == "pow(0)"
+        return
+    gradients = torch.autograd.grad(total, (values, covariance), allow_unused=True)
+    assert all(g is None or torch.isfinite(g).all() for g in gradients)
 
 
 def test_float32_has_float32_gradients() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -341,6 +342,31 @@ def test_hardly_any_number_in_the_series_is_denormal(
     assert denormal <= (0 if abs(distance) == 15 else 0.005 * count)
 
 
+def batched(mean: Tensor, matrix: Tensor, batch: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    if not batch:
+        return mean, matrix
+    return torch.stack([mean, mean / 2]), torch.stack([matrix, matrix / 4])
+
+
+@cache
+def in_one_block(name: str, layer: str, batch: tuple[int, ...]) -> Tensor:
+    return activated(name, *batched(*inputs(layer), batch))
+
+
+def results_and_gradients(name: str, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The covariances, the same with and without autograd, and gradients of their sum."""
+    mean, matrix = (tensor.requires_grad_() for tensor in batched(*inputs("mixed"), batch))
+    result = activated(name, mean, matrix)
+    with torch.no_grad():
+        assert_close(activated(name, mean, matrix), result, rtol=1e-9, atol=1e-13)
+    weighed = (numbers(UNITS, UNITS, seed=6) * result).sum()
+    return (result.detach(), *torch.autograd.grad(weighed, (mean, matrix)))
+
+
+whole_results_and_gradients = cache(results_and_gradients)
+"""In one block."""
+
+
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("layer", ["mixed", "strong"])
 @pytest.mark.parametrize("block", [1, 1000, 7919])
@@ -353,9 +379,8 @@ def test_the_size_of_blocks_changes_rounding_alone(
         mean, matrix = mean[:40], matrix[:40, :40]
         monkeypatch.setattr(type(make(name)), "few", 0)
     size = deviations(name, mean, matrix)
-    if batch:
-        mean, matrix = torch.stack([mean, mean / 2]), torch.stack([matrix, matrix / 4])
-    expected = activated(name, mean, matrix)
+    mean, matrix = batched(mean, matrix, batch)
+    expected = in_one_block(name, layer, batch) if block > 1 else activated(name, mean, matrix)
     monkeypatch.setattr("covprop.covariance.dense.BLOCK", block)
     difference = (activated(name, mean, matrix) - expected).abs()
     tolerance = 1e-10 if name in BY_QUADRATURE else 1e-13
@@ -368,22 +393,10 @@ def test_the_size_of_blocks_changes_rounding_alone(
 def test_the_size_of_blocks_changes_no_gradient(
     name: str, block: int, kept: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mean, matrix = (tensor[..., :UNITS] for tensor in inputs("mixed"))
-    if batch:
-        mean, matrix = torch.stack([mean, mean / 2]), torch.stack([matrix, matrix / 4])
-    mean, matrix = mean.requires_grad_(), matrix.requires_grad_()
-    weight = numbers(UNITS, UNITS, seed=6)
-
-    def gradients() -> tuple[Tensor, ...]:
-        result = activated(name, mean, matrix)
-        with torch.no_grad():
-            assert_close(activated(name, mean, matrix), result, rtol=1e-9, atol=1e-13)
-        return (result.detach(), *torch.autograd.grad((weight * result).sum(), (mean, matrix)))
-
-    expected = gradients()
+    expected = whole_results_and_gradients(name, batch)
     monkeypatch.setattr("covprop.covariance.dense.BLOCK", block)
     monkeypatch.setattr("covprop.covariance.dense.KEPT", kept)
-    for one, other in zip(gradients(), expected, strict=True):
+    for one, other in zip(results_and_gradients(name, batch), expected, strict=True):
         assert_close(one, other, atol=1e-10 * float(other.abs().max()))
 
 

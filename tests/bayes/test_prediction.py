@@ -13,7 +13,7 @@ import covprop as cp
 from covprop import bayes
 from tests.bayes.sampled import assert_moments, drawn, generator, normal
 from tests.bayes.test_layers import randomised
-from tests.oracles import assert_close
+from tests.oracles import assert_close, assert_gradients
 
 SAMPLES = 200_000
 
@@ -283,7 +283,7 @@ def test_gradients_are_those_of_finite_differences(hidden: int, zero: bool) -> N
         return y.mean, y.covariance_matrix
 
     inputs = [t.detach().clone().requires_grad_() for t in (x, *(parameters[n] for n in free))]
-    assert torch.autograd.gradcheck(moments, inputs, atol=1e-6, rtol=1e-5)
+    assert_gradients(moments, inputs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 3).double(), normal(2, 3)], ids=["zero", "random"])

@@ -119,6 +119,7 @@ def pair(
     first = evaluate(function, y)
     centre = means[1] + rho * stddevs[1] * (y - means[0]) / stddevs[0]
     own = features(tuple(kinks), False)
+    own = own[(own > (centre - 9 * width).min()) & (own < (centre + 9 * width).max())]
     even = np.arange(-9.0, 9.5, 1.0)
     edges = np.sort(np.concatenate([
         centre[:, None] + width * even,

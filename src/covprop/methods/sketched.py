@@ -20,8 +20,11 @@ from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.methods.base import LayerwiseMethod, Replacements
 
 ORDERS = (1, 2)
-HIGHEST = 8
-"""The last order that random directions have, where the directions of the inputs are few."""
+WIDENED = 6
+"""|xi|^2 of the points where functions of few directions are looked at is so much larger than that
+of normal numbers, as |xi|^6 is what the square of the third order asks for."""
+ROUNDED = 16 * torch.finfo(torch.float64).eps
+"""What a difference of a few numbers is of them where it is rounding alone."""
 BLOCK = 2**15
 """Elements whose moments are found at a time."""
 NUMBERS = itertools.count()
@@ -180,10 +183,13 @@ class Sketched(LayerwiseMethod):
             return found.mean, moved.innovated(innovation, shared)
         # Few directions: there is hardly any chance in what is above, and what is beyond the second
         # order counts. Outputs see random directions of it, whose diagonal is known already.
-        higher = _random_orders(_beyond(activation, mean, variance), scaled)
+        higher = _beyond_second(activation, mean, variance, scaled)
         seen = found.seen - higher.square().sum(-2)
-        innovation = Innovation(seen, (product.pairs(),), higher, left, layout)
-        return found.mean, moved.innovated(innovation, shared)
+        columns = _first(higher, self.kept)
+        higher = higher * random_signs(higher[..., :1].shape, higher, self.generator)
+        higher, left = _within(higher, left)
+        innovation = Innovation(seen, (product.pairs(),), columns, left, layout)
+        return found.mean, moved.innovated(innovation, shared + higher)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """There are no covariances between two tensors: tangents have their dependence."""
@@ -219,11 +225,8 @@ def _moments(
     A variance v that is known to +- s would bias what is not linear in it, in every run and layer
     the same way, by s^2 h''(v) / 2; that is taken away (`_unbiased`).
     """
-    size = mean.shape[-1]
-    step = max(1, BLOCK // max(1, mean.numel() // max(1, size))) if activation.uniform else size
     found = []
-    for start in range(0, max(1, size), max(1, step)):
-        part = slice(start, start + step)
+    for part in _blocks(activation, mean):
         point, spread, error = (t[..., part].double() for t in (mean, variance, uncertainty))
         error = torch.minimum(error, spread)
         three = [
@@ -266,32 +269,77 @@ def _at(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> t
     return result, output, coefficients[0], rest, second
 
 
-def _beyond(activation: Activation, mean: Tensor, variance: Tensor) -> Tensor:
-    """a_k of the orders from 3 to HIGHEST, (orders, *batch, n)."""
-    both = mean.double(), variance.double()
-    coefficients = activation.coefficients(*both, HIGHEST)[max(ORDERS) :]
-    return (coefficients * standard_deviation(both[1])).to(mean.dtype)
+def _beyond_second(
+    activation: Activation, mean: Tensor, variance: Tensor, scaled: Sketch
+) -> Tensor:
+    """Random directions (*batch, q, n) with sum_{k>=3} a_k a_k^T o rho^k, all orders of it.
 
-
-def _random_orders(weights: Tensor, scaled: Sketch) -> Tensor:
-    """Random directions (*batch, q, n) with sum_k a_k a_k^T o rho^k, as E[h_k(u) h_k(v)] = rho^k.
-
-    h_k = He_k / sqrt(k!) of standard normal numbers with the correlations rho of the sketch.
+    Values of r(xi) = g(mu + sigma xi) - sum_{k<=2} a_k He_k(xi) / sqrt(k!), as E[r_i r_j] is that
+    for normal xi_i, xi_j with the correlations rho of the sketch (Mehler).
     """
-    count = scaled.count if scaled.kept is None else scaled.kept
+    points, weight = _points(scaled)
+    xi = scaled.mixed(points.to(scaled.dtype), 0, scaled.count)
+    parts = [
+        _residual(activation, mean[..., part].double(), variance[..., part].double(), xi[..., part])
+        for part in _blocks(activation, mean, scaled.count)
+    ]
+    return torch.cat(parts, -1) * weight.sqrt()[..., None].to(mean.dtype)
+
+
+def _points(scaled: Sketch) -> tuple[Tensor, Tensor]:
+    """Points (*batch, q, rows of the sketch), and weights (*batch, q): a normal distribution.
+
+    Each coordinate has one point in each of q equally likely intervals (a Latin hypercube). Those
+    of exact directions are drawn from a wider distribution and weighted for it: a mean over normal
+    numbers would depend on whether a few of them are far out.
+    """
     known = sum(rows.shape[-2] for rows in scaled.exact.values())
-    normal = torch.randn(
-        (*scaled.batch_shape, count, scaled.count + known),
-        dtype=scaled.dtype, device=scaled.device, generator=scaled.generator,
-    )  # fmt: skip
-    point = scaled.mixed(normal, 0, scaled.count)
-    before, here = torch.ones_like(point), point
-    total = torch.zeros_like(point)
-    for k in range(1, HIGHEST):
-        before, here = here, (point * here - math.sqrt(k) * before) / math.sqrt(k + 1)
-        if k + 1 > max(ORDERS):
-            total.addcmul_(here, weights[k - max(ORDERS)][..., None, :])
-    return total / math.sqrt(count)
+    shape = (*scaled.batch_shape, scaled.count, scaled.count + known)
+    order, within = torch.rand(
+        (2, *shape), dtype=torch.float64, device=scaled.device, generator=scaled.generator
+    )
+    points = torch.special.ndtri((order.argsort(-2) + within) / scaled.count)
+    wide = 1 + WIDENED / max(1, known)  # the variance
+    exact = points[..., scaled.count :].mul_(math.sqrt(wide))
+    logarithm = known * math.log(wide) - exact.square().sum(-1) * (1 - 1 / wide)
+    return points, (logarithm / 2).exp() / scaled.count
+
+
+def _residual(activation: Activation, mean: Tensor, variance: Tensor, xi: Tensor) -> Tensor:
+    """What g has beyond its second order at points (*batch, q, n), where rounding leaves any."""
+    centre, _, coefficients = activation.moments(mean, variance, max(ORDERS))
+    deviation = standard_deviation(variance)
+    first, second = (coefficients * deviation)[..., None, :].unbind(0)
+    here, points = mean[..., None, :], xi.double()
+    there = here + deviation[..., None, :] * points
+    value = torch.zeros_like(there)  # of g, but for a constant
+    for factor, scalar in activation.scalars(mean, variance):
+        value += factor[..., None, :] * (scalar.function(there) - scalar.function(here))
+    shift = (centre - activation.mean(mean, torch.zeros_like(mean)))[..., None, :]
+    result = value - shift - first * points - second * (points.square() - 1) / math.sqrt(2)
+    size = centre[..., None, :].abs() + value.abs() + (first * points).abs()
+    return torch.where(result.abs() > ROUNDED * size, result, 0).to(xi.dtype)
+
+
+def _within(rows: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions that have no more than these variances (*batch, n), and what is left of them."""
+    taken = rows.square().sum(-2)
+    least = torch.minimum(taken, variance)
+    share = least / torch.where(taken > 0, taken, 1)
+    return rows * share.sqrt()[..., None, :], variance - least
+
+
+def _first(rows: Tensor, kept: int | None) -> Tensor:
+    """So many of random directions alone, which have what all have."""
+    return rows if kept is None else rows[..., :kept, :] * math.sqrt(rows.shape[-2] / kept)
+
+
+def _blocks(activation: Activation, mean: Tensor, rows: int = 1) -> list[slice]:
+    """Features (*batch, n) that are treated at a time, if so many numbers of each are held."""
+    size = mean.shape[-1]
+    each = rows * max(1, mean.numel() // max(1, size))
+    step = max(1, BLOCK // each) if activation.uniform else max(1, size)
+    return [slice(start, start + step) for start in range(0, max(1, size), step)]
 
 
 def _without_dust(values: Tensor) -> Tensor:
