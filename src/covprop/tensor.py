@@ -77,6 +77,7 @@ class Pending:
             try:
                 with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
                     self.evaluated = self._evaluate(self)
+                    self.evaluated.materialize()
             except CovpropError as error:
                 error.layer = error.layer or self._layer
                 raise
@@ -174,8 +175,9 @@ class GaussianTensor(TensorFacts):
 
     def is_same(self, other: "GaussianTensor") -> bool:
         """Whether two tensors that have numbers are one, in one shape."""
-        same = self.node is other.node and self.loc is other.loc
-        return same and self.batch_at == other.batch_at
+        if self.node is not other.node or self.batch_at != other.batch_at:
+            return False
+        return self.loc is other.loc or torch.equal(self.loc, other.loc)
 
     def alias(self) -> "GaussianTensor":
         """Another handle of the same value, which in-place operations on this one do not change."""

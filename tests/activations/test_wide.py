@@ -131,6 +131,8 @@ def test_many_wide_elements_are_treated_in_blocks() -> None:
 
 
 def test_gradients_of_a_wide_pair_agree_with_differences() -> None:
+    scalar = Scalar(F.softsign, (0.0,), fineness=2)
+
     def pair(mean: Tensor, spread: Tensor, rho: Tensor) -> Tensor:
         columns = mean[:1], spread[:1], mean[1:], spread[1:], rho
         return nested.nested_covariance(Two(scalar, scalar), *columns)

@@ -92,7 +92,9 @@ def test_pooling_of_rectified_units_agrees_with_sampling() -> None:
 
     y = cp.propagate(function, images())
     z = cp.propagate(function, images(), cp.MonteCarlo(100_000, seeded()))
-    rectified_first = cp.propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x)).clone(), 2), images())
+    rectified_first = cp.propagate(
+        lambda x: F.max_pool2d(torch.relu(BEFORE(x)).clone(), 2), images()
+    )
     error, before = ((w.stddev - z.stddev).abs() / z.stddev.mean() for w in (y, rectified_first))
     assert float(error.mean()) < 0.03
     assert float(error.mean()) < 0.5 * float(before.mean())

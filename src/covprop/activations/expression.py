@@ -29,7 +29,7 @@ DEGREE = 16
 """Of the largest polynomial that is taken as one."""
 POINTS = 1025
 """Places where an inner function is evaluated to find where it crosses a kink of the outer one."""
-CROSSINGS = 16
+CROSSINGS = 64
 """Of one element and one kink, at most."""
 HALVINGS = 100
 """Steps of bisection; more than a float64 has digits, as roots may be near zero."""

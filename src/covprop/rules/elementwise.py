@@ -189,7 +189,7 @@ RULES[activated] = lambda _, x, function, kinks: apply(
 BATCH[activated], KIND[activated] = Batch.ANYWHERE, "element-wise"
 
 
-def _read_activated(method: Any, x: Any, function: Any, kinks: Sequence[float]) -> Call:
+def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Call:
     known = Quadrature(function, tuple(kinks))
     return Call(Operation(Kind.FUNCTION, function, known, tuple(map(float, kinks))), (x,))
 

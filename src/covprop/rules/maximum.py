@@ -42,10 +42,14 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
     if any(bool(_lowest(side).any()) for side in (input, other)):
         return _above_the_lowest(function, *torch.broadcast_tensors(input, other))
-    if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
-        return _independent_maximum(*pair)
-    if len(pair) > 1 and pair[0].shape == pair[1].shape and not pair[0].base.is_same(pair[1].base):
-        input, other = _likelier_first(*pair)
+    pair = gaussians((input, other), {})
+    if len(pair) > 1 and not pair[0].base.is_same(pair[1].base):
+        for x in pair:
+            x.materialize()
+        if pair[0].method.independent_maxima:
+            return _independent_maximum(*pair)
+        if pair[0].shape == pair[1].shape:
+            input, other = _likelier_first(*pair)
     return input + torch.relu(other - input)
 
 
@@ -53,9 +57,9 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
       batch=Batch.STEPWISE)  # fmt: skip
 def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
-    if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
-        return -_independent_maximum(-pair[0], -pair[1])  # type: ignore[operator]
-    if len(pair) > 1 or any(bool(_lowest(-side).any()) for side in (input, other)):
+    if len(gaussians((input, other), {})) > 1 or any(
+        bool(_lowest(-side).any()) for side in (input, other)
+    ):
         return -maximum(function, -input, -other)
     return input - torch.relu(input - other)
 
@@ -99,8 +103,6 @@ def _lowest(x: Any) -> Tensor:
 
 def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
     """Put the likelier winner first where the other varies far more, which would cancel badly."""
-    a.materialize()
-    b.materialize()
     first, second = a.covariance.diagonal().detach(), b.covariance.diagonal().detach()
     if a.batch_at != b.batch_at:
         return a, b
