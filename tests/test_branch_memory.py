@@ -89,10 +89,7 @@ def counts(make: Callable[[Count], nn.Module]) -> list[int]:
     count.known = {x.covariance_matrix.untyped_storage().data_ptr()}
     gc.collect()
     gc.freeze()  # only what is made from here on is looked at
-    try:
-        cp.propagate(model, x)
-    finally:
-        gc.unfreeze()
+    cp.propagate(model, x)
     return count.counts
 
 

@@ -19,11 +19,17 @@ COMMON: dict[str, Callable[[Trial], None]] = {
     "jacobian": exact.linear_at_small_noise,
     "gradients": gradients.gradients,
 }
+SELDOM: dict[str, Callable[[Trial], None]] = {
+    "series": checks.series_is_exact,
+    "other methods": checks.other_methods,
+}
 OWN = {QUADRATIC: ("quadratic", exact.quadratic), SHALLOW: ("samples", exact.sampled)}
 SOUND = "sound"
-CHECKS = [SOUND, *COMMON, "quadratic", "samples", "extremes: sound", *extremes.CHECKS]
+CHECKS = [SOUND, *COMMON, *SELDOM, "quadratic", "samples", "extremes: sound", *extremes.CHECKS]
 CHOSEN = 1
 """Checks of the common ones that a case gets."""
+CHANCE = 0.08
+"""Of a case to get one of the others, which take several runs."""
 
 
 class Tally:
@@ -57,10 +63,10 @@ def run(
     todo += random.sample(list(COMMON.items()), CHOSEN)
     if family in OWN:
         todo.append(OWN[family])
+    todo += [one for one in SELDOM.items() if random.random() < CHANCE]
     if only is not None:
-        todo = [
-            (name, check) for name, check in [*todo[:1], *COMMON.items(), *todo[2:]] if name == only
-        ]
+        every = dict([*todo, *COMMON.items(), *SELDOM.items()])
+        todo = [(only, every[only])] if only in every else []
     for name, check in todo:
         tally.count(name)
         found = judged(name, lambda check=check: check(trial), trial.text)

@@ -1,11 +1,34 @@
 """What must hold of a propagation through any program, whatever it is."""
 
+from dataclasses import replace
+
 import torch
 
 import covprop as cp
 from tests.fuzz.outcomes import Refusal, Wrong, compare
 from tests.fuzz.programs import JUMPS, accuracy
-from tests.fuzz.trial import DRAWS, SAFETY, STEP, Trial, near, perturbed, rounding
+from tests.fuzz.trial import (
+    DRAWS,
+    SAFETY,
+    STEP,
+    Trial,
+    deviations,
+    flat_mean,
+    near,
+    perturbed,
+    rounding,
+    worst_of_rows,
+)
+
+ORDERS = 24, 48
+"""Of two series: the longer one has the greater part of what the shorter one lacks."""
+LACKING = 8.0
+"""How much more than their difference the longer one may lack: coefficients at a kink fall so that
+it lacks half of that at a correlation of one, where they take turns in sign a few times that."""
+BEGUN = 0.9
+"""Of every deviation, what a series has at least."""
+OTHERS = [cp.Unscented(), cp.MonteCarlo(64), cp.ControlVariate(128)]
+"""Methods that call the program at points, whose results are all that is looked at."""
 
 
 def sound(trial: Trial) -> None:
@@ -44,12 +67,13 @@ def definite(trial: Trial, y: cp.Gaussian, dtype: torch.dtype) -> None:
 
 
 def batch_is_loop(trial: Trial) -> None:
-    """Each of a batch alone has the same result."""
+    """Each of a batch alone has the same result; a sketch draws for all: the same seed."""
     y = trial.result
+    if isinstance(trial.method, cp.Sketched) and not isinstance(y, Refusal):
+        same_seed(trial)
+        return
     if not trial.input.batch_dims or isinstance(y, Refusal | type(None)):
         return
-    if isinstance(trial.method, cp.Sketched):
-        return  # its tangents are drawn for the whole batch
     index = trial.random.randrange(len(y))
     one = trial.input.element(index, keep=True)
     alone = trial.run(input=one)
@@ -57,6 +81,60 @@ def batch_is_loop(trial: Trial) -> None:
         raise Wrong(f"element {index} alone is refused, the batch is not: {alone.message}")
     part = accuracy(trial.program, torch.float64)
     near(trial, "of a batch", y[index : index + 1], alone, part, input=one)
+
+
+def same_seed(trial: Trial) -> None:
+    """A seed gives the same numbers, whatever was run before."""
+    two = [
+        trial.run(method=replace(trial.method, generator=torch.Generator().manual_seed(5)))
+        for _ in range(2)
+    ]
+    if not torch.equal(two[0].covariance_matrix, two[1].covariance_matrix):
+        raise Wrong("the same seed gives two covariances")
+
+
+def series_is_exact(trial: Trial) -> None:
+    """Of a series twice as long the difference from exact covariances is of the last step's size.
+
+    Not asked of jumps, whose coefficients fall too slowly to say so, nor where the series has yet
+    to begin: that of a cosine is largest at an order of the variance.
+    """
+    if JUMPS & set(trial.program.operations):
+        return
+    exact = replace(trial, method=cp.Exact())
+    z = exact.result
+    short, long = (trial.run(method=cp.Series(order=order)) for order in ORDERS)
+    if any(isinstance(one, Refusal) for one in (z, short, long)):
+        return
+    s = deviations(z)
+    step = flat_mean(long) - flat_mean(short), long.covariance_matrix - short.covariance_matrix
+    lacking = (
+        LACKING * step[0].abs().amax(-1, keepdim=True),
+        LACKING * worst_of_rows(step[1].abs(), s),
+    )
+    found = (flat_mean(long), flat_mean(z)), (long.covariance_matrix, z.covariance_matrix)
+    part = accuracy(trial.program, torch.float64)
+    own = (
+        SAFETY * part * (flat_mean(z).abs() + s),
+        SAFETY * part * s[..., :, None] * s[..., None, :],
+    )
+    try:
+        compare("mean by a series", *found[0], lacking[0] + own[0])
+        compare("covariance by a series", *found[1], lacking[1] + own[1])
+    except Wrong:
+        cut = trial.run(method=cp.Series(order=ORDERS[1], exact_variance=False))
+        if isinstance(cut, Refusal) or bool((deviations(cut) < BEGUN * s).any()):
+            return
+        mean, matrix = rounding(exact, z, part)
+        compare("mean by a series", *found[0], lacking[0] + mean)
+        compare("covariance by a series", *found[1], lacking[1] + matrix)
+
+
+def other_methods(trial: Trial) -> None:
+    """Sound, and right without noise, by methods that take the program as a function."""
+    other = replace(trial, method=trial.random.choice(OTHERS))
+    sound(other)
+    still(other)
 
 
 def single_is_double(trial: Trial) -> None:
@@ -96,7 +174,8 @@ def still(trial: Trial) -> None:
     part = torch.finfo(torch.float64).eps
     change = torch.stack(values).amax() * SAFETY * part / STEP
     compare("mean without noise", y.mean, expected, change + SAFETY * part * expected.abs())
-    rounded = isinstance(trial.method, cp.Split)  # of components that are equal up to rounding
+    # Components or points that are equal, whose results are so up to rounding.
+    rounded = isinstance(trial.method, cp.Split | cp.Unscented | cp.MonteCarlo | cp.ControlVariate)
     limit = (SAFETY * part * float(expected.abs().max()) + float(change)) ** 2 if rounded else 0.0
     if bool((y.covariance_matrix.abs() > limit).any()):
         worst = float(y.covariance_matrix.abs().max())

@@ -161,17 +161,21 @@ def rounding(
         mean_change = torch.maximum(mean_change, (flat_mean(z) - flat_mean(y)).abs())
         difference = z.covariance_matrix.double() - y.covariance_matrix.double()
         change = torch.maximum(change, difference.abs())
-    unit = torch.where(s > 0, s, 1.0)
-    each = (change / unit[..., None, :]).amax(-1)  # the worst of a row, in units of the other
-    spread = torch.maximum(
-        each[..., :, None] * unit[..., None, :], each[..., None, :] * unit[..., :, None]
-    )
     factor = SAFETY * part / STEP
     own = SAFETY * part
     mean_allowed = factor * mean_change.amax(-1, keepdim=True) + own * (flat_mean(y).abs() + s)
     # float32 has no numbers below LEAST; a derivative that cancels has an error of its own
     least = LEAST + part**2 * max(blurred.variances)
-    return mean_allowed + LEAST, factor * spread + own * s[..., :, None] * s[..., None, :] + least
+    rest = own * s[..., :, None] * s[..., None, :] + least
+    return mean_allowed + LEAST, factor * worst_of_rows(change, s) + rest
+
+
+def worst_of_rows(change: Tensor, s: Tensor) -> Tensor:
+    """Changes of a covariance, each as large as the worst of its row or column, in deviations s."""
+    unit = torch.where(s > 0, s, 1.0)
+    each = (change / unit[..., None, :]).amax(-1)
+    sides = each[..., :, None] * unit[..., None, :], each[..., None, :] * unit[..., :, None]
+    return torch.maximum(*sides)
 
 
 def near(trial: Trial, what: str, y: cp.Gaussian, z: cp.Gaussian, part: float, **run: Any) -> None:

@@ -199,7 +199,7 @@ def test_elements_of_a_batch_may_be_treated_by_their_place() -> None:
 @pytest.mark.parametrize("dense", [True, False])
 def test_all_directions_leave_points_alone(base: Any, count: int, dense: bool) -> None:
     """Gauss-Hermite quadrature over all inputs, by numpy."""
-    for seed in range(5):
+    for seed in range(2):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 3)).to(D)
         mean = torch.randn(3, dtype=D)
@@ -239,7 +239,7 @@ def test_noise_near_rounding_is_no_worse_for_being_split(
     method: Any, noise: float, offset: float
 ) -> None:
     """The covariance of a nearly linear network is that of `cp.Exact` in float64."""
-    for seed in range(4):
+    for seed in range(2):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3))
 
