@@ -193,11 +193,12 @@ def declared(
 
     def reading(*args: Any, **kwargs: Any) -> Call:
         x = args[0] if args else kwargs.pop("input")
-        options = signature.bind(*args[1:], **kwargs)
-        in_place = bool(options.arguments.pop("inplace", False))
+        in_place = bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
+        names = zip(signature.parameters, args[1:], strict=False)
+        options = tuple(value for name, value in names if name != "inplace")
+        named = tuple((name, value) for name, value in kwargs.items() if name != "inplace")
         replaced = any(other in x.method.activations for other in spelled)
-        named = tuple(options.kwargs.items())
-        operation = _operation(function, factory, replaced, options.args, named)
+        operation = _operation(function, factory, replaced, options, named)
         return Call(operation, (x,), in_place)
 
     return reading
@@ -216,6 +217,8 @@ def _operation(
 
     @functools.wraps(function)
     def plain(y: Tensor) -> Tensor:
+        if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
+            return activation.value(y)
         result: Tensor = function(y, *options, **dict(named))
         return result
 
