@@ -9,6 +9,7 @@ from tests.another_blas import AnotherBLAS
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected
     # Tests compare formulas for dropout and for events of any shape; some test these warnings.
     for category in ("DropoutWarning", "BatchWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::covprop.{category}")
@@ -27,6 +28,7 @@ def pytest_collection_finish() -> None:
 
     It took a tenth of the time of small tests and most of that of tests that collect themselves.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

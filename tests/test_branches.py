@@ -355,3 +355,23 @@ def test_what_rounding_has_hidden_in_a_sum_is_hidden_from_others(
 
     y = cp.propagate(zero, x)
     assert 0 <= float(y.variance) <= 8 * torch.finfo(dtype).eps
+
+
+def test_what_rounding_has_hidden_in_a_sum_keeps_its_gradient() -> None:
+    """x1 - x0 of equal factors does not vary, but would if one of them were scaled."""
+    factor = torch.tensor([[-0.125], [-0.125], [1.25]], dtype=torch.float64)
+
+    def total(scale: Tensor) -> Tensor:
+        root = scale[:, None] * factor
+        y = cp.propagate(
+            lambda x: torch.cat([x[1:2] - x[0:1], x]),
+            cp.Gaussian(torch.zeros(3, dtype=torch.float64), root @ root.mT),
+        )
+        return (y.covariance_matrix * torch.arange(16, dtype=torch.float64).reshape(4, 4)).sum()
+
+    ones = torch.ones(3, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(total(scale := ones.clone().requires_grad_()), scale)
+    line, step = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64), 1e-4
+    with torch.no_grad():
+        slope = (total(ones + step * line) - total(ones - step * line)) / (2 * step)
+    assert_close(gradient @ line, slope, rtol=1e-6, atol=1e-9)

@@ -237,6 +237,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, .
         lambda: frozen(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)), (13, 32), (1,)
     ),
     "recurrent": (lambda: frozen(nn.LSTM(80, 240, batch_first=True)), (2, 80), (1,)),
+    "many steps": (lambda: frozen(nn.GRU(5, 100, batch_first=True)), (6, 5), (1,)),
     "maximum": (
         lambda: frozen(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2))),
         (1, 14, 14), (1,),
@@ -313,6 +314,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "dropout": (lambda x: F.dropout(x, 0.3), (500,)),
     "maximum": (lambda x: torch.maximum(x, x.flip(-1)), (300,)),
     "factor": (lambda x: 2 * x, (500,)),
+    "broadcast product": (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)), (500,)),
+    "layer norm": (lambda x: F.layer_norm(x, (400,)), (400,)),
+    "layer norm of groups": (lambda x: F.layer_norm(x, (20,)), (25, 20)),
 }
 
 
@@ -339,7 +343,23 @@ def test_well_known_architectures_are_planned_as_they_are_measured(name: str, si
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", ["batch", "convolutional", "residual", "streamed batch"])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("event", [(400,), (20, 20)], ids=["one group", "groups"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_autograd_keeps_of_a_norm_is_counted(
+    norm: Any, event: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    width = event[-1]
+    model = nn.Sequential(nn.Linear(width, width), norm(width), nn.Linear(width, width))
+    share = share_planned(model.to(dtype), gaussian(event, (1,), dtype))
+    assert LEAST <= share <= MOST
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "name", ["batch", "convolutional", "residual", "streamed batch", "many steps"]
+)
 def test_what_autograd_keeps_is_counted(name: str) -> None:
     make, event, batch = NETWORKS[name]
     torch.manual_seed(0)

@@ -39,8 +39,15 @@ SERIES = 4
 """Matrices that the series between two activations holds beside its result."""
 NODES, KEPT = 4, 2
 """Matrices of the result that each element of a window adds, and those that are held beside."""
-GROUPED = 9
-"""Matrices in float64, of what has a length together, that a norm holds."""
+GROUPED, FOLLOWED_GROUPS = 9, 12
+"""Matrices in float64, of what has a length together, that a norm holds, and that autograd keeps.
+"""
+NORMED, FOLLOWED_NORM = 3, 6
+"""Matrices of the whole result that a norm holds beside it, and those that autograd keeps."""
+SHARED = 2
+"""One in so many of the covariances on the way to others is kept by autograd."""
+COEFFICIENTS = 2**9
+"""Numbers for each feature that an activation by quadrature keeps once it has met another."""
 SHIFTS = {"add", "sub", "subtract", "add_", "sub_"}
 SCALES = {
     "mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "rsub", "__rsub__",
@@ -69,9 +76,10 @@ class Cost(NamedTuple):
 class Operation:
     """A function, the covariances of its random arguments, what it is given and its result.
 
-    crossed: bytes of the covariances between its arguments; meanwhile: of those on the way to them;
-    together: how many random tensors there are; order: which elements of the first a movement
-    takes, None if all in order.
+    crossed: bytes of the covariances between its arguments; meanwhile: of those on the way to the
+    two that have the most; kept: on the way to all pairs of them, which autograd keeps; together:
+    how many random tensors there are; order: which elements of the first a movement takes, None if
+    all in order.
     """
 
     function: Callable[..., Any]
@@ -80,6 +88,7 @@ class Operation:
     out: Tensor
     crossed: int = 0
     meanwhile: int = 0
+    kept: int = 0
     together: int = 1
     order: Tensor | None = None
 
@@ -207,13 +216,19 @@ def _of_smooth(operation: Operation) -> Cost:
     """Norms, group by group; else second derivatives along directions; then a linear map."""
     parent, unit = operation.parent, operation.unit
     most = min(unit * parent.count**2, operation.out.itemsize * DIRECTIONS)
+    work = 2.0 * SMOOTH * parent.batch.numel() * parent.count**2
+    written = unit * _to_write(parent)
     group = extents.group(operation.name, operation.given, parent.count, operation.features)
     if group:
-        most = GROUPED * 8 * parent.batch.numel() * parent.count * group // SMOOTH
+        groups = 8 * parent.batch.numel() * parent.count * group
+        whole = unit * operation.features * parent.count
+        graph = FOLLOWED_GROUPS * groups + FOLLOWED_NORM * whole
+        held = max(GROUPED * groups, NORMED * whole)
+        if operation.counted().followed:
+            held = graph + (NORMED + 1) * whole
+        return Cost(operation.counted(), held + written, work, writes=True, graph=graph)
     held = max(SMOOTH * most, 2 * unit * operation.features * parent.count)
-    held += unit * _to_write(parent)
-    work = 2.0 * SMOOTH * parent.batch.numel() * parent.count**2
-    return Cost(operation.counted(), held, work, writes=True, graph=SMOOTH * most)
+    return Cost(operation.counted(), held + written, work, writes=True, graph=SMOOTH * most)
 
 
 def _of_noise(operation: Operation) -> Cost:
@@ -267,17 +282,22 @@ def _of_several(kind: str, operation: Operation) -> Cost:
     before = [one.count for one in operation.parents]
     written = sum(unit * _to_write(one) for one in operation.parents)
     work = 4.0 * operation.taps * size / operation.out.itemsize
+    crossed, already = operation.crossed, size
     if kind != "products":
         same = all(count == operation.features for count in before)
         held = int((SUMMED if same else JOINED) * size)
         held += 0 if same else unit * operation.features * sum(before)
+        already *= 1 if same else 2  # the sum so far, and the last that was added
     elif operation.name in CONTRACTIONS:
         moved = unit * sum(count**2 for count in before) * (3 - len(before))
         held = CONTRACTED * size + max(moved, unit * operation.features * max(before))
     else:
-        held = PRODUCT * size
-    most = max(held + operation.crossed, size + operation.meanwhile) + written
-    graph = operation.meanwhile + (0 if held == SUMMED * size else held)
+        broadcast = sum(count != operation.features for count in before)
+        held = (PRODUCT + broadcast) * size  # each has a matrix of the size of the result
+        crossed = size if broadcast and crossed else crossed
+    most = max(held + crossed, already + operation.meanwhile) + written
+    graph = operation.kept + (0 if held == SUMMED * size else held)
+    most = max(most, graph + written) if counted.followed else most
     return Cost(counted, most, work, writes=True, graph=graph)
 
 

@@ -255,21 +255,22 @@ class Planner:
                 found += counted.nbytes
         return found
 
-    def _crossed(self, nodes: Sequence[Node]) -> tuple[int, int]:
-        """Bytes of the covariances between two arguments, and of all on the way to them."""
-        crossed = meanwhile = 0
+    def _crossed(self, nodes: Sequence[Node]) -> tuple[int, int, int]:
+        """Bytes of the covariances between two arguments, of all on the way to them, and in all."""
+        crossed = meanwhile = kept = 0
         for first, second in itertools.combinations(nodes, 2):
             counted = first.covariance
             assert isinstance(counted, Counted)
             if counted.alone or counted.columns:
-                return 0, 0
+                return 0, 0, 0
             seen: dict[tuple[int, int], int] = {}
             if self._cross(first, second, seen):
                 unit = counted.batch.numel() * counted.itemsize
                 crossed = max(crossed, unit * self._nodes[first] * self._nodes[second])
-                on_the_way = unit * sum(seen.values()) + self._of_activations(first, second)
-                meanwhile = max(meanwhile, on_the_way)
-        return crossed, meanwhile
+                on_the_way = unit * sum(seen.values())
+                meanwhile = max(meanwhile, on_the_way + self._of_activations(first, second))
+                kept += on_the_way // costs.SHARED
+        return crossed, meanwhile, kept
 
     def _of_activations(self, *nodes: Node) -> int:
         """What the coefficients of activations on the way, and the series between two, take."""
@@ -280,7 +281,10 @@ class Planner:
         assert isinstance(counted, Counted)
         grid = max((self._grids[node] for node in itertools.chain(*found)), default=0)
         sizes = [max((self._nodes[node] for node in some), default=0) for some in found]
-        return grid + costs.SERIES * counted.batch.numel() * counted.itemsize * math.prod(sizes)
+        numbers = costs.SERIES * math.prod(sizes)
+        met = [node for node in set.union(*ways) if self._grids.get(node)]
+        numbers += costs.COEFFICIENTS * sum(self._nodes[node] for node in met)
+        return grid + numbers * counted.batch.numel() * counted.itemsize
 
     def _cross(self, u: Node, v: Node, seen: dict[tuple[int, int], int]) -> bool:
         """Whether two random vectors depend on each other; entries of all pairs that were asked."""

@@ -74,9 +74,12 @@ def test_columns_and_rows_are_chosen_by_their_number(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(
             jacobian, name, lambda net, real=real, name=name: (used.append(name), real(net))[1]
         )
-    for outputs in (2, 9):
-        cp.propagate(network(4, outputs), gaussian(), cp.Linearized())
+    with torch.no_grad():
+        for outputs in (2, 9):
+            cp.propagate(network(4, outputs), gaussian(), cp.Linearized())
     assert used == ["_by_rows", "_by_columns"]
+    cp.propagate(network(4, 9), gaussian(), cp.Linearized())  # autograd follows the weights
+    assert used[2:] == ["_by_rows"]
 
 
 def _unseen(x: Any) -> Any:
@@ -164,3 +167,23 @@ def test_what_is_constant_but_for_rounding_is_not_refused(dtype: torch.dtype) ->
         y = cp.propagate(constant, x, cp.Linearized())
         # Derivatives of a few terms of size one, each rounded.
         assert float(y.stddev.max()) <= 16 * torch.finfo(dtype).eps
+
+
+def test_gradients_through_a_norm_are_right() -> None:
+    """torch's derivative of the forward mode of layer_norm is wrong: rows are taken by reverse."""
+    x = gaussian()
+
+    def total(mean: Tensor) -> Tensor:
+        y = cp.propagate(
+            lambda t: nn.functional.layer_norm(t, (4,)),
+            cp.Gaussian(mean, x.covariance_matrix),
+            cp.Linearized(),
+        )
+        return (y.covariance_matrix * x.covariance_matrix).sum()
+
+    mean = x.mean.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(total(mean), mean)
+    line, step = torch.cos(torch.arange(4, dtype=D)), 1e-4
+    with torch.no_grad():
+        slope = (total(mean + step * line) - total(mean - step * line)) / (2 * step)
+    assert_close(gradient @ line, slope, rtol=1e-5, atol=1e-7)

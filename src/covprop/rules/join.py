@@ -188,8 +188,13 @@ def _consistent(
 
 
 def _without(rows: Tensor, transfer: Transfer) -> Transfer:
-    """A transfer whose result is zero in some rows."""
-    return lambda cross: torch.where(rows[..., None], 0, transfer(cross))
+    """A transfer whose result is zero in some rows, which only its gradient does not tell."""
+
+    def zeroed(cross: Tensor) -> Tensor:
+        share = transfer(cross)
+        return torch.where(rows[..., None], share - share.detach(), share)
+
+    return zeroed
 
 
 @rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack",
