@@ -362,6 +362,7 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     watcher = tensors[0].lineage.watcher
     if watcher is None:
         return _run(function, args, kwargs)
+    tensors[0].lineage.collect()  # a plan does not run rules
     return watcher.run(function, args, kwargs, lambda: _run(function, args, kwargs))
 
 
