@@ -103,6 +103,17 @@ def test_dropout_in_training_mode_is_told(name: str) -> None:
     assert not [w for w in seen(call.eval(), x) if w.category is cp.DropoutWarning]
 
 
+@pytest.mark.parametrize("method", [cp.Linearized(), cp.Unscented()])
+def test_what_is_told_of_dropout_is_true_of_methods_that_refuse_it(method: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2))
+    x = cp.Gaussian.isotropic(torch.ones(3), 1.0)
+    with (
+        pytest.warns(cp.DropoutWarning, match="others refuse the model"),
+        pytest.raises(cp.UnsupportedOperation, match="draws random numbers"),
+    ):
+        cp.propagate(model, x, method=method)
+
+
 class _Attending(nn.Module):
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()

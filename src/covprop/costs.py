@@ -5,19 +5,16 @@ Blocks, in which the large ones are worked on, are counted as well: they are wha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from dataclasses import replace
+from typing import NamedTuple
 
 from covprop import extents
 from covprop.activations import DECLARATIONS
 from covprop.activations.moments import PART
 from covprop.activations.registry import QUADRATURE
-from covprop.counted import Counted
+from covprop.counted import Counted, Operation
 from covprop.covariance import base, congruence, dense, streamed
-from covprop.dispatch import KIND, RANDOM_WEIGHTS, leaves
-from covprop.errors import name_of
+from covprop.dispatch import KIND, RANDOM_WEIGHTS
 
 PER_PAIR = 40.0
 """Operations on one entry of a covariance by an activation, about."""
@@ -70,67 +67,6 @@ class Cost(NamedTuple):
     shares: bool = False
     writes: bool = False
     graph: int = 0
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A function, the covariances of its random arguments, what it is given and its result.
-
-    crossed: bytes of the covariances between its arguments; meanwhile: of those on the way to the
-    two that have the most; kept: on the way to all pairs of them, which autograd keeps; together:
-    how many random tensors there are; order: which elements of the first a movement takes, None if
-    all in order.
-    """
-
-    function: Callable[..., Any]
-    parents: tuple[Counted, ...]
-    given: Any
-    out: Tensor
-    crossed: int = 0
-    meanwhile: int = 0
-    kept: int = 0
-    together: int = 1
-    order: Tensor | None = None
-
-    @property
-    def parent(self) -> Counted:
-        """The first that varies."""
-        return next((one for one in self.parents if not one.constant), self.parents[0])
-
-    @property
-    def features(self) -> int:
-        """Of the result."""
-        return self.out.numel() // max(1, self.parent.batch.numel())
-
-    @property
-    def unit(self) -> int:
-        """Bytes of one entry of a covariance, for the whole batch."""
-        return self.parent.batch.numel() * self.out.itemsize
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """Constants with more than one dimension."""
-        return [t for t in leaves(self.given) if isinstance(t, Tensor) and t.dim() > 1]
-
-    @property
-    def taps(self) -> float:
-        """Products for each feature of the result."""
-        return self.weights[0].numel() / self.weights[0].shape[0] if self.weights else 1.0
-
-    @property
-    def name(self) -> str:
-        """Of the function, without where it is from."""
-        return name_of(self.function).rpartition(".")[2]
-
-    def counted(self, **options: Any) -> Counted:
-        """A covariance of the size of the result, followed by autograd if any argument is."""
-        followed = any(one.followed for one in self.parents)
-        options = {"ranks": self.parent.ranks, "followed": followed, **options}
-        return Counted(self.parent.batch, self.features, self.out.itemsize, **options)
-
-    def block(self, entries: int, width: int) -> int:
-        """Bytes of a block of so many entries of a covariance of this width."""
-        return self.out.itemsize * min(entries, self.parent.batch.numel() * width**2)
 
 
 def cost(operation: Operation) -> Cost:

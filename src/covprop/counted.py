@@ -1,4 +1,4 @@
-"""Covariances of which only the size is known: what a plan is made of."""
+"""Covariances of which only the size is known, and operations on them: what a plan is made of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from covprop.covariance import Covariance, LinearMap
+from covprop.dispatch import leaves
+from covprop.errors import name_of
 
 
 class NeedsNumbers(Exception):
@@ -108,3 +110,64 @@ class Counted(Covariance):
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
         """It has no numbers."""
         self._refuse(function)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function, the covariances of its random arguments, what it is given and its result.
+
+    crossed: bytes of the covariances between its arguments; meanwhile: of those on the way to the
+    two that have the most; kept: on the way to all pairs of them, which autograd keeps; together:
+    how many random tensors there are; order: which elements of the first a movement takes, None if
+    all in order.
+    """
+
+    function: Callable[..., Any]
+    parents: tuple[Counted, ...]
+    given: Any
+    out: Tensor
+    crossed: int = 0
+    meanwhile: int = 0
+    kept: int = 0
+    together: int = 1
+    order: Tensor | None = None
+
+    @property
+    def parent(self) -> Counted:
+        """The first that varies."""
+        return next((one for one in self.parents if not one.constant), self.parents[0])
+
+    @property
+    def features(self) -> int:
+        """Of the result."""
+        return self.out.numel() // max(1, self.parent.batch.numel())
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one entry of a covariance, for the whole batch."""
+        return self.parent.batch.numel() * self.out.itemsize
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Constants with more than one dimension."""
+        return [t for t in leaves(self.given) if isinstance(t, Tensor) and t.dim() > 1]
+
+    @property
+    def taps(self) -> float:
+        """Products for each feature of the result."""
+        return self.weights[0].numel() / self.weights[0].shape[0] if self.weights else 1.0
+
+    @property
+    def name(self) -> str:
+        """Of the function, without where it is from."""
+        return name_of(self.function).rpartition(".")[2]
+
+    def counted(self, **options: Any) -> Counted:
+        """A covariance of the size of the result, followed by autograd if any argument is."""
+        followed = any(one.followed for one in self.parents)
+        options = {"ranks": self.parent.ranks, "followed": followed, **options}
+        return Counted(self.parent.batch, self.features, self.out.itemsize, **options)
+
+    def block(self, entries: int, width: int) -> int:
+        """Bytes of a block of so many entries of a covariance of this width."""
+        return self.out.itemsize * min(entries, self.parent.batch.numel() * width**2)

@@ -28,6 +28,10 @@ class UnsupportedOperation(CovpropError, NotImplementedError):
     """An operation on an in-flight Gaussian that has no rule, or that no rule could do right."""
 
 
+class RandomDraws(UnsupportedOperation):
+    """Random numbers that a model draws itself, which a method takes as constants."""
+
+
 class BatchDimensionError(UnsupportedOperation):
     """An operation that would mix, move or drop a batch dimension."""
 
@@ -78,7 +82,7 @@ class BatchWarning(UserWarning):
 
 
 class DropoutWarning(UserWarning):
-    """Dropout in training mode, which is computed as part of the randomness."""
+    """Dropout in training mode, whose masks are random."""
 
 
 _approximations_ignored: ContextVar[bool] = ContextVar("approximations_ignored", default=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop import costs
-from covprop.counted import Counted, NeedsNumbers
+from covprop.counted import Counted, NeedsNumbers, Operation
 from covprop.covariance import LowRank, Sharded, Zero
 from covprop.dispatch import AT_MEANS, BATCH, KIND, Batch, leaves, map_leaves
 from covprop.errors import name_of
@@ -205,7 +205,7 @@ class Planner:
         order = None
         if origins is not None and origins.dtype == torch.float64:
             order = order_of(origins, tensors[0].loc.shape, parents[0].batch.numel())
-        operation = costs.Operation(
+        operation = Operation(
             function, parents, given, out, *self._crossed(nodes), len(tensors), order
         )
         cost = costs.cost(operation)

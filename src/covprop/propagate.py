@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from covprop.covariance import Dense
 from covprop.dispatch import leaves
 from covprop.eager import eager
-from covprop.errors import TooLarge, UnsupportedOperation
+from covprop.errors import RandomDraws, TooLarge, UnsupportedOperation
 from covprop.gate import settled, warn_of_batch
 from covprop.gaussian import Gaussian
 from covprop.lineage import Lineage
@@ -33,16 +33,14 @@ from covprop.methods.outputs import check_outputs
 from covprop.plan import Plan, Planner
 from covprop.progress import PointBar, ProgressBar
 from covprop.report.table import in_bytes
-from covprop.retrace import averaged, budget, expected_jacobians, fitted
+from covprop.retrace import averaged, budget, carried, expected_jacobians, fitted
 from covprop.room import free_bytes, sharers
 from covprop.rules.noise import warn_of_dropout
-from covprop.running import broken_weights_named, finite, in_flight, run, unwrap, wrap
+from covprop.running import broken_weights_named, finite, finite_gains, in_flight, run, unwrap, wrap
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
-CARRIED = 2**24
-"""Numbers in columns of the root of an input that are carried to the outputs at a time."""
 WORTH_A_PLAN = 2**20
 """Numbers in the tangents of the inputs from which memory is planned."""
 
@@ -99,6 +97,7 @@ def _propagated(
             advance = stack.enter_context(PointBar()) if progress else _unseen
             bound = _Bound(module, inputs, named_inputs)
             if isinstance(method, WrappingMethod):
+                stack.enter_context(broken_weights_named(module))
                 return method.around(bound, advance)
             return _evaluate(bound, method, advance)
         one, runs = method, 1
@@ -210,7 +209,7 @@ class _Bound(Propagation):
 
     def run(self, inputs: Sequence[Gaussian], method: Method) -> Any:
         arguments, named = self._with(inputs)
-        with _another_base(method):
+        with self._another_base(method):
             return propagate_undoubted(self.module, arguments, named, method)
 
     def call(self, *tensors: Tensor) -> Any:
@@ -226,13 +225,14 @@ class _Bound(Propagation):
             method = method.base
         roots = [Root.of(x) for x in self.inputs]
         if isinstance(method, LayerwiseMethod) and not method.variances_only:
-            return self._expected_gains(method, roots, wanted)
+            return finite_gains(self._expected_gains(method, roots, wanted))
         network = self.network()
         jacobians = linearize(network)[1] if network.outputs else []
-        return {
+        gains = {
             output.leaf: [root.after(one) for root, one in zip(roots, jacobian, strict=True)]
             for output, jacobian in zip(network.outputs, jacobians, strict=True)
         }
+        return finite_gains(gains)
 
     def _expected_gains(
         self, method: LayerwiseMethod, roots: Sequence[Root], wanted: bool
@@ -249,7 +249,7 @@ class _Bound(Propagation):
             return begun[-1].clone()  # which the module may change in place
 
         with ExitStack() as stack:
-            stack.enter_context(_another_base(method))
+            stack.enter_context(self._another_base(method))
             if method.returns:
                 _without_autograd(stack)
             found: dict[int, list[Tensor]] = {}
@@ -267,8 +267,27 @@ class _Bound(Propagation):
                     found[at] = [root.after(one) for root, one in zip(roots, rows, strict=True)]
                 else:
                     both = zip(roots, begun, strict=True)
-                    found[at] = [_carried(y, x, root) for root, x in both]
+                    found[at] = [carried(y, x, root) for root, x in both]
         return found
+
+    @contextmanager
+    def _another_base(self, method: Method) -> Iterator[None]:
+        """Where a method that goes from layer to layer works for another, offer one in turn."""
+        try:
+            yield
+        except UnsupportedOperation as error:
+            refused = isinstance(error, RandomDraws)  # by cp.Linearized as well
+            if not isinstance(method, LayerwiseMethod) or refused or self._draws():
+                raise
+            offer = "or give the method around it base=cp.Linearized(), which needs no rules"
+            raise type(error)(f"{error}; {offer}") from error
+
+    def _draws(self) -> bool:
+        """Whether the model draws random numbers, as far as it runs on plain tensors."""
+        try:
+            return self.network().draws
+        except Exception:  # a module may raise anything
+            return False
 
     def nest(self, network: Network, estimates: Sequence[Estimate], method: Method) -> Any:
         results = []
@@ -288,37 +307,11 @@ class _Bound(Propagation):
         )
 
 
-@contextmanager
-def _another_base(method: Method) -> Iterator[None]:
-    """Where a method that goes from layer to layer does the work for another, offer one in turn."""
-    try:
-        yield
-    except UnsupportedOperation as error:
-        if not isinstance(method, LayerwiseMethod):
-            raise
-        offer = "or give the method around it base=cp.Linearized(), which needs no rules"
-        raise type(error)(f"{error}; {offer}") from error
-
-
-def _carried(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
-    """E[J] L (*batch, m, width), some columns at a time."""
-    parts = []
-    for start in range(0, root.width, step := max(1, CARRIED // max(1, x.numel()))):
-        columns = root.structure.columns(start, min(root.width, start + step))
-        part = y.lineage.carried(y.node, x.node, columns)
-        if part is None:  # they are independent
-            break
-        parts.append(part)
-    if not parts:
-        return x.loc.new_zeros(*x.batch_shape, y.event_shape.numel(), root.width)
-    return torch.cat(parts, dim=-1)
-
-
 def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:
     """The result of a method that wants a function of plain tensors."""
     network = bound.network()
     if network.draws and not method.random:
-        raise UnsupportedOperation(
+        raise RandomDraws(
             f"the model draws random numbers, as dropout and Bayesian layers do, and "
             f"cp.{type(method).__name__} takes it as a function; use cp.MonteCarlo(), for such "
             "layers also cp.Exact(), or for dropout call model.eval()"

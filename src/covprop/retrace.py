@@ -17,13 +17,15 @@ from covprop.dispatch import leaves, map_leaves
 from covprop.errors import ApproximationWarning, TooLarge, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian
 from covprop.lineage import Node, Transfer
-from covprop.methods import Sketched
+from covprop.methods import Root, Sketched
 from covprop.report.table import in_bytes
 from covprop.room import free_bytes
 from covprop.sampling import SamplingError
 from covprop.tensor import GaussianTensor
 from covprop.transfers import Along, Scaled, Taken, Times
 
+CARRIED = 2**24
+"""Numbers in columns of the root of an input that are carried to the outputs at a time."""
 COPIES = 4
 """Rows of the largest layer that the way back holds at a time, for each output."""
 
@@ -134,6 +136,20 @@ def expected_jacobians(
     chosen, room = _wanted(tensor, method)
     parts = [_jacobians(tensor, some, inputs) for some in chosen.split(room)]
     return [torch.cat(rows, dim=-2) for rows in zip(*parts, strict=True)]
+
+
+def carried(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
+    """E[J] L (*batch, m, width) of a result and an input with the root L, forward."""
+    parts = []
+    for start in range(0, root.width, step := max(1, CARRIED // max(1, x.numel()))):
+        columns = root.structure.columns(start, min(root.width, start + step))
+        part = y.lineage.carried(y.node, x.node, columns)
+        if part is None:  # they are independent
+            break
+        parts.append(part)
+    if not parts:
+        return x.loc.new_zeros(*x.batch_shape, y.event_shape.numel(), root.width)
+    return torch.cat(parts, dim=-1)
 
 
 def _jacobians(

@@ -62,7 +62,10 @@ def broken_weights_named(module: object) -> Iterator[None]:
         broken = (name for name, tensor in weights if not bool(torch.isfinite(tensor).all()))
         if (name := next(broken, None)) is None:
             raise
-        raise type(error)(f"{error}; {name} has NaN or infinite entries") from error
+        reason = f"{name} has NaN or infinite entries"
+        if str(error).endswith(reason):  # a run inside this one has said it
+            raise
+        raise type(error)(f"{error}; {reason}") from error
 
 
 def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
@@ -126,6 +129,18 @@ def finite(
             "in the model's weights and constants, or convert model and Gaussian to float64"
         )
     return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
+
+
+def finite_gains(gains: dict[int, list[Tensor]]) -> dict[int, list[Tensor]]:
+    """Expected Jacobians of the outputs times roots of the inputs, unless they have overflown."""
+    for gain in itertools.chain(*gains.values()):
+        if not is_finite(gain):
+            raise MomentOverflow(
+                f"the expected Jacobian of the output is not finite in {gain.dtype}; look for NaN "
+                "or infinity in the model's weights and constants, or convert model and Gaussian "
+                "to float64"
+            )
+    return gains
 
 
 def _module_path(module: object, error: CovpropError) -> str | None:

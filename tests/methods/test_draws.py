@@ -50,6 +50,25 @@ class Noisy(nn.Module):
         return torch.tanh(x) * self.draw()
 
 
+@pytest.mark.parametrize("method", [cp.Split(), cp.ControlVariate(128)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * torch.randn(4, dtype=D),
+        lambda x: x + torch.randn_like(x),
+        lambda x: F.rrelu(x, training=True),
+        lambda x: F.alpha_dropout(x, 0.5, training=True),
+    ],
+    ids=["randn", "randn_like", "rrelu", "alpha_dropout"],
+)
+def test_no_base_is_offered_that_refuses_draws_as_well(function: Any, method: Any) -> None:
+    with pytest.raises(cp.UnsupportedOperation) as raised:
+        cp.propagate(function, given(), method=method)
+    assert "Linearized" not in str(raised.value)
+    with pytest.raises(cp.UnsupportedOperation, match=r"base=cp\.Linearized\(\)"):
+        cp.propagate(torch.floor, given(), method=method)
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_is_refused_by_its_name_and_place(name: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Noisy(DRAWS[name])).to(D)

@@ -193,6 +193,39 @@ def test_broken_weights_are_named_and_not_the_activation_behind_them(
     assert "bound it first" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        cp.Split(3), cp.Split(3, base=cp.Linearized()), cp.Split(3, base=cp.ControlVariate(128)),
+        cp.ControlVariate(128), cp.ControlVariate(128, base=cp.Linearized()), cp.Sketched(16),
+        cp.ControlVariate(128, base=cp.Sketched(16)), cp.Linearized(), cp.AssumedDensity(),
+    ],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "last", [nn.Softmax(-1), nn.LayerNorm(3), nn.Tanh(), nn.Identity()], ids=repr
+)
+@pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
+def test_broken_weights_are_named_by_every_method(
+    method: Any, dtype: torch.dtype, last: nn.Module
+) -> None:
+    for value in (math.nan, INF):
+        model = nn.Sequential(nn.Linear(3, 3), last).requires_grad_(False).to(dtype)
+        model[0].weight[0, 0] = value
+        x = cp.Gaussian.isotropic(torch.ones(1, 3, dtype=dtype), 1.0, batch_dims=1)
+        with pytest.raises(cp.MomentOverflow) as found:
+            cp.propagate(model, x, method=method)
+        assert str(found.value).count("; 0.weight has NaN or infinite entries") == 1
+
+
+def test_samples_that_are_not_finite_are_refused_as_elsewhere() -> None:
+    with pytest.raises(cp.MomentOverflow, match=r"not finite .* weights and constants"):
+        cp.propagate(
+            lambda x: F.pad(x, (1, 1), value=-INF), gaussian(3), method=cp.ControlVariate(128)
+        )
+
+
 def test_a_function_that_quadrature_cannot_do_has_its_name() -> None:
     with pytest.raises(cp.QuadratureError, match=r"moments of torch\.nn\.functional\.softplus "):
         cp.propagate(lambda x: F.softplus(x, 1000.0), gaussian(3))

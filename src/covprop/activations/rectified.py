@@ -12,7 +12,7 @@ from covprop.activations.base import Activation
 from covprop.activations.entire import power
 from covprop.activations.piecewise import Piecewise, continuous
 from covprop.activations.registry import INTEGRAL, declare
-from covprop.errors import UnsupportedOperation
+from covprop.errors import RandomDraws, UnsupportedOperation
 
 
 @declare("relu", treatment=INTEGRAL)
@@ -34,9 +34,7 @@ def rrelu(
 ) -> Activation:
     """In evaluation, leaky ReLU with the mean of the two slopes."""
     if training:
-        raise UnsupportedOperation(
-            "rrelu in training mode draws random slopes; call model.eval() first"
-        )
+        raise RandomDraws("rrelu in training mode draws random slopes; call model.eval() first")
     return leaky_relu((lower + upper) / 2)
 
 

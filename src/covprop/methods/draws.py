@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covprop.errors import UnsupportedOperation, name_of
+from covprop.errors import RandomDraws, name_of
 from covprop.methods.looks import random_state
 
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ class _Watch(TorchFunctionMode):
         with _Draws(self._tensors) as draws:
             result = func(*args, **(kwargs or {}))
         if draws.seen:
-            raise UnsupportedOperation(
+            raise RandomDraws(
                 f"the model draws random numbers ({name_of(func)}), and one pass would take a "
                 "single draw as a constant; average over them with cp.MonteCarlo(), or pass the "
                 "numbers to the model, as a cp.Gaussian if they are to vary"

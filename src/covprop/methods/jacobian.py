@@ -101,7 +101,8 @@ def check_varies(network: Network, values: Sequence[Tensor], jacobians: Jacobian
         network.at([m[None] + k * d for m, d in zip(network.means, step, strict=True)])
         for k in (1.0, -1.0)
     ]
-    scale = max(float((x.mean.abs() + x.stddev).amax()) for x in network.inputs)
+    sizes = [(x.mean.abs() + x.stddev).amax() for x in network.inputs if x.mean.numel()]
+    scale = max(map(float, sizes), default=0.0)
     for value, rows, *points in zip(values, jacobians, *moved, strict=True):
         zero = torch.stack([(one == 0).all(-1) for one in rows]).all(0)
         jitter = JITTER * torch.finfo(value.dtype).eps * (value.abs() + scale)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import symmetric
+from covprop.kernels.normal import is_finite
 from covprop.methods.base import Estimate
 from covprop.methods.streaming import add_products
 from covprop.sampling import SamplingError
@@ -166,6 +167,8 @@ def believed(covariance: Tensor, plain: Tensor) -> Tensor:
     In units in which the sampled covariance is 1, directions in which less is left than can be
     believed have what was sampled.
     """
+    if not (is_finite(covariance) and is_finite(plain)):
+        return covariance  # it is refused with a reason, as every result is
     covariance = symmetric(covariance)
     if _is_sound(covariance, plain):
         return covariance

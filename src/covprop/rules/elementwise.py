@@ -23,6 +23,7 @@ from covprop.errors import (
 )
 from covprop.kernels.normal import is_finite
 from covprop.rules.composition import Call, composes, declared, power, register_operations
+from covprop.rules.operands import check_finite
 from covprop.tensor import GaussianTensor, dispatch
 from covprop.transfers import Scaled
 
@@ -41,10 +42,10 @@ def apply(
     except UnsupportedOperation as error:
         raise UnsupportedOperation(f"{name_of(function)}: {error}") from error
     except QuadratureError:
-        _check_argument(function, x)  # it may not be the function's fault
+        check_finite(function, x)  # it may not be the function's fault
         raise
     if not (is_finite(mean) and is_finite(covariance.diagonal())):
-        _check_argument(function, x)
+        check_finite(function, x)
         raise MomentOverflow(
             f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
             "convert model and Gaussian to float64"
@@ -61,15 +62,6 @@ def apply(
         transfer=lambda cross: activated.coefficients(1)[0].to(cross)[..., None] * cross,
         activated=activated,
     )
-
-
-def _check_argument(function: Callable[..., Any], x: GaussianTensor) -> None:
-    """Blame what was before a function for what it was given."""
-    if not (is_finite(x.loc) and is_finite(x.covariance.diagonal())):
-        raise MomentOverflow(
-            f"the input of {name_of(function)} has a mean or variance that is NaN or infinite; "
-            "what came before it made it so"
-        )
 
 
 def register(

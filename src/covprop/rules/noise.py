@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from covprop.covariance import Covariance, Dense, Sketch
 from covprop.dispatch import Batch, rule
-from covprop.errors import DropoutWarning, UnsupportedOperation, warn_user
+from covprop.errors import DropoutWarning, RandomDraws, UnsupportedOperation, warn_user
 from covprop.rules.operands import batch_error
 from covprop.tensor import GaussianTensor
 
@@ -54,14 +54,14 @@ _wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
 
 
 def warn_of_dropout(model: nn.Module) -> None:
-    """Say that dropout which is on for no better reason than `model.train()` will be computed."""
+    """Say that dropout is on for no better reason than `model.train()`."""
     for name, layer in model.named_modules():
         if layer.training and id(layer) not in _wanted.get() and (p := _probability(layer)) > 0:
             warn_user(
                 f"dropout of {name or 'the model'} ({layer._get_name()}, p = {p:g}) is in training "
-                "mode, so that its masks are part of the randomness that will be computed; call "
-                "model.eval() if they should not be, or use cp.dropout_active(model) if they "
-                "should",
+                "mode: methods with a rule for it, such as cp.Exact(), and cp.MonteCarlo() count "
+                "its masks as part of the randomness, others refuse the model; call model.eval() "
+                "if they should not count, or use cp.dropout_active(model) if they should",
                 DropoutWarning,
             )
             return
@@ -123,7 +123,7 @@ def alpha_dropout(
 ) -> GaussianTensor:
     """Nothing in evaluation mode."""
     if kwargs.get("train", training) and p > 0:
-        raise UnsupportedOperation(
+        raise RandomDraws(
             "alpha dropout has a rule for evaluation mode alone; call model.eval() first"
         )
     return input

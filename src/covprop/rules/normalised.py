@@ -28,7 +28,7 @@ from covprop.kernels.directions import (
     marginal,
 )
 from covprop.lineage import Node
-from covprop.rules.operands import batch_error
+from covprop.rules.operands import batch_error, check_finite
 from covprop.tensor import GaussianTensor
 from covprop.transfers import Along
 
@@ -165,6 +165,7 @@ def normalised(
 
     weight, bias: as the model would multiply and add them.
     """
+    check_finite(function, x)
     factor, shift = (_of_event(x, value) for value in (weight, bias))
     inner = factor[groups.index]
     if x.method.variances_only:
@@ -193,6 +194,7 @@ def lengths(
     scale: float = 1.0,
 ) -> GaussianTensor:
     """scale * |z| of every group z; shape: that of the result's event."""
+    check_finite(function, x)
     if x.method.variances_only and groups.index.shape[-1] > FEW:
         elements = _alone(x, groups)
         found = marginal(elements)

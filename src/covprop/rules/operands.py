@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from covprop.dispatch import leaves, map_leaves
-from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
+from covprop.errors import BatchDimensionError, MomentOverflow, UnsupportedOperation, name_of
+from covprop.kernels.normal import is_finite
 from covprop.lineage import Node
 from covprop.tensor import GaussianTensor, dispatch
 
@@ -22,6 +23,15 @@ PROBE_SCALES = 31
 def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
     """The in-flight Gaussians among the arguments, in order."""
     return [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+
+
+def check_finite(function: Callable[..., Any], x: GaussianTensor) -> None:
+    """Blame what was before a function for what it was given."""
+    if not (is_finite(x.loc) and is_finite(x.covariance.diagonal())):
+        raise MomentOverflow(
+            f"the input of {name_of(function)} has a mean or variance that is NaN or infinite; "
+            "what came before it made it so"
+        )
 
 
 def promoted(*tensors: GaussianTensor) -> tuple[GaussianTensor, ...]:
