@@ -89,8 +89,18 @@ def _units(tensor: GaussianTensor, chosen: Tensor) -> Tensor:
 def gathered(node: Node, rows: Tensor) -> Tensor:
     """The covariance (*batch, p, p) of rows (*batch, p, n) of a random vector.
 
-    What nonlinearities of one depth add is seen together, as they share their second order.
+    An estimate: what it has too little on the diagonal by chance must not make a variance negative,
+    and is left away if it does.
     """
+    total = _gathered(node, rows)
+    negative = (total.diagonal(dim1=-2, dim2=-1) < 0).any(-1)[..., None, None]
+    if bool(negative.any()):
+        total = torch.where(negative, _gathered(node, rows, definite=True), total)
+    return total
+
+
+def _gathered(node: Node, rows: Tensor, definite: bool = False) -> Tensor:
+    """What nonlinearities of one depth add is seen together, as they share their second order."""
     total = rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
     for _, group in itertools.groupby(_passed(node, rows), lambda pair: _rank(pair[0])[:2]):
         together: list[tuple[Innovation, Tensor]] = []
@@ -98,11 +108,13 @@ def gathered(node: Node, rows: Tensor) -> Tensor:
             entry = _sketch(passed).entry
             if isinstance(entry, Innovation) and entry.shares:
                 together.append((entry, seen))
+            elif isinstance(entry, Innovation):
+                total = total + joint_quadratic([(entry, seen)], definite).to(total.dtype)
             elif entry is not None:
                 total = total + entry.quadratic(seen).to(total.dtype)
         if together:
             _check_kinds([innovation for innovation, _ in together])
-            total = total + joint_quadratic(together).to(total.dtype)
+            total = total + joint_quadratic(together, definite).to(total.dtype)
     return total
 
 

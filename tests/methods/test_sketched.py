@@ -666,3 +666,29 @@ def test_few_inputs_that_hardly_vary_have_the_jacobian_alone(noise: float) -> No
     y = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0)))
     expected = cp.propagate(model, x, cp.Linearized()).covariance_matrix
     assert_close(y.covariance_matrix, expected, rtol=1e-5, atol=1e-11 * noise**2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("exact", [None, 0])
+def test_what_cancels_has_no_negative_variance(
+    dtype: torch.dtype, scale: float, exact: int | None
+) -> None:
+    """By rounding, where the directions of the input are carried exactly, or else by chance."""
+    root = scale * torch.randn(5, 5, dtype=D, generator=seeded(0))
+    mean = 3 * torch.randn(2, 5, dtype=D, generator=seeded(1))
+    x = cp.Gaussian(mean, (root @ root.mT).expand(2, 5, 5)).to(dtype)
+    for replicates in (1, 4):
+        method = cp.Sketched(16, generator=seeded(2), replicates=replicates, exact=exact)
+        for function in (lambda x: x**2 - x * x, lambda x: torch.cat([x**2 - x * x, x], -1)):
+            y = cp.propagate(function, x, method=method)
+            assert bool((y.variance >= 0).all())
+            assert bool(y.stddev.isfinite().all())
+            cp.propagate(torch.relu, y)
+        if exact is None:
+            y = cp.propagate(lambda x: x**2 - x * x, x, method=method)
+            # Two sums of 25 products of two rows, for each of two terms, and their difference.
+            of_terms = 4 * cp.propagate(torch.square, x).variance
+            assert bool((y.variance <= 50 * torch.finfo(dtype).eps * of_terms).all())
+            cp.Gaussian(y.mean, y.covariance_matrix)

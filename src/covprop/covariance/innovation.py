@@ -84,10 +84,11 @@ class Innovation:
             count += self.pairs[0].first.shape[-2] * self.pairs[0].second[..., 0].numel()
         return count
 
-    def seen(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    def seen(self, rows: Tensor, definite: bool = False) -> tuple[Tensor, Tensor | None]:
         """What features have alone, J (R - S) J^T, and M (*batch, p, r s), some at a time.
 
-        M_p = sum_t A_t diag(w_t o J_p) B_t^T, and S_ii what <M_p, M_q> has on the diagonal.
+        M_p = sum_t A_t diag(w_t o J_p) B_t^T, and S_ii what <M_p, M_q> has on the diagonal. By
+        chance S may be more than R; definite: no feature has less than nothing then.
         """
         step = max(1, HELD // max(1, self.entries(rows)))
         total, seen = torch.zeros((), dtype=rows.dtype, device=rows.device), None
@@ -96,9 +97,10 @@ class Innovation:
             some, alone = rows[..., part], self.variance[..., part]
             if self.pairs:
                 products = self._products(part)  # (*batch, r s, step)
-                alone = alone - products.square().sum(-2)
+                alone = _difference(alone, products.square().sum(-2), products.shape[-2])
                 image = some @ products.mT
                 seen = image if seen is None else seen + image
+            alone = alone.clamp(min=0) if definite else alone
             total = total + (some * alone[..., None, :]) @ some.mT
         return total, seen
 
@@ -119,22 +121,33 @@ class Innovation:
         return total.flatten(-3, -2)
 
 
-def joint_quadratic(parts: Sequence[tuple[Innovation, Tensor]]) -> Tensor:
+def _difference(left: Tensor, right: Tensor, count: int) -> Tensor:
+    """left - right, zero where that is the rounding of so many products that right is the sum of.
+
+    What is left of equal numbers would be as often below zero as above.
+    """
+    rounding = torch.finfo(left.dtype).eps * (count + 1) * torch.maximum(left.abs(), right)
+    found = left - right
+    return torch.where(found.abs() > rounding, found, 0)
+
+
+def joint_quadratic(parts: Sequence[tuple[Innovation, Tensor]], definite: bool = False) -> Tensor:
     """Var(sum_l J_l e_l) of innovations e_l that share their second order, J_l (*batch, p, n_l).
 
-    Matrices M add, and images of columns, as they are made of the same noise for all.
+    Matrices M add, and images of columns, as they are made of the same noise for all. definite:
+    a sum of squares alone, which has no variance below zero.
     """
     rows = parts[0][1]
     most = max(innovation.entries(seen) for innovation, seen in parts)
     if HELD // max(1, most) < FEWEST and rows.dim() > 2 and len(rows) > 1:  # noqa: PLR2004
         each = [[(one.element(i), seen[i]) for one, seen in parts] for i in range(len(rows))]
-        return torch.stack([joint_quadratic(elements) for elements in each])
+        return torch.stack([joint_quadratic(elements, definite) for elements in each])
     total = torch.zeros((), dtype=rows.dtype, device=rows.device)
     union = dict(name for innovation, _ in parts for name in innovation.layout)
     matrices: list[Tensor] = []
     columns: list[Tensor] = []
     for innovation, seen in parts:
-        alone, matrix = innovation.seen(seen)
+        alone, matrix = innovation.seen(seen, definite)
         total = total + alone
         if matrix is not None:
             matrices.append(_placed(matrix, innovation.layout, tuple(union.items())))
