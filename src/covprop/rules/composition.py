@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activation, Piecewise, Quadrature, spellings
+from covprop.activations.composite import by_quadrature, closed_form, steps_of
 from covprop.activations.expression import (
     ADD,
     CHOOSE,
@@ -24,9 +25,6 @@ from covprop.activations.expression import (
     Kind,
     Operation,
     Parameter,
-    by_quadrature,
-    closed_form,
-    steps_of,
 )
 from covprop.dispatch import COMPOSERS, leaves, map_leaves
 from covprop.errors import (
@@ -38,7 +36,8 @@ from covprop.errors import (
     warn_user,
 )
 from covprop.kernels.normal import standard_deviation
-from covprop.tensor import GaussianTensor, Pending, dispatch, run_rule
+from covprop.pending import Pending
+from covprop.tensor import GaussianTensor, dispatch, run_rule
 
 
 @dataclass(frozen=True)
