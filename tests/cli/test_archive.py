@@ -374,6 +374,14 @@ DAMAGES: dict[str, dict[str, Callable[[bytes], bytes]]] = {
     "a stride out of bounds": {
         WEIGHTS: in_json(put([{"as_int": 10**6}, {"as_int": 1}], *META, "strides"))
     },
+    "strides of a transposed weight": {
+        WEIGHTS: in_json(put([{"as_int": 1}, {"as_int": 8}], *META, "strides"))
+    },
+    "strides of one row for all": {
+        WEIGHTS: in_json(put([{"as_int": 0}, {"as_int": 1}], *META, "strides"))
+    },
+    "a weight from elsewhere": {"weight_0": lambda content: content + content,
+                                WEIGHTS: in_json(put({"as_int": 1}, *META, "storage_offset"))},
     "a name from outside": {WEIGHTS: in_json(put("../../mean.npy", "config", "0.weight",
                                                  "path_name"))},
     "another order of bytes": {"byteorder": lambda _: b"big"},
@@ -384,6 +392,39 @@ DAMAGES: dict[str, dict[str, Callable[[bytes], bytes]]] = {
 def test_a_damaged_archive_is_one_sentence(damage: str, folder: Path) -> None:
     hostile = changed(folder / "model.pt2", DAMAGES[damage])
     assert "pt2" in refused("propagate", hostile, *GIVEN)
+
+
+def rename(told: Any) -> None:
+    argument = told["graph_module"]["graph"]["nodes"][1]["inputs"][0]["arg"]
+    argument["as_tensor"]["name"] = "nothere"
+
+
+def unmade_output(told: Any) -> None:
+    told["graph_module"]["graph"]["outputs"][0]["as_tensor"]["name"] = "nothere"
+
+
+@pytest.mark.parametrize("change", [rename, unmade_output])
+def test_a_name_that_nothing_makes_is_damage_of_the_program(change: Any, folder: Path) -> None:
+    hostile = changed(folder / "model.pt2", {MODEL: in_json(change)})
+    told = refused("propagate", hostile, *GIVEN)
+    assert "it is damaged: it uses 'nothere', which nothing before makes" in told
+    assert "input" not in told
+
+
+def test_weights_that_are_views_are_read_as_they_lie(tmp_path: Path) -> None:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            both = torch.randn(6, 3)
+            self.turned, self.later = nn.Parameter(torch.randn(4, 3).T), nn.Parameter(both[3:])
+            self.register_buffer("repeated", torch.randn(1, 3).expand(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.later @ self.repeated) @ self.turned
+
+    model, x = Views(), torch.randn(2, 3)
+    path = save(torch.export.export(model, (x,)), tmp_path / "views.pt2")
+    assert torch.equal(archive.load(path)[0](x), model(x))
 
 
 def calls(*nodes: dict[str, Any]) -> Callable[[bytes], bytes]:

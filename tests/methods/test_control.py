@@ -269,3 +269,42 @@ def test_memory_is_planned_for_the_base(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys.modules["covprop.propagate"], "free_bytes", lambda _: 1000)
     with pytest.raises(cp.TooLarge, match="The plan:"):
         cp.propagate(network(), gaussian(), cp.ControlVariate(128))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("batch", [(), (2,)])
+@torch.no_grad()
+@pytest.mark.parametrize("base", [cp.Exact(), cp.Split()], ids=["exact", "split"])
+def test_what_no_sample_has_seen_is_what_the_base_knows(
+    dtype: torch.dtype, batch: tuple[int, ...], base: Any
+) -> None:
+    """A rare event: P(t > 4.7) = 1e-6, which no sample of 1000 has, nor a component of three."""
+    x = cp.Gaussian.isotropic(torch.zeros(*batch, 2, dtype=dtype), 1.0, batch_dims=len(batch))
+
+    def function(t: Any) -> Any:
+        return torch.cat([torch.relu(t - 4.7) + 1.3, torch.tanh(t)], -1)
+
+    y = cp.propagate(function, x, cp.ControlVariate(1000, base, generator=seeded(0)))
+    known = cp.propagate(function, x, base)
+    assert isinstance(base, cp.Split) or bool((known.variance[..., :2] > 0).all())
+    assert torch.equal(y.mean[..., :2], known.mean[..., :2])
+    block = y.covariance_matrix[..., :2, :2]
+    assert torch.equal(block, known.covariance_matrix[..., :2, :2])
+    cp.Gaussian(y.mean, y.covariance_matrix)
+    assert bool((y.mean_stderr > 0).all())
+    variance_errors = y.covariance_stderr.diagonal(dim1=-2, dim2=-1)
+    assert bool((variance_errors[..., :2] >= y.variance[..., :2]).all())
+    assert bool((y.covariance_stderr > 0).all())
+    seen = cp.propagate(torch.tanh, x, cp.ControlVariate(1000, base, seeded(0)))
+    # Sums of 1000 products below one, in another order, and rounded to the dtype.
+    rounding = 1000 * torch.finfo(D).eps + torch.finfo(dtype).eps
+    rest = y.covariance_matrix[..., 2:, 2:] - seen.covariance_matrix
+    assert float(rest.abs().max()) <= rounding
+
+
+def test_an_output_that_the_base_takes_for_constant_is_one() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 1.0)
+    y = cp.propagate(lambda t: 0 * t + 1, x, cp.ControlVariate(128, generator=seeded(0)))
+    assert torch.equal(y.mean, torch.ones(2, dtype=D))
+    assert not bool(y.covariance_matrix.any())
+    assert not bool(y.covariance_stderr.any())

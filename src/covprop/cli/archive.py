@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,14 @@ LARGEST_TEXT = 2**28
 FOLDERS = ("weights", "constants")
 
 
+class _Stored(NamedTuple):
+    """A tensor, and how it lies in what is stored: another way would be other numbers."""
+
+    tensor: Tensor
+    strides: tuple[int, ...]
+    offset: int
+
+
 def is_archive(names: list[str]) -> bool:
     """Whether a zip archive is one of torch.export, by its entries."""
     return any(name.endswith("archive_format") or "/models/" in name for name in names)
@@ -33,7 +41,7 @@ def load(path: Path) -> tuple[Program, Expected]:
         if archive.read(f"{root}byteorder").decode() != sys.byteorder:
             raise Refusal(f"{path} was written on a machine with another order of bytes")
         description = _described(archive, f"{root}models/{name}.json")
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, _Stored] = {}
         for folder in FOLDERS:
             tensors |= _tensors(archive, f"{root}data/{folder}/", f"{name}_{folder}_config.json")
     if len(description.inputs) != 1:
@@ -43,7 +51,8 @@ def load(path: Path) -> tuple[Program, Expected]:
         )
     _check_tensors(path, description, tensors)
     expected = _expected(description)
-    return Program(description, tensors, expected), expected
+    values = {name: stored.tensor for name, stored in tensors.items()}
+    return Program(description, values, expected), expected
 
 
 def _described(archive: Archive, name: str) -> Description:
@@ -77,7 +86,7 @@ def _json(archive: Archive, name: str) -> dict[str, Any]:
     return content
 
 
-def _tensors(archive: Archive, folder: str, config: str) -> dict[str, Tensor]:
+def _tensors(archive: Archive, folder: str, config: str) -> dict[str, _Stored]:
     """The tensors of one folder, by their names in the network."""
     if folder + config not in archive.sizes:
         raise Refusal(
@@ -97,21 +106,27 @@ def _tensors(archive: Archive, folder: str, config: str) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_tensors(path: Path, description: Description, tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(path: Path, description: Description, tensors: Mapping[str, _Stored]) -> None:
     """Refuse tensors that are missing, or are not what the program was exported with."""
     for name, stored in description.tensors.items():
         if stored not in tensors:
             raise Refusal(f"{path} is damaged: it lacks the tensor {stored!r}")
-        known, tensor = description.known[name], tensors[stored]
+        known, (tensor, strides, offset) = description.known[name], tensors[stored]
         shape, dtype = _shape(known), DTYPES.get(known.get("dtype", 0))
         if (shape, dtype) != (tuple(tensor.shape), tensor.dtype):
             raise Refusal(
                 f"{path} is damaged: {stored!r} is {tuple(tensor.shape)} of {tensor.dtype}, and "
                 f"its program was exported with {shape} of {dtype}"
             )
+        lies = _shape(known, "strides"), known.get("storage_offset", {}).get("as_int")
+        if lies != (strides, offset):
+            raise Refusal(
+                f"{path} is damaged: {stored!r} lies in its file with strides {strides} from "
+                f"{offset}, and its program was exported with strides {lies[0]} from {lies[1]}"
+            )
 
 
-def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
+def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> _Stored:
     """A view of what is stored, which has to be there as a whole."""
     dtype = DTYPES[meta["dtype"]]
     sizes, strides = ([step["as_int"] for step in meta[key]] for key in ("sizes", "strides"))
@@ -119,9 +134,9 @@ def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
         raise Refusal(f"{archive.path} is damaged: {entry!r} has sizes {sizes}")
     check_affordable(archive.path, math.prod(sizes) * dtype.itemsize)
     content = archive.read(entry)
-    if 0 in sizes:
-        return torch.zeros(sizes, dtype=dtype)
     offset = meta["storage_offset"]["as_int"]
+    if 0 in sizes:
+        return _Stored(torch.zeros(sizes, dtype=dtype), tuple(strides), offset)
     steps = zip(sizes, strides, strict=True)
     needed = dtype.itemsize * (offset + 1 + sum((size - 1) * step for size, step in steps))
     if len(content) < needed or len(content) % dtype.itemsize:
@@ -130,7 +145,8 @@ def _tensor(archive: Archive, entry: str, meta: dict[str, Any]) -> Tensor:
             f"needs {needed:,}"
         )
     flat = torch.frombuffer(bytearray(content), dtype=dtype)
-    return torch.as_strided(flat, sizes, strides, offset).contiguous()
+    view = torch.as_strided(flat, sizes, strides, offset)
+    return _Stored(view.contiguous(), tuple(strides), offset)
 
 
 def _expected(description: Description) -> Expected:
@@ -140,7 +156,7 @@ def _expected(description: Description) -> Expected:
     return Expected(_shape(known), DTYPES.get(known.get("dtype", 0)))
 
 
-def _shape(known: Mapping[str, Any]) -> tuple[int | None, ...] | None:
-    """Sizes that a program says of a tensor; None for those that may be any."""
-    sizes = known.get("sizes")
+def _shape(known: Mapping[str, Any], key: str = "sizes") -> tuple[int | None, ...] | None:
+    """Sizes, or strides, that a program says of a tensor; None for those that may be any."""
+    sizes = known.get(key)
     return None if sizes is None else tuple(size.get("as_int") for size in sizes)

@@ -146,6 +146,7 @@ def describe(content: dict[str, Any]) -> Description:
     calls = [_call(node, tensors) for node in graph["nodes"] if not is_check(node["target"])]
     outputs = tuple(argument(value) for value in graph["outputs"])
     known = {name: graph["tensor_values"].get(name, {}) for name in (*inputs, *tensors)}
+    _check_names({*inputs, *tensors, *constants}, calls, outputs)
     timed = _with_deaths(calls, outputs)
     return Description(timed, tuple(inputs), tensors, known, constants, outputs)
 
@@ -179,6 +180,20 @@ def _module(metadata: Mapping[str, Any]) -> tuple[str, str]:
     if depth > DEEPEST:
         raise Refusal(f"it has modules {depth:,} deep within each other; {DEEPEST} are the most")
     return path, kind if kind.isidentifier() and len(kind) <= LONGEST_KIND else "module"
+
+
+def _check_names(given: set[str], calls: list[Call], outputs: tuple[Any, ...]) -> None:
+    """Refuse names that nothing has made before they are used."""
+    for call in calls:
+        _check_made((call.args, call.kwargs), given)
+        given |= set(_names(call.results))
+    _check_made(outputs, given)
+
+
+def _check_made(nest: Any, given: set[str]) -> None:
+    unknown = sorted(set(_names(nest)) - given)
+    if unknown:
+        raise Refusal(f"it is damaged: it uses {unknown[0]!r}, which nothing before makes")
 
 
 def _with_deaths(calls: list[Call], outputs: tuple[Any, ...]) -> tuple[Call, ...]:

@@ -7,11 +7,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from covprop.dispatch import leaves
+from covprop.gaussian import Gaussian
 from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
 from covprop.methods.exact import Exact
 from covprop.methods.network import Network
 from covprop.methods.outputs import check_outputs
-from covprop.methods.regressed import Group, Tally
+from covprop.methods.regressed import Group, Tally, completed
 from covprop.methods.roots import Root
 
 FEWEST = 128
@@ -35,7 +37,8 @@ class ControlVariate(WrappingMethod):
     are the coefficients of least variance: zero where g tells nothing of f, and the moments are
     those of the samples alone. Whatever the base takes for E[J], both are right but for their
     standard errors, which the result has as that of `cp.MonteCarlo`; the better it is, the less is
-    left to chance. The covariance is positive semi-definite. No gradients.
+    left to chance. An output that is the same for all samples, and that the base knows to vary, has
+    the moments of the base. The covariance is positive semi-definite. No gradients.
 
     samples: how many, rounded up to equal groups where outputs are many; base: where E[J] is from;
     generator: where randomness comes from, torch's global one by default.
@@ -80,6 +83,14 @@ class ControlVariate(WrappingMethod):
             tally.estimate(groups * each, output.dtype)
             for tally, output in zip(tallies, network.outputs, strict=True)
         ]
+        unseen = [tally.unseen() for tally in tallies]
+        if any(bool(some.any()) for some in unseen):
+            results = list(leaves(propagation.run(propagation.inputs, self.base)))
+            for i, output in enumerate(network.outputs):
+                y = results[output.leaf]
+                if isinstance(y, Gaussian) and y.mean.numel() == unseen[i].numel():
+                    mean = y.mean.reshape(unseen[i].shape)
+                    estimates[i] = completed(estimates[i], unseen[i], mean, y.covariance_matrix)
         return propagation.nest(network, estimates, self)
 
 

@@ -114,12 +114,17 @@ class Tally:
     def __init__(self, known: Tensor | float) -> None:
         """No group yet."""
         self._known, self._groups = known, 0
+        self._first: Tensor | None = None
+        self._still: Tensor | None = None
         self._coefficients: Coefficients | None = None
         self._sums: list[Tensor] = []
 
     def add(self, group: Group) -> None:
         """The moments of a group."""
         values, control = group.taken()
+        self._first = values[0] if self._first is None else self._first
+        still = (values == self._first).all(0)
+        self._still = still if self._still is None else self._still & still
         if self._coefficients is None:
             self._coefficients = fitted(values, control)
         found = _moments(values, control, self._coefficients, self._known)
@@ -130,12 +135,42 @@ class Tally:
         for total, one in zip(self._sums, found, strict=True):
             total += one
 
+    def unseen(self) -> Tensor:
+        """Variances (*batch, m) of the control where the outputs are the same for all samples."""
+        assert self._still is not None
+        if not isinstance(self._known, Tensor):
+            return torch.zeros_like(self._still, dtype=torch.float64)
+        return torch.where(self._still, self._known.diagonal(dim1=-2, dim2=-1), 0)
+
     def estimate(self, samples: int, dtype: torch.dtype) -> Estimate:
         """Mean and covariance of all groups, and their standard errors."""
         mean, covariance, plain = (total / self._groups for total in self._sums[:3])
         errors = (total.sqrt().div(self._groups).to(dtype) for total in self._sums[3:])
         matrix = believed(covariance, plain)
         return mean.to(dtype), matrix.to(dtype), SamplingError(samples, *errors)
+
+
+def completed(estimate: Estimate, control: Tensor, mean: Tensor, covariance: Tensor) -> Estimate:
+    """An estimate with the moments of another method for outputs that samples saw nothing of.
+
+    control: variances (*batch, m) that those outputs have at least, zero for others. Samples that
+    are all the same have no say in them: the variances may be off by as much again, and covariances
+    with other outputs, which stay zero, by what they could be at most.
+    """
+    found, matrix, error = estimate
+    assert error is not None
+    unseen = control > 0
+    both = unseen[..., :, None] & unseen[..., None, :]
+    either = unseen[..., :, None] | unseen[..., None, :]
+    matrix = torch.where(both, covariance.to(matrix), torch.where(either, 0, matrix))
+    variance = torch.maximum(matrix.diagonal(dim1=-2, dim2=-1), control.to(matrix))
+    most = (variance[..., :, None] * variance[..., None, :]).sqrt()
+    errors = SamplingError(
+        error.samples,
+        torch.where(unseen, (variance / error.samples).sqrt(), error.mean),
+        torch.where(either, most, error.covariance),
+    )
+    return torch.where(unseen, mean.to(found), found), matrix, errors
 
 
 def _moments(
