@@ -186,4 +186,7 @@ def name_of(function: Callable[..., Any]) -> str:
     )
     home = "torch.Tensor" if home in ("TensorBase", "_TensorBase", "torch._tensor") else home
     home = "torch.nn.functional" if home == "torch._C._nn" else home
+    public = name.lstrip("_")
+    if public != name and getattr(sys.modules.get(str(home)), public, None) is function:
+        name = public  # torch.nn.functional.threshold, whose argument has its name
     return f"{home}.{name}" if home else name

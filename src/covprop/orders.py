@@ -6,6 +6,7 @@ from typing import Any
 
 from covprop.activations import Activation
 from covprop.activations.correlated import Correlated
+from covprop.activations.rescaled import Rescaled
 from covprop.methods import LayerwiseMethod, Series
 
 DIRECT = 0
@@ -28,6 +29,8 @@ def observed(
             return moments(mean, variance, order)
 
         object.__setattr__(seen, "moments", noting_moments)
+    elif isinstance(activation, Rescaled):
+        object.__setattr__(seen, "inner", observed(activation.inner, method, note))
     elif isinstance(activation, Correlated):
         split, direct = activation.split, activation.direct
 

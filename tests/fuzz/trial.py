@@ -116,7 +116,7 @@ class Blurred:
     def watch(self, value: Any) -> Any:
         noise = self.waiting.pop(0)
         value = self.change(value)
-        if isinstance(value, cp.GaussianTensor):
+        if isinstance(value, cp.GaussianTensor) and not value.is_pending:
             variance = value.covariance.diagonal().clamp(min=0).reshape(value.shape)
             self.variances.append(float(variance.max()))
             value = value + noise * variance.sqrt()

@@ -102,3 +102,23 @@ def test_float32_keeps_the_correlations_of_units_that_hardly_vary(height):
     assert_close(
         found.double() / height**2, (rho.double() ** steps * both).sum(0) / height**2, 1e-6
     )
+
+
+@pytest.mark.parametrize("place", [0.7, -3.0, 20.0, 37.5, -100.0, 700.0])
+def test_hermite_functions_far_away_have_finite_derivatives(place):
+    """Of the recurrence itself they overflow, and are NaN where the density is zero."""
+    x = torch.tensor([place], dtype=torch.float64, requires_grad=True)
+    rows = torch.stack([h for _, h in zip(range(512), hermite_functions(x), strict=False)])
+    (slope,) = torch.autograd.grad(rows[:511].sum(), x, retain_graph=True)
+    expected = -(torch.arange(1, 512).double().sqrt() * rows[1:512, 0].detach()).sum()
+    assert float(slope) == pytest.approx(float(expected), rel=1e-12)
+    step = 1e-5
+    with torch.no_grad():
+        low, high = (
+            torch.stack([h for _, h in zip(range(9), hermite_functions(x + s), strict=False)])
+            for s in (-step, step)
+        )
+    for k in range(9):
+        (slope,) = torch.autograd.grad(rows[k, 0], x, retain_graph=True)
+        # The third derivative is below 9^1.5 times the largest value.
+        assert abs(float(slope - (high - low)[k] / (2 * step))) < 27 * step**2 + 1e-10

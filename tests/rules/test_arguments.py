@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -228,7 +229,48 @@ def test_samples_that_are_not_finite_are_refused_as_elsewhere() -> None:
 
 def test_a_function_that_quadrature_cannot_do_has_its_name() -> None:
     with pytest.raises(cp.QuadratureError, match=r"moments of torch\.nn\.functional\.softplus "):
-        cp.propagate(lambda x: F.softplus(x, 1000.0), gaussian(3))
+        cp.propagate(lambda x: cp.activation(F.softplus)(x, 1000.0), gaussian(3))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [
+        (lambda x: F.celu(x, 0.0), ValueError, "celu needs an alpha other than 0"),
+        (lambda x: F.softplus(x, 0.0), ValueError, "softplus needs a beta other than 0"),
+        (lambda x: F.softshrink(x, -1.0), ValueError, "softshrink needs lambd >= 0, not -1"),
+        (lambda x: F.leaky_relu(x, math.nan), cp.UnsupportedOperation,
+         "torch.nn.functional.leaky_relu with negative_slope = nan has no finite moments"),
+        (lambda x: F.leaky_relu(x, INF), cp.UnsupportedOperation, "negative_slope = inf has no"),
+        (lambda x: F.elu(x, math.nan), cp.UnsupportedOperation,
+         "torch.nn.functional.elu with alpha = nan has no finite moments"),
+        (lambda x: F.celu(x, math.nan), cp.UnsupportedOperation,
+         "torch.nn.functional.celu with alpha = nan has no finite moments"),
+        (lambda x: F.threshold(x, math.nan, 0.0), cp.UnsupportedOperation,
+         "torch.nn.functional.threshold with threshold = nan has no finite moments"),
+        (lambda x: F.threshold(x, 0.0, INF), cp.UnsupportedOperation,
+         "torch.nn.functional.threshold with value = inf has no finite moments"),
+        (lambda x: F.softplus(x, INF), cp.UnsupportedOperation, "beta = inf has no finite"),
+    ],
+)  # fmt: skip
+def test_an_option_that_no_number_suits_is_blamed_and_nothing_else(
+    function: Callable[[Any], Any], error: type[Exception], text: str
+) -> None:
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(error, match=re.escape(text)):
+            cp.propagate(function, gaussian(3).to(dtype))
+
+
+def test_an_overflow_of_torchs_hidden_functions_has_their_public_name() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(2), 1.0)
+    with pytest.raises(cp.MomentOverflow, match=r"of torch\.nn\.functional\.threshold overflow"):
+        cp.propagate(lambda x: F.threshold(x, 0.0, 1e30), x)
+
+
+def test_a_threshold_below_all_sizes_leaves_everything() -> None:
+    x = gaussian(3)
+    y = cp.propagate(lambda x: F.hardshrink(x, -1.0), x)
+    assert torch.equal(y.mean, x.mean)
+    assert torch.equal(y.covariance_matrix, x.covariance_matrix)
 
 
 def test_an_overflow_names_the_function() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation, Elements
+from covprop.activations.grids import leading
 from covprop.kernels.normal import standard_deviation
 
 
@@ -147,7 +148,7 @@ class Polynomial(Activation):
             moments.append(mean * moments[p - 1] + (p - 1) * variance * moments[p - 2])
         rows, polynomial = [], list(self.polynomial)
         while polynomial:
-            terms = [c * m for c, m in zip(polynomial, moments, strict=False)]
+            terms = [leading(c, mean) * m for c, m in zip(polynomial, moments, strict=False)]
             rows.append(torch.stack(terms).sum(0))
             polynomial = [p * c for p, c in enumerate(polynomial)][1:]
         return rows

@@ -4,15 +4,19 @@ Their conditional mean is closed, so strongly correlated pairs are a one-dimensi
 closed form of the covariance itself (tilted bivariate normal cdfs) cancels for small variances.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations.base import Activation
 from covprop.activations.quadrature import Quadrature
 from covprop.activations.registry import declare
+from covprop.activations.rescaled import Rescaled
 from covprop.kernels.normal import SQRT_2, cumulative, partial_expectation, standardise
 
 EXACT = "exact: one-dimensional integral"
@@ -25,14 +29,20 @@ def elu(
     alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0, inplace: bool = False
 ) -> Activation:
     """Scale times y above 0, and scale alpha (exp(input_scale y) - 1) below."""
+    return _elu(F.elu, alpha, scale, input_scale)
+
+
+def _elu(
+    torchs: Callable[..., Tensor], alpha: float, scale: float, input_scale: float
+) -> Quadrature:
+    """The same, in the name of a function of torch."""
 
     def function(y: Tensor) -> Tensor:
         below = alpha * torch.expm1(input_scale * y.clamp(max=0))
         return scale * torch.where(y > 0, y, below)
 
-    function.__name__ = "elu"
     return Quadrature(
-        function,
+        wraps(torchs)(function),
         kinks=(0.0,),
         conditional_mean=_ExponentialMean(alpha, scale, input_scale),
         rises=scale >= 0 and alpha * input_scale >= 0,
@@ -42,13 +52,18 @@ def elu(
 @declare("selu", treatment=EXACT)
 def selu(inplace: bool = False) -> Activation:
     """ELU with the constants that keep mean 0 and variance 1."""
-    return elu(SELU_ALPHA, SELU_SCALE)
+    return _elu(F.selu, SELU_ALPHA, SELU_SCALE, 1.0)
 
 
 @declare("celu", treatment=EXACT)
 def celu(alpha: float = 1.0, inplace: bool = False) -> Activation:
     """ELU with a continuous derivative for every alpha."""
-    return elu(alpha, 1.0, 1 / alpha)
+    if alpha == 0:
+        raise ValueError("celu needs an alpha other than 0")
+    whole = _elu(F.celu, alpha, 1.0, 1 / alpha)
+    if not 0 < alpha < 1:
+        return whole
+    return Rescaled(_elu(F.celu, 1.0, 1.0, 1.0), 1 / alpha, whole.function)
 
 
 @final

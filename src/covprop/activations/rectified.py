@@ -117,12 +117,16 @@ def heaviside(values: Tensor) -> Activation:
 @declare("softshrink", treatment=INTEGRAL)
 def softshrink(lambd: float = 0.5) -> Activation:
     """Y moved towards 0 by lambd."""
+    if lambd < 0:
+        raise ValueError(f"softshrink needs lambd >= 0, not {lambd:g}")
     return continuous(partial(F.softshrink, lambd=lambd), [-lambd, lambd], [1.0, 0.0, 1.0], 0.0)
 
 
 @declare("hardshrink", treatment=INTEGRAL)
 def hardshrink(lambd: float = 0.5) -> Activation:
     """Y where |y| > lambd, 0 elsewhere."""
+    if lambd < 0:  # no number is as small
+        return power(1)
     function = partial(F.hardshrink, lambd=lambd)
     return Piecewise(function, [-lambd, lambd], [1.0, 0.0, 1.0], -lambd, [lambd, lambd])
 

@@ -1,5 +1,6 @@
 """Smooth functions: normal-cdf and entire ones in closed form, the others by quadrature."""
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial, wraps
 from typing import Any
@@ -13,6 +14,7 @@ from covprop.activations.entire import Exponential, Sinusoid, power
 from covprop.activations.gaussian_error import GaussianErrorLinear, Probit
 from covprop.activations.quadrature import Quadrature
 from covprop.activations.registry import CLOSED, INTEGRAL, QUADRATURE, declare
+from covprop.activations.rescaled import Rescaled
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import (
     SQRT_2,
@@ -119,7 +121,13 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
             f"softplus with threshold {threshold} jumps where it becomes linear; use one of "
             f"at least {SMOOTH_THRESHOLD:g}"
         )
-    return Quadrature(_softplus_of(float(beta)), rises=True)
+    if beta == 0:
+        raise ValueError("softplus needs a beta other than 0")
+    function = _softplus_of(float(beta))
+    if abs(beta) <= 1:
+        return Quadrature(function, rises=True)
+    unit = Quadrature(_softplus_of(math.copysign(1.0, beta)), rises=True)
+    return Rescaled(unit, abs(float(beta)), function)
 
 
 @declare("logsigmoid", treatment=QUADRATURE)

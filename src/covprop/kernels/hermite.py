@@ -16,15 +16,36 @@ FLUSH = 0.3
 
 
 def hermite_functions(x: Tensor) -> Iterator[Tensor]:
-    """Yield He_k(x) phi(x) / sqrt(k!) for k = 0, 1, 2 ...
+    """Yield h_k = He_k(x) phi(x) / sqrt(k!) for k = 0, 1, 2 ...
 
-    Weighted and normalised, the recurrence stays bounded at every order.
+    Weighted and normalised, the recurrence stays bounded at every order. Its derivatives by
+    autograd would not: they are taken from h_k' = -sqrt(k + 1) h_{k+1}.
     """
-    previous, current = torch.zeros_like(x), density(x)
+    point = x.detach()
+    previous, current = torch.zeros_like(point), density(point)
     for k in range(2**31):
-        yield current
-        following = (x * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
+        following = (point * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
+        if x.requires_grad and torch.is_grad_enabled():
+            yield _WithSlope.apply(x, current, -math.sqrt(k + 1) * following)
+        else:
+            yield current
         previous, current = current, following
+
+
+class _WithSlope(Function):
+    """A value and its derivative, both known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        del x
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None, None
 
 
 def power_series(correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:

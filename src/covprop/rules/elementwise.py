@@ -1,7 +1,8 @@
 """Element-wise operations: look up the activation, ask the method."""
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, overload
 
@@ -26,6 +27,9 @@ from covprop.rules.composition import Call, composes, declared, power, register_
 from covprop.rules.operands import check_finite
 from covprop.tensor import GaussianTensor, dispatch
 from covprop.transfers import Scaled
+
+FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
+"""Options that may not be infinite; bounds may."""
 
 
 def apply(
@@ -64,6 +68,42 @@ def apply(
     )
 
 
+<<<<<<< HEAD
+=======
+def _later(
+    function: Callable[..., Any], activation: Activation, x: GaussianTensor
+) -> GaussianTensor:
+    """The same, when it is asked for: a maximum that comes next is taken before it."""
+    if x.batch_at or x.method.independent_maxima:
+        return apply(function, activation, x)
+    inference, mode = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    layer = calling_module()
+
+    def activate(y: GaussianTensor) -> GaussianTensor:
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(mode):
+                return apply(function, activation, y)
+        except CovpropError as error:
+            error.layer = layer
+            raise
+
+    before = GaussianTensor(x.loc, x.node, x.lineage)  # x may be changed in place
+    return GaussianTensor.waiting(Origin(before, activate))
+
+
+def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Blame an option for moments that are not finite, and not the input."""
+    for name, value in options.items():
+        if isinstance(value, float) and (
+            math.isnan(value) or (math.isinf(value) and name in FINITE)
+        ):
+            raise UnsupportedOperation(
+                f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
+                "number"
+            )
+
+
+>>>>>>> main
 def register(
     functions: Sequence[Callable[..., Any]],
     factory: Factory,
@@ -92,7 +132,12 @@ def register(
         chosen = x.method.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
+<<<<<<< HEAD
         result = apply(function, chosen, x)
+=======
+        _check_options(function, options.arguments)
+        result = _later(function, chosen, x) if chosen.rises else apply(function, chosen, x)
+>>>>>>> main
         if not changes_input:
             return result
         x.become(result)
