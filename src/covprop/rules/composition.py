@@ -5,6 +5,7 @@ Each torch function says what operation it is, on which operands; `compose` make
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ from covprop.activations.expression import (
     Operation,
     Parameter,
 )
+from covprop.activations.rescaled import Rescaled
 from covprop.dispatch import COMPOSERS, leaves, map_leaves
 from covprop.errors import (
     ApproximationWarning,
@@ -190,7 +192,9 @@ def declared(
 ) -> Reading:
     """How the calls of an activation are read: its first argument, and options."""
 
-    def reading(*args: Any, **kwargs: Any) -> Call:
+    def reading(*args: Any, **kwargs: Any) -> Call | None:
+        if any(isinstance(v, float) and math.isnan(v) for v in (*args, *kwargs.values())):
+            return None  # NaN, which the rule refuses
         x = args[0] if args else kwargs.pop("input")
         in_place = bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
         names = zip(signature.parameters, args[1:], strict=False)
@@ -228,7 +232,7 @@ def kinks_of(activation: Activation) -> tuple[float, ...]:
     """Where the derivative of an activation jumps."""
     if isinstance(activation, Piecewise):
         return tuple(activation.knots)
-    if isinstance(activation, Quadrature):
+    if isinstance(activation, Quadrature | Rescaled):
         return tuple(float(kink) for kink in activation.kinks)
     return ()
 

@@ -68,29 +68,6 @@ def apply(
     )
 
 
-<<<<<<< HEAD
-=======
-def _later(
-    function: Callable[..., Any], activation: Activation, x: GaussianTensor
-) -> GaussianTensor:
-    """The same, when it is asked for: a maximum that comes next is taken before it."""
-    if x.batch_at or x.method.independent_maxima:
-        return apply(function, activation, x)
-    inference, mode = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    layer = calling_module()
-
-    def activate(y: GaussianTensor) -> GaussianTensor:
-        try:
-            with torch.inference_mode(inference), torch.set_grad_enabled(mode):
-                return apply(function, activation, y)
-        except CovpropError as error:
-            error.layer = layer
-            raise
-
-    before = GaussianTensor(x.loc, x.node, x.lineage)  # x may be changed in place
-    return GaussianTensor.waiting(Origin(before, activate))
-
-
 def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Blame an option for moments that are not finite, and not the input."""
     for name, value in options.items():
@@ -103,7 +80,6 @@ def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
             )
 
 
->>>>>>> main
 def register(
     functions: Sequence[Callable[..., Any]],
     factory: Factory,
@@ -132,12 +108,8 @@ def register(
         chosen = x.method.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
-<<<<<<< HEAD
-        result = apply(function, chosen, x)
-=======
         _check_options(function, options.arguments)
-        result = _later(function, chosen, x) if chosen.rises else apply(function, chosen, x)
->>>>>>> main
+        result = apply(function, chosen, x)
         if not changes_input:
             return result
         x.become(result)
