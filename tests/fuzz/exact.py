@@ -12,9 +12,9 @@ SMALL = 2.0**-13
 """Noise at which a program is its Jacobian."""
 REACH = 2.0
 """In steps of one standard deviation and more, how far around the mean a Jacobian is looked at."""
-SAMPLES, MORE = 16
+SAMPLES, SELDOM = 2**14, 200
+MORE = 16
 """Times as many samples, to confirm what they say."""
-SELDOM = 2**14, 200
 SKETCHED = 0.7
 """Six standard errors of a sketch of 64 directions, relative to the deviations."""
 
