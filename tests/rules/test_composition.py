@@ -267,6 +267,20 @@ def test_what_has_no_moments_as_a_whole_says_so() -> None:
         cp.propagate(lambda x: 1 / x.square(), x)
 
 
+@torch.no_grad()
+def test_what_is_flat_at_a_jump_has_torchs_value_there() -> None:
+    """sign(relu(y)) is 0 below zero, and relu(y) >= 0 everywhere."""
+    x = cp.Gaussian(MEAN, COVARIANCE)
+    above = 0.5 * (1 + torch.erf(MEAN / (2 * COVARIANCE.diagonal()).sqrt()))
+    y = cp.propagate(lambda x: torch.sign(torch.relu(x)), x)
+    assert_close(y.mean, above, atol=1e-14)
+    assert_close(y.variance, above * (1 - above), atol=1e-14)
+    always = cp.propagate(lambda x: torch.where(torch.relu(x) >= 0, x, 5.0), x)
+    assert_close(always.mean, MEAN, atol=1e-13)
+    seldom = cp.propagate(lambda x: torch.where(torch.relu(x) > 0, x, 5.0), x)
+    assert bool((seldom.mean > 1.0).all())
+
+
 def test_control_flow_cannot_depend_on_a_comparison() -> None:
     x = cp.Gaussian(MEAN, COVARIANCE)
     with pytest.raises(cp.UnsupportedOperation, match="random"):

@@ -24,7 +24,7 @@ class Kind(Enum):
     SUBTRACT = "a - b"
     MULTIPLY = "a * b"
     DIVIDE = "a / b"
-    COMPARE = "1 where a > b, else 0"
+    COMPARE = "1 where a > b, or a >= b, else 0"
     CHOOSE = "b where a, else c"
     FUNCTION = "a function of one argument"
 
@@ -50,6 +50,7 @@ SUBTRACT = Operation(Kind.SUBTRACT, operator.sub)
 MULTIPLY = Operation(Kind.MULTIPLY, operator.mul)
 DIVIDE = Operation(Kind.DIVIDE, operator.truediv)
 COMPARE = Operation(Kind.COMPARE, lambda a, b: torch.as_tensor(a > b).to(torch.float64))
+COMPARE_OR_EQUAL = Operation(Kind.COMPARE, lambda a, b: torch.as_tensor(a >= b).to(torch.float64))
 CHOOSE = Operation(
     Kind.CHOOSE, lambda chosen, a, b: torch.where(torch.as_tensor(chosen) != 0, a, b)
 )

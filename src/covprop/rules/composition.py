@@ -19,6 +19,7 @@ from covprop.activations.expression import (
     ADD,
     CHOOSE,
     COMPARE,
+    COMPARE_OR_EQUAL,
     DIVIDE,
     MULTIPLY,
     SUBTRACT,
@@ -221,7 +222,9 @@ def _operation(
     @functools.wraps(function)
     def plain(y: Tensor) -> Tensor:
         if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
-            return activation.value(y)
+            known = activation.value(y)
+            value = function(y.detach(), *options, **dict(named))  # torch's own at a jump
+            return known + (value - known).detach()
         result: Tensor = function(y, *options, **dict(named))
         return result
 
@@ -318,8 +321,10 @@ def register_operations(carry: Carry) -> None:
         ("rsqrt",): lambda input: Call(_RSQRT, (input,)),
         ("log",): lambda input: Call(_LOG, (input,)),
         ("__rpow__",): lambda input, other: Call(_exponential(float(other)), (input,)),
-        ("gt", "ge"): lambda input, other: Call(COMPARE, (input, other)),
-        ("lt", "le"): lambda input, other: Call(COMPARE, (other, input)),
+        ("gt",): lambda input, other: Call(COMPARE, (input, other)),
+        ("lt",): lambda input, other: Call(COMPARE, (other, input)),
+        ("ge",): lambda input, other: Call(COMPARE_OR_EQUAL, (input, other)),
+        ("le",): lambda input, other: Call(COMPARE_OR_EQUAL, (other, input)),
     }
     for names, reading in readings.items():
         composes(spellings(*names), reading, carry)

@@ -69,8 +69,11 @@ def _above_the_lowest(function: Callable[..., Any], a: Any, b: Any) -> Any:
 
     A mean FAR standard deviations below that of the other is as good as minus infinity.
     """
+    for x in gaussians((a, b), {}):
+        x.materialize()
     neither = _lowest(a) & _lowest(b)
     result = maximum(function, _raised(a, b), _raised(b, a))
+    result.materialize()
     return _around(result, torch.where(neither, -torch.inf, result.shown))
 
 
