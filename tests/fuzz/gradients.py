@@ -112,6 +112,7 @@ def differences(line: Line, found: list[Tensor | None]) -> None:
         up, down = line.at(step)[0], line.at(-step)[0]
         if isinstance(up, Refusal) or isinstance(down, Refusal):
             return
+        up, down = up.detach(), down.detach()
         slopes.append(float(up - down) / (2 * step))
         level = float(up.abs() + down.abs())
     allowed = 4 * abs(slopes[1] - slopes[0]) + TOLERANCE * size + 1e-8 * level / STEP

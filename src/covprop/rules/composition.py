@@ -223,7 +223,7 @@ def _operation(
     def plain(y: Tensor) -> Tensor:
         if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
             known = activation.value(y)
-            value = function(y.detach(), *options, **dict(named))  # torch's own at a jump
+            value = activation.function(y.detach())  # torch's own at a jump
             return known + (value - known).detach()
         result: Tensor = function(y, *options, **dict(named))
         return result
