@@ -306,7 +306,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "flip": (lambda x: x.flip(-1), (500,)),
     "cat": (lambda x: torch.cat([x, torch.relu(x)], -1), (400,)),
     "stack": (lambda x: torch.stack([x, torch.relu(x), x], 1), (300,)),
-    "sum": (lambda x: x + torch.relu(x), (500,)),
+    "sum": (lambda x: x + torch.relu(x).flip(-1), (500,)),
     "product": (lambda x: x * x.flip(-1), (500,)),
     "contraction": (lambda x: x @ x.mT, (20, 20)),
     "softmax": (lambda x: (1e-2 * x).softmax(-1), (400,)),

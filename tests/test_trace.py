@@ -301,15 +301,18 @@ def test_the_covariance_of_the_input_is_factorised_once(monkeypatch: pytest.Monk
 
 
 def test_where_the_gaussian_fails_is_the_step_that_is_named() -> None:
-    """A ReLU at its kink is exact itself, and what squares it next is then off."""
+    """A ReLU at its kink is exact itself, and the square of a copy of it is then off."""
     model = network(nn.Identity())
     trace = cp.trace(
-        lambda x: model(x).relu().square(), standard(), samples=20_000, generator=generator()
+        lambda x: model(x).relu().clone().square(),
+        standard(),
+        samples=20_000,
+        generator=generator(),
     )
-    assert [s.operation for s in trace.steps] == ["input", "relu", "square"]
+    assert [s.operation for s in trace.steps] == ["input", "relu", "clone", "square"]
     bent, wrong = trace.first_departure(), trace.first_error()
     assert bent is trace.steps[1]
-    assert wrong is trace.steps[2]
+    assert wrong is trace.steps[3]
     m, v = 1 / math.sqrt(2 * math.pi), 0.5 - 1 / (2 * math.pi)
     as_if_gaussian, truth = 2 * v**2 + 4 * m**2 * v, 1.5 - 0.25
     found, error = wrong.departure.variance_error, wrong.departure.variance_stderr

@@ -35,6 +35,9 @@ class Operation:
 RULES: dict[Callable[..., Any], Rule] = {}
 BATCH: dict[Callable[..., Any], Batch] = {}
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {}
+COMPOSERS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Element-wise operations extend the function of a tensor that their argument is: (function, args,
+kwargs) -> a tensor that is yet to be evaluated, or None."""
 OPERATIONS: list[Operation] = []
 KIND: dict[Callable[..., Any], str] = {}
 RANDOM_WEIGHTS = "random weights"

@@ -176,6 +176,8 @@ def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message: torch's own name for it, where it is torch's."""
     if isinstance(function, OpOverload | OpOverloadPacket):
         return f"torch.ops.{function}"
+    if hasattr(function, "written"):  # a composed function
+        return str(function.written)
     if isinstance(function, partial) and not hasattr(function, "__name__"):
         return name_of(function.func)
     name = getattr(function, "__name__", None) or repr(function)

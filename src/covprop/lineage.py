@@ -39,7 +39,7 @@ class Holder(Protocol):
         """The random vector."""
 
     @property
-    def waits(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether it has none yet: what it will come of has a holder of its own."""
 
 
@@ -245,7 +245,7 @@ class Lineage:
         """Forget what no two living tensors, nor what comes of them, can meet at."""
         self._holders = [ref for ref in self._holders if ref() is not None]
         living = (holder for ref in self._holders if (holder := ref()) is not None)
-        held = {holder.node for holder in living if not holder.waits}
+        held = {holder.node for holder in living if not holder.is_pending}
         if self.method.returns:
             self._rest(held)
         else:

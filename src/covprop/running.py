@@ -41,7 +41,7 @@ def run(
         result = eager(module)(*wrap(inputs, wrapped), **wrap(named_inputs, wrapped))
         for leaf in leaves(result):
             if isinstance(leaf, GaussianTensor):
-                leaf.commit()
+                leaf.materialize()
         return result
     except CovpropError as error:
         path = _module_path(module, error)

@@ -13,6 +13,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.covariance.base import without_negative_variances
 from covprop.dispatch import (
     BATCH,
+    COMPOSERS,
     IN_PLACE,
     KIND,
     OPERATORS,
@@ -27,6 +28,7 @@ from covprop.facts import TensorFacts
 from covprop.layout import relaid
 from covprop.lineage import Lineage, Node, Transfer
 from covprop.methods import LayerwiseMethod
+from covprop.pending import Pending
 from covprop.transfers import Along
 from covprop.validation import SUPPORTED
 
@@ -36,18 +38,6 @@ class _Storage:
     """What views of one tensor share: a count of the in-place changes to it."""
 
     version: int = 0
-
-
-@final
-@dataclass(frozen=True)
-class Origin:
-    """A tensor that waits for an activation that never falls, and the activation.
-
-    max g(y) = g(max y): a maximum that comes next is taken before it, of what is still Gaussian.
-    """
-
-    before: "GaussianTensor"
-    activate: "Callable[[GaussianTensor], GaussianTensor]"
 
 
 @final
@@ -61,12 +51,12 @@ class GaussianTensor(TensorFacts):
     The batch leads `loc`; the model sees it at dimension `batch_at`, which is 0 unless the model
     has moved it. Rules see tensors whose batch comes first, but for those made of steps.
 
-    An activation that never falls is carried out when something else than a maximum asks for it.
+    Element-wise functions are lazy: a tensor may be `pending`, and has `loc` and `node` after
+    `evaluate`. Rules see tensors that have them, but for those made of steps.
     """
 
     __slots__ = (
-        "__weakref__", "_storage", "_version", "batch_at", "lineage", "loc", "node", "origin",
-        "waits",
+        "__weakref__", "_storage", "_version", "batch_at", "lineage", "loc", "node", "pending",
     )  # fmt: skip
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
@@ -87,49 +77,71 @@ class GaussianTensor(TensorFacts):
         node.dtype = loc.dtype
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage
         self._version = self._storage.version
-        self.origin: Origin | None = None
-        self.waits = False
+        self.pending: Pending | None = None
         lineage.add(self)
 
     @classmethod
-    def waiting(cls, origin: Origin) -> "GaussianTensor":
-        """The result of an activation that is not carried out yet."""
-        result = cls(origin.before.loc, origin.before.node, origin.before.lineage)
-        result._wait(origin)
+    def pending_on(cls, pending: Pending) -> "GaussianTensor":
+        """A tensor that is yet to be evaluated."""
+        base = pending.base
+        result = cls(base.loc, base.node, base.lineage, batch_at=base.batch_at)
+        result._postpone(pending)
         return result
 
-    def _wait(self, origin: Origin) -> None:
+    def _postpone(self, pending: Pending) -> None:
         del self.loc, self.node
-        self.origin, self.waits = origin, True
+        self.pending = pending
 
-    def settle(self) -> None:
-        """Carry out the activation, if it is yet to be."""
-        if self.waits and self.origin is not None:
-            made = self.origin.activate(self.origin.before)
-            self.loc, self.node, self.waits = made.loc, made.node, False
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are no numbers yet."""
+        return not hasattr(self, "node")
+
+    def evaluate(self) -> None:
+        """Find the numbers, if they are pending; the function stays known."""
+        if self.is_pending and self.pending is not None:
+            made = self.pending.result()
+            self.loc, self.node = made.loc, made.node
             self.lineage.add(self)
 
-    def commit(self) -> None:
-        """Settle, and forget what was before the activation."""
-        self.settle()
-        self.origin = None
+    def materialize(self) -> None:
+        """Evaluate, and forget of what it was a function."""
+        self.evaluate()
+        self.pending = None
+
+    @property
+    def base(self) -> "GaussianTensor":
+        """The tensor of which this is a function."""
+        return self if self.pending is None else self.pending.base
+
+    def is_same(self, other: "GaussianTensor") -> bool:
+        """Whether two tensors that have numbers are one, in one shape."""
+        if self.node is not other.node or self.batch_at != other.batch_at:
+            return False
+        return self.loc is other.loc or torch.equal(self.loc, other.loc)
+
+    def alias(self) -> "GaussianTensor":
+        """Another handle of the same value, which in-place operations on this one do not change."""
+        if self.is_pending and self.pending is not None:
+            return GaussianTensor.pending_on(self.pending)
+        return GaussianTensor(self.loc, self.node, self.lineage, batch_at=self.batch_at)
 
     # What rules use.
 
     @property
     def template(self) -> Tensor:
         """The mean, or one of the same shape."""
-        return self.loc if self.origin is None else self.origin.before.loc
+        return self.base.loc
 
     @property
     def batch_shape(self) -> torch.Size:
         """The leading dimensions, which no operation may touch."""
-        return self.covariance.batch_shape
+        return self.base.covariance.batch_shape
 
     @property
     def event_shape(self) -> torch.Size:
         """The other dimensions."""
-        return self.loc.shape[len(self.batch_shape) :]
+        return self.template.shape[len(self.batch_shape) :]
 
     @property
     def method(self) -> LayerwiseMethod:
@@ -208,11 +220,12 @@ class GaussianTensor(TensorFacts):
         self._storage.version += 1
         self._version = self._storage.version
         self.batch_at = other.batch_at
-        if other.waits and other.origin is not None:
-            self._wait(other.origin)
-        else:  # who looked at it first, as a trace does, leaves it what was before
-            self.loc, self.node, self.origin = other.loc, other.node, other.origin
-            self.waits = False
+        if other.is_pending and other.pending is not None:
+            if not self.is_pending:
+                del self.loc, self.node
+        else:
+            self.loc, self.node = other.loc, other.node
+        self.pending = other.pending
 
     def check_current(self) -> None:
         """Raise if this is a view of something that changed in place since."""
@@ -235,7 +248,8 @@ class GaussianTensor(TensorFacts):
     @property
     def requires_grad(self) -> bool:
         """Whether autograd follows the mean or the covariance."""
-        return self.loc.requires_grad or self.covariance.diagonal().requires_grad
+        base = self.base
+        return base.loc.requires_grad or base.covariance.diagonal().requires_grad
 
     @property
     def T(self) -> "GaussianTensor":
@@ -253,16 +267,16 @@ class GaussianTensor(TensorFacts):
 
     def __repr__(self) -> str:
         """Shapes only."""
+        known = "pending" if self.is_pending else type(self.covariance).__name__
         return (
             f"GaussianTensor(shape={tuple(self.shape)}, batch_shape={tuple(self.batch_shape)}, "
-            f"covariance={type(self.covariance).__name__})"
+            f"covariance={known})"
         )
 
     def __getattr__(self, name: str) -> Any:
         """The methods of torch.Tensor: each is its rule, or says that there is none."""
-        if name in ("loc", "node") and self.waits:  # nothing else is asked for before it is there
-            self.settle()
-            return getattr(self, name)
+        if name in ("loc", "node"):
+            raise AttributeError(f"{name} of a tensor that is pending: call evaluate() first")
         function = getattr(torch.Tensor, name, None)
         if name.startswith("__") or not callable(function):
             raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
@@ -277,9 +291,6 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     for tensor in tensors:
         tensor.check_current()
-        if KIND.get(function) != "maximum" and BATCH.get(function) is not Batch.STEPWISE:
-            tensor.commit()  # those made of other operations leave it to them
-    tensors[0].lineage.collect()
     if kwargs.get("out") is not None:
         raise UnsupportedOperation(
             f"{name_of(function)} with out=... would write a Gaussian into a plain tensor; leave "
@@ -291,8 +302,27 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         raise unsupported(function)
     watcher = tensors[0].lineage.watcher
     if watcher is None:
-        return _apply(function, args, kwargs, tensors)
-    return watcher.run(function, args, kwargs, lambda: _apply(function, args, kwargs, tensors))
+        return _run(function, args, kwargs)
+    tensors[0].lineage.collect()  # a plan does not run rules
+    return watcher.run(function, args, kwargs, lambda: _run(function, args, kwargs))
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compose a function of a tensor, or run the rule on tensors that have numbers."""
+    composer = COMPOSERS.get(function)
+    if composer is not None and (composed := composer(function, args, kwargs)) is not None:
+        return composed
+    return run_rule(function, args, kwargs)
+
+
+def run_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the rule of a function on tensors that have numbers."""
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    if KIND.get(function) != "maximum" and BATCH.get(function) is not Batch.STEPWISE:
+        for tensor in tensors:
+            tensor.materialize()  # those made of other operations leave it to them
+    tensors[0].lineage.collect()
+    return _apply(function, args, kwargs, tensors)
 
 
 def _apply(

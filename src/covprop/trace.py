@@ -86,7 +86,7 @@ class Tracer:
             outputs = list(leaves(result))
             for out in outputs:
                 if isinstance(out, GaussianTensor):
-                    out.settle()
+                    out.evaluate()
         finally:
             self._orders = None
         several = sum(isinstance(out, GaussianTensor) for out in outputs)

@@ -108,10 +108,11 @@ def differences(line: Line, found: list[Tensor | None]) -> None:
     slope, size = line.along(found)
     slopes = []
     for step in (STEP, 2 * STEP):
-        with torch.no_grad():
-            up, down = line.at(step)[0], line.at(-step)[0]
+        # With autograd: what it follows is not composed.
+        up, down = line.at(step)[0], line.at(-step)[0]
         if isinstance(up, Refusal) or isinstance(down, Refusal):
             return
+        up, down = up.detach(), down.detach()
         slopes.append(float(up - down) / (2 * step))
         level = float(up.abs() + down.abs())
     allowed = 4 * abs(slopes[1] - slopes[0]) + TOLERANCE * size + 1e-8 * level / STEP

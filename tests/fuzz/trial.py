@@ -117,6 +117,9 @@ class Blurred:
         noise = self.waiting.pop(0)
         value = self.change(value)
         if isinstance(value, cp.GaussianTensor):
+            if value.is_pending and not value.pending.expression.affine:
+                return value  # it may yet be composed, and has no numbers
+            value.materialize()
             variance = value.covariance.diagonal().clamp(min=0).reshape(value.shape)
             self.variances.append(float(variance.max()))
             value = value + noise * variance.sqrt()

@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tensor bounds": (lambda x: x.clamp(torch.zeros(3), torch.ones(3)), "numbers as bounds"),
     "jump in softplus": (lambda x: F.softplus(x, threshold=2), "threshold"),
     "heaviside of many values": (lambda x: x.heaviside(torch.ones(3)), "one number"),
-    "comparison": (lambda x: x > 0, "is random"),
+    "comparison": (lambda x: x == 0, "is random"),
     "truth": (lambda x: x if x.sum() > 0 else -x, "is random"),
     "number": (lambda x: float(x.sum()), "is random"),
     "division by a Gaussian": (lambda x: 1 / x, "division by a Gaussian .* standard deviations"),

@@ -101,6 +101,11 @@ class Activation(ABC):
         return False
 
     @property
+    def degree(self) -> int | None:
+        """The order at which its Hermite series ends, if it does."""
+        return None
+
+    @property
     def rises(self) -> bool:
         """Whether it is one function that never falls, which commutes with maxima."""
         return False

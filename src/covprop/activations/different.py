@@ -23,6 +23,11 @@ Pairs = tuple[Tensor, ...]
 
 def beyond_series(left: Activated, right: Activated, covariance: Tensor) -> tuple[int, Pairs]:
     """An order of the series, and the pairs for which it is too short."""
+    degrees = [side.activation.degree for side in (left, right)]
+    ends = [degree for degree in degrees if degree is not None]
+    if ends:  # terms beyond are zero
+        nothing = torch.zeros(0, dtype=torch.long, device=covariance.device)
+        return min(ends), (nothing,) * covariance.dim()
     values = covariance.detach()
     inverse = [inverse_deviation(side.variance.detach()).to(values) for side in (left, right)]
     size = correlation(values, inverse[0][..., :, None], inverse[1][..., None, :]).abs_()
@@ -48,7 +53,8 @@ def integrated(left: Activated, right: Activated, covariance: Tensor, pairs: Pai
     for factor, one in left.activation.scalars(left.mean, left.variance):
         for weight, other in right.activation.scalars(right.mean, right.variance):
             share = factor[rows] * weight[columns]
-            total = total + share * nested_cross(one, other, *moments, rho)
+            functions = one.take(rows), other.take(columns)
+            total = total + share * nested_cross(*functions, *moments, rho)
     return total
 
 

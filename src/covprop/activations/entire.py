@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation, Elements
+from covprop.activations.grids import leading
 from covprop.kernels.normal import standard_deviation
 
 
@@ -95,9 +96,17 @@ class Sinusoid(Activation):
 @final
 @dataclass(frozen=True)
 class Polynomial(Activation):
-    """sum_p coefficient_p y^p; its Hermite series ends at its degree."""
+    """sum_p coefficient_p y^p; its Hermite series ends at its degree.
 
-    polynomial: Sequence[float]
+    Coefficients are numbers, or tensors (*batch, n) of a number for each element.
+    """
+
+    polynomial: Sequence[float | Tensor]
+
+    @property
+    def degree(self) -> int:
+        """The highest power, 1 at least."""
+        return max(1, len(self.polynomial) - 1)
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """The polynomial of the raw moments."""
@@ -139,7 +148,7 @@ class Polynomial(Activation):
             moments.append(mean * moments[p - 1] + (p - 1) * variance * moments[p - 2])
         rows, polynomial = [], list(self.polynomial)
         while polynomial:
-            terms = [c * m for c, m in zip(polynomial, moments, strict=False)]
+            terms = [leading(c, mean) * m for c, m in zip(polynomial, moments, strict=False)]
             rows.append(torch.stack(terms).sum(0))
             polynomial = [p * c for p, c in enumerate(polynomial)][1:]
         return rows

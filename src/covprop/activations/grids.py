@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,14 +31,39 @@ class Scalar:
     """A function: its code, its kinks, its mean in closed form if it has one.
 
     fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
-    its kinks where it jumps, and by how much.
+    its kinks where it jumps, and by how much; parameters: numbers of each element that the function
+    takes after y. Parameters, and kinks that are tensors, have the shape of the elements.
     """
 
-    function: Callable[[Tensor], Tensor]
-    kinks: Sequence[float] = ()
+    function: Callable[..., Tensor]
+    kinks: Sequence[float | Tensor] = ()
     conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
     fineness: int = 1
     jumps: Sequence[tuple[float, float]] = ()
+    parameters: tuple[Tensor, ...] = ()
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """g(y), for y (*elements, *any)."""
+        return self.function(y, *(leading(parameter, y) for parameter in self.parameters))
+
+    @property
+    def of_elements(self) -> tuple[Tensor, ...]:
+        """What is a number of each element: kinks, then parameters."""
+        return (*(kink for kink in self.kinks if isinstance(kink, Tensor)), *self.parameters)
+
+    def having(self, tensors: Sequence[Tensor]) -> "Scalar":
+        """The same with other numbers for each element; kinks of a single one are plain numbers."""
+        if not tensors:
+            return self
+        rest = iter(tensors)
+        kinks = [next(rest) if isinstance(kink, Tensor) else kink for kink in self.kinks]
+        if tensors[0].numel() == 1:
+            kinks = [float(kink) for kink in kinks]
+        return replace(self, kinks=kinks, parameters=tuple(rest))
+
+    def take(self, index: Any) -> "Scalar":
+        """The function of some of the elements."""
+        return self.having([tensor[index] for tensor in self.of_elements])
 
 
 @dataclass(frozen=True)
@@ -52,9 +78,13 @@ class Two:
         """That of the finer one."""
         return max(self.first.fineness, self.second.fineness)
 
+    def take(self, index: Any) -> "Two":
+        """The functions of some of the pairs."""
+        return Two(self.first.take(index), self.second.take(index))
+
 
 def breakpoints(
-    kinks: Sequence[float],
+    kinks: Sequence[float | Tensor],
     mean: Tensor,
     stddev: Tensor,
     panels: int,
@@ -74,11 +104,20 @@ def breakpoints(
     if widest > WIDE:
         points = graded(kinks, 1 / fineness, fineness, widest * 2 * reach / panels)
     scale = torch.where(stddev > 0, stddev, 1)
-    places = [(point - mean) / scale for point in points]
+    places = [(leading(point, mean) - mean) / scale for point in points]
     return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
 
 
-def graded(kinks: Sequence[float], unit: float, fineness: float, even: float) -> list[float]:
+def leading(number: Any, like: Tensor) -> Any:
+    """A number of each element (*elements), to be broadcast to (*elements, *any)."""
+    if not isinstance(number, Tensor):
+        return number
+    return number.reshape(*number.shape, *(1,) * (like.dim() - number.dim()))
+
+
+def graded(
+    kinks: Sequence[float | Tensor], unit: float, fineness: float, even: float
+) -> list[float | Tensor]:
     """Points around zero and the kinks whose distances grow with that from the nearest of them.
 
     unit: the size of what there is to see close by, of which a panel takes two; even: the width of
@@ -88,7 +127,7 @@ def graded(kinks: Sequence[float], unit: float, fineness: float, even: float) ->
     distances = [0.0]
     while distances[-1] * (growth - 1) < even:
         distances.append(max(distances[-1] + 2 * unit, distances[-1] * growth))
-    centres = sorted({0.0, *kinks})
+    centres = sorted({0.0, *(kink for kink in kinks if not isinstance(kink, Tensor))})
     edges = [-math.inf, *((a + b) / 2 for a, b in pairwise(centres)), math.inf]
     points = {
         centre + side * distance
@@ -97,7 +136,11 @@ def graded(kinks: Sequence[float], unit: float, fineness: float, even: float) ->
         for side in (-1, 1)
         if low <= centre + side * distance <= high
     }
-    return sorted(points)
+    moving = [kink for kink in kinks if isinstance(kink, Tensor)]
+    around = [
+        kink + side * distance for kink in moving for distance in distances for side in (-1, 1)
+    ]
+    return [*sorted(points), *around]
 
 
 def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
@@ -133,15 +176,15 @@ def hermite_basis(panels: int, order: int) -> Tensor:
     return torch.stack([(grid.weights * h / math.sqrt(k)).flatten() for k, h in rows])
 
 
-def value_and_slope(function: Callable[[Tensor], Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+def value_and_slope(scalar: Scalar, y: Tensor) -> tuple[Tensor, Tensor]:
     """g(y) and g'(y), the latter by autograd, whatever the caller's mode of it."""
     with torch.inference_mode(False), torch.enable_grad():
         point = y.detach().clone().requires_grad_()  # a clone: y may be an inference tensor
-        value = function(point)
+        value = scalar(point)
         if not isinstance(value, Tensor) or value.shape != y.shape:
             raise QuadratureError(
-                f"{name_of(function)} does not map a tensor to one of the same shape, so it is not "
-                "element-wise; write a rule for it with @cp.rule"
+                f"{name_of(scalar.function)} does not map a tensor to one of the same shape, so it "
+                "is not element-wise; write a rule for it with @cp.rule"
             )
         if value.requires_grad:
             (slope,) = torch.autograd.grad(value.sum(), point)

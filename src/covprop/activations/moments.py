@@ -5,7 +5,6 @@ small difference of large numbers. Grids are refined until nothing moves.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +46,8 @@ HELD = 2**19
 
 def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
     """Mean, variance, coefficients and the grid's fineness, some elements at a time."""
-    _check_parameters(scalar.function, mean)
+    scalar = scalar.having([tensor.flatten() for tensor in scalar.of_elements])
+    _check_parameters(scalar, mean)
     if mean.numel() == 0:
         return [mean, variance, mean.expand(order, *mean.shape), mean]
     # Elements of like width have like grids; wide ones do not burden the others with theirs.
@@ -57,7 +57,9 @@ def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[
     for indices in order_of_width.split([mean.numel() - wide, wide]):
         for part in indices.split(PART) if len(indices) else ():
             pieces.append(
-                _Moments.apply(mean.flatten()[part], variance.flatten()[part], scalar, order)
+                _Moments.apply(
+                    mean.flatten()[part], variance.flatten()[part], scalar.take(part), order
+                )
             )
     back = order_of_width.argsort()
     joined = [torch.cat(piece, dim=-1)[..., back] for piece in zip(*pieces, strict=True)]
@@ -141,8 +143,8 @@ class _Grid:
         self._even = grid.nodes.dim() == 2  # noqa: PLR2004  (panels, nodes), for all elements
         self._normal = grid.weights * density(grid.nodes)
         points = mean[..., None, None] + stddev[..., None, None] * grid.nodes
-        self._value, self._slope = value_and_slope(scalar.function, points)
-        self._centre = scalar.function(mean)
+        self._value, self._slope = value_and_slope(scalar, points)
+        self._centre = scalar(mean)
         self._argument = mean.abs() + stddev
         self._rise = stddev[..., None, None] * grid.integral_from_zero(self._slope)
 
@@ -199,11 +201,13 @@ def _on_grids(
     """Elements on grids of one fineness, narrow enough for He_waves, as many as may be held."""
     panels = int(panel_count(stddev, waves) * fineness)
     widest = stddev.argmax().reshape(1)
-    nodes = breakpoints(scalar.kinks, mean[widest], stddev[widest], panels, fineness=fineness)
+    kinks = scalar.take(widest).kinks
+    nodes = breakpoints(kinks, mean[widest], stddev[widest], panels, fineness=fineness)
     size = max(1, HELD // (NODES * nodes.shape[-1]))
+    slices = [slice(start, start + size) for start in range(0, len(mean), size)]
     parts = [
-        _Grid(scalar, *part, panels, fineness).found(order)
-        for part in zip(mean.split(size), stddev.split(size), strict=True)
+        _Grid(scalar.take(part), mean[part], stddev[part], panels, fineness).found(order)
+        for part in slices
     ]
     return _Found(*(torch.cat(column, dim=-1) for column in zip(*parts, strict=True)))
 
@@ -213,7 +217,7 @@ def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tupl
     name = name_of(scalar.function)
     with torch.no_grad():
         coarse = _on_grids(scalar, mean, stddev, 0, order, 0.5)
-        _check_element_wise(scalar.function, mean)
+        _check_element_wise(scalar, mean)
         fineness, before = 1, math.inf
         while fineness <= FINEST:
             fine = _on_grids(scalar, mean, stddev, order, order, fineness)
@@ -238,23 +242,23 @@ def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tupl
     )
 
 
-def _check_parameters(function: Callable[[Tensor], Tensor], mean: Tensor) -> None:
+def _check_parameters(scalar: Scalar, mean: Tensor) -> None:
     """Quadrature gives gradients by the argument alone."""
     if not torch.is_grad_enabled():
         return
-    value = function(mean.detach().flatten()[:1])
+    value = scalar.take(slice(1))(mean.detach().flatten()[:1])
     if isinstance(value, Tensor) and value.requires_grad:
         raise QuadratureError(
-            f"{name_of(function)} has parameters that require a gradient, which quadrature does "
-            "not give; detach them, or run under torch.no_grad()"
+            f"{name_of(scalar.function)} has parameters that require a gradient, which quadrature "
+            "does not give; detach them, or run under torch.no_grad()"
         )
 
 
-def _check_element_wise(function: Callable[[Tensor], Tensor], mean: Tensor) -> None:
+def _check_element_wise(scalar: Scalar, mean: Tensor) -> None:
     """The value at one element must be the same without the others."""
-    together, alone = function(mean).flatten()[-1:], function(mean.flatten()[-1:])
+    together, alone = scalar(mean)[-1:], scalar.take(slice(-1, None))(mean[-1:])
     if not bool(torch.isclose(alone, together, rtol=HONEST, equal_nan=True).all()):
         raise QuadratureError(
-            f"{name_of(function)} is not element-wise: an element's value depends on the others; "
-            "write a rule for it with @cp.rule"
+            f"{name_of(scalar.function)} is not element-wise: an element's value depends on the "
+            "others; write a rule for it with @cp.rule"
         )

@@ -40,9 +40,12 @@ BUDGET = 2**19
 
 
 def nested_covariance(
-    scalar: Scalar, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> Tensor:
-    """Cov[g(y1), g(y2)] for vectors of pairs, in float64, the same for (1, 2) and (2, 1)."""
+    """Cov[g(y1), g(y2)] for vectors of pairs, in float64, the same for (1, 2) and (2, 1).
+
+    two: the same function, of the elements of either side.
+    """
     swap = (stddev_1 < stddev_2) | ((stddev_1 == stddev_2) & (mean_1 < mean_2))
     ordered = (
         torch.where(swap, mean_2, mean_1),
@@ -50,7 +53,10 @@ def nested_covariance(
         torch.where(swap, mean_1, mean_2),
         torch.where(swap, stddev_1, stddev_2),
     )
-    return _Nested.apply(Two(scalar, scalar), *ordered, rho)
+    sides = list(zip(two.first.of_elements, two.second.of_elements, strict=True))
+    first = two.first.having([torch.where(swap, other, one) for one, other in sides])
+    second = two.second.having([torch.where(swap, one, other) for one, other in sides])
+    return _Nested.apply(Two(first, second), *ordered, rho)
 
 
 def nested_cross(
@@ -76,13 +82,12 @@ class _Nested(Function):
     def forward(ctx: Any, two: Two, *pairs: Tensor) -> Tensor:
         ctx.save_for_backward(*pairs)
         ctx.two = two
-        return _in_parts(two, pairs, lambda *part: (_covariance(two, *part),))[0]
+        return _in_parts(two, pairs, lambda *part: (_covariance(*part),))[0]
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        two = ctx.two
-        partials = _in_parts(two, ctx.saved_tensors, lambda *part: _partials(two, *part))
+        partials = _in_parts(ctx.two, ctx.saved_tensors, _partials)
         return None, *(gradient * partial for partial in partials)
 
 
@@ -97,10 +102,14 @@ def _in_parts(
     rest = rest[width[rest].argsort(stable=True)]
     parts = [*singly]
     while len(rest):
-        size = min(len(rest), PART // _outer_count(two, [p[rest[-1:]] for p in pairs]) + 1)
+        widest = rest[-1:]
+        count = _outer_count(two.take(widest), [p[widest] for p in pairs])
+        size = min(len(rest), PART // count + 1)
         parts.append(rest[-size:])
         rest = rest[:-size]
-    columns = zip(*(function(*(p[part] for p in pairs)) for part in parts), strict=True)
+    columns = zip(
+        *(function(two.take(part), *(p[part] for p in pairs)) for part in parts), strict=True
+    )
     back = torch.cat(parts).argsort() if parts else torch.zeros(0, dtype=torch.long)
     return [torch.cat(column)[back] for column in columns]
 
@@ -162,7 +171,7 @@ def _given_first(
         mean.split(size, -1), stddev.split(size, -1), positions.split(size, -1), strict=True
     ):
         z, weight = _inner_rule(scalar, centre, spread)
-        value, slope = value_and_slope(scalar.function, centre[..., None] + spread[..., None] * z)
+        value, slope = value_and_slope(scalar, centre[..., None] + spread[..., None] * z)
         x2 = place[..., None] + rest[:, None, None] * z
         columns.append(tuple((weight * t).sum(-1) for t in (value, slope, slope * x2)))
     first, second, third = (torch.cat(column, dim=-1) for column in zip(*columns, strict=True))
@@ -194,7 +203,7 @@ def _covariance(
         second = given_first(two.second, mean[0], stddev[0, 0], slopes=False)
     else:
         second = _given_first(two.second, mean, stddev, x, rest_of(rho))[0]
-    first = two.first.function(mean_1[:, None] + stddev_1[:, None] * x)
+    first = two.first(mean_1[:, None] + stddev_1[:, None] * x)
     first = first - (weight * first).sum(-1, keepdim=True)
     second = second - (weight * second).sum(-1, keepdim=True)
     return (weight * first * second).sum(-1)
@@ -208,9 +217,7 @@ def _partials(
     d/drho = sigma_1 sigma_2 E[g'(y1) h'(y2)] (Price); the others move one argument.
     """
     x, weight = _outer(two, mean_1, stddev_1, mean_2, stddev_2, rho)
-    first, first_slope = value_and_slope(
-        two.first.function, mean_1[:, None] + stddev_1[:, None] * x
-    )
+    first, first_slope = value_and_slope(two.first, mean_1[:, None] + stddev_1[:, None] * x)
     # A jump has its slope at one place, where the density is that of y1.
     places = [(kink - mean_1) / stddev_1 for kink, _ in two.first.jumps]
     peaks = [

@@ -236,6 +236,10 @@ class Piecewise(Correlated):
         """c E[g'] E[g'] + sum_tu w_t w_u sigma sigma K1, and K0 and mixed terms for the jumps."""
         return knots_covariance(left, right, covariance)
 
+    def value(self, y: Tensor) -> Tensor:
+        """g(y), continuous from the right."""
+        return self._value(y, self.slopes)
+
     def _value(self, y: Tensor, slopes: Sequence[float | Tensor]) -> Tensor:
         """The function of these slopes, continuous from the right."""
         result = self.start + slopes[0] * (y - self.knots[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covprop.activations.base import Elements, Prepared
 from covprop.activations.correlated import LADDER, Correlated
-from covprop.activations.grids import WIDE, Scalar
+from covprop.activations.grids import WIDE, Scalar, Two
 from covprop.activations.moments import moments
 from covprop.activations.nested import nested_covariance
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
@@ -30,13 +30,15 @@ class Quadrature(Correlated):
 
     kinks: where its derivatives jump; conditional_mean(mean, variance): E[g] in closed form, where
     there is one, turns the covariance of strongly correlated pairs into a one-dimensional integral;
-    rises: whether it never falls.
+    rises: whether it never falls; parameters: numbers of each element that the function takes after
+    y. Parameters, and kinks that are tensors, have the shape (*batch, n) of the means.
     """
 
-    function: Callable[[Tensor], Tensor]
-    kinks: Sequence[float] = ()
+    function: Callable[..., Tensor]
+    kinks: Sequence[float | Tensor] = ()
     conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
     rises: bool = False
+    parameters: tuple[Tensor, ...] = ()
 
     longest: ClassVar[int] = LADDER[-1]  # an integral of a pair is dearer than any series
     few: ClassVar[int] = 0
@@ -62,8 +64,9 @@ class Quadrature(Correlated):
 
     @property
     def key(self) -> Hashable:
-        """The function."""
-        return (self.function, tuple(self.kinks))
+        """The function; what it has of each element is in the elements."""
+        kinks = tuple(None if isinstance(kink, Tensor) else kink for kink in self.kinks)
+        return self.function, kinks, len(self.parameters)
 
     def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
         """Moments, coefficients and the fineness that all of them need, from one grid."""
@@ -83,7 +86,7 @@ class Quadrature(Correlated):
         return [(torch.ones_like(mean), self._scalar(finest))]
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
-        """mu, sigma, 1 / sigma and the grid's fineness."""
+        """mu, sigma, 1 / sigma, the grid's fineness, and the numbers of each element."""
         fineness = moments(self._scalar(), mean, variance, 1)[3]
         return self._with_fineness(mean, variance, fineness)
 
@@ -91,13 +94,18 @@ class Quadrature(Correlated):
         """An integral over one variable given the other, in float64."""
         finest = int(max(left[3].max(), right[3].max()))
         rho = correlation(covariance, left[2], right[2])
-        tensors = torch.broadcast_tensors(*left[:2], *right[:2], rho)
+        tensors = torch.broadcast_tensors(*left[:2], *right[:2], rho, *left[4:], *right[4:])
         pairs = [tensor.reshape(-1).double() for tensor in tensors]
-        result = nested_covariance(self._scalar(finest), *pairs)
+        scalar, count = self._scalar(finest), len(left) - 4
+        two = Two(scalar.having(pairs[5 : 5 + count]), scalar.having(pairs[5 + count :]))
+        result = nested_covariance(two, *pairs[:5])
         return result.reshape(rho.shape).to(covariance.dtype)
 
     def _with_fineness(self, mean: Tensor, variance: Tensor, fineness: Tensor) -> Elements:
-        return mean, standard_deviation(variance), inverse_deviation(variance), fineness
+        numbers = mean, standard_deviation(variance), inverse_deviation(variance), fineness
+        return *numbers, *self._scalar().of_elements
 
     def _scalar(self, fineness: int = 1) -> Scalar:
-        return Scalar(self.function, self.kinks, self.conditional_mean, fineness)
+        return Scalar(
+            self.function, self.kinks, self.conditional_mean, fineness, parameters=self.parameters
+        )

@@ -94,8 +94,13 @@ class Rescaled(Activation):
     def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
         """The function itself, with points around what there is to see of it."""
         del variance
+        return [(torch.ones_like(mean), Scalar(self.function, self.kinks))]
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Points around what there is to see of the function."""
         places = {sign * place / self.rate for place in (0.0, *AROUND) for sign in (-1, 1)}
-        return [(torch.ones_like(mean), Scalar(self.function, tuple(sorted(places))))]
+        return tuple(sorted(places))
 
     def _rate(self, variance: Tensor) -> Tensor:
         """Units for each element: a constant to autograd."""

@@ -75,8 +75,8 @@ def _far(scalar: Scalar, centre: Tensor, spread: Tensor, slopes: bool) -> Tensor
     z, weight = (torch.as_tensor(part).to(centre) for part in hermite_rule(SMOOTH))
     y = centre[:, None] + spread * z
     if not slopes:
-        return (scalar.function(y) @ weight)[None]
-    value, slope = value_and_slope(scalar.function, y)
+        return (scalar(y) @ weight)[None]
+    value, slope = value_and_slope(scalar, y)
     return torch.stack([value @ weight, slope @ weight, slope @ (z * weight)])
 
 
@@ -87,7 +87,7 @@ def _near(scalar: Scalar, centre: Tensor, spread: Tensor, slopes: bool) -> Tenso
     rule = Panels(torch.cat(places).unique(), NODES)
     y = rule.nodes.flatten()
     weight = rule.weights.flatten() / (spread * SQRT_2PI)
-    value, slope = (weight * part for part in value_and_slope(scalar.function, y))
+    value, slope = (weight * part for part in value_and_slope(scalar, y))
     rows = []
     for some in centre.split(max(1, HELD // len(y))):
         z = (y - some[:, None]) / spread
@@ -97,11 +97,11 @@ def _near(scalar: Scalar, centre: Tensor, spread: Tensor, slopes: bool) -> Tenso
     return torch.stack([torch.cat(row) for row in zip(*rows, strict=True)])
 
 
-def _points(kinks: Sequence[float], unit: float, fineness: int, even: Tensor) -> Tensor:
+def _points(kinks: Sequence[float | Tensor], unit: float, fineness: int, even: Tensor) -> Tensor:
     return even.new_tensor(graded(kinks, unit / fineness, fineness, float(even)))
 
 
-def _blurred(kinks: Sequence[float], blur: Tensor, slope: Tensor, mean: Tensor) -> Tensor:
+def _blurred(kinks: Sequence[float | Tensor], blur: Tensor, slope: Tensor, mean: Tensor) -> Tensor:
     """Places around the kinks of the second variable, in units of the width that blurs them."""
     places = mean.new_tensor(kinks)[:, None] + blur * mean.new_tensor(SOFTENED)
     return (places.flatten() - mean) / slope

@@ -314,7 +314,8 @@ def _residual(activation: Activation, mean: Tensor, variance: Tensor, xi: Tensor
     there = here + deviation[..., None, :] * points
     value = torch.zeros_like(there)  # of g, but for a constant
     for factor, scalar in activation.scalars(mean, variance):
-        value += factor[..., None, :] * (scalar.function(there) - scalar.function(here))
+        rise = scalar(there.mT) - scalar(here.mT)  # (*batch, n, q)
+        value += factor[..., None, :] * rise.mT
     shift = (centre - activation.mean(mean, torch.zeros_like(mean)))[..., None, :]
     result = value - shift - first * points - second * (points.square() - 1) / math.sqrt(2)
     size = centre[..., None, :].abs() + value.abs() + (first * points).abs()

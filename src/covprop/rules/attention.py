@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.dispatch import Batch, rule
+from covprop.tensor import GaussianTensor
 
 FAR = 1e4
 """How far below all others the score of what is left out is at least."""
@@ -48,6 +49,8 @@ def _weights(scores: Any, masks: list[Tensor | None]) -> Any:
     given = [mask for mask in masks if mask is not None]
     if not given:
         return torch.softmax(scores, -1)
+    if isinstance(scores, GaussianTensor):
+        scores.materialize()
     means = scores if isinstance(scores, Tensor) else scores.loc
     # So low that its weight is zero, but not infinite, which would have no derivative.
     low = -FAR - 2 * float(means.detach().abs().max())

@@ -11,21 +11,21 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
+from covprop.activations.expression import Kind, Operation
 from covprop.activations.rectified import prelu
 from covprop.activations.registry import INTEGRAL, Factory
 from covprop.covariance import Sketch
 from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
 from covprop.errors import (
-    CovpropError,
     MomentOverflow,
     QuadratureError,
     UnsupportedOperation,
-    calling_module,
     name_of,
 )
 from covprop.kernels.normal import is_finite
+from covprop.rules.composition import Call, composes, declared, power, register_operations
 from covprop.rules.operands import check_finite
-from covprop.tensor import GaussianTensor, Origin, dispatch
+from covprop.tensor import GaussianTensor, dispatch
 from covprop.transfers import Scaled
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
@@ -66,27 +66,6 @@ def apply(
         transfer=lambda cross: activated.coefficients(1)[0].to(cross)[..., None] * cross,
         activated=activated,
     )
-
-
-def _later(
-    function: Callable[..., Any], activation: Activation, x: GaussianTensor
-) -> GaussianTensor:
-    """The same, when it is asked for: a maximum that comes next is taken before it."""
-    if x.batch_at or x.method.independent_maxima:
-        return apply(function, activation, x)
-    inference, mode = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    layer = calling_module()
-
-    def activate(y: GaussianTensor) -> GaussianTensor:
-        try:
-            with torch.inference_mode(inference), torch.set_grad_enabled(mode):
-                return apply(function, activation, y)
-        except CovpropError as error:
-            error.layer = layer
-            raise
-
-    before = GaussianTensor(x.loc, x.node, x.lineage)  # x may be changed in place
-    return GaussianTensor.waiting(Origin(before, activate))
 
 
 def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -130,7 +109,7 @@ def register(
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
         _check_options(function, options.arguments)
-        result = _later(function, chosen, x) if chosen.rises else apply(function, chosen, x)
+        result = apply(function, chosen, x)
         if not changes_input:
             return result
         x.become(result)
@@ -138,8 +117,12 @@ def register(
 
     for function in in_place_functions:
         in_place(function, of=functions[0])
+    for function in functions:
+        reading = declared(function, signature, factory, functions)
+        composes([function], power(reading) if name == "pow" else reading, apply)
 
 
+register_operations(apply)
 for _declaration in DECLARATIONS:
     register(
         _declaration.functions,
@@ -156,6 +139,7 @@ def prelu_rule(
     function: Callable[..., Any], input: GaussianTensor, weight: Tensor
 ) -> GaussianTensor:
     """One slope for all elements, or one for each entry of the second dimension."""
+    input.materialize()
     function(input.shown, weight)  # torch's own check of the shapes
     shape = [1] * input.dim()
     if weight.numel() > 1:
@@ -212,6 +196,14 @@ RULES[activated] = lambda _, x, function, kinks: apply(
     function, Quadrature(function, tuple(kinks)), x
 )
 BATCH[activated], KIND[activated] = Batch.ANYWHERE, "element-wise"
+
+
+def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Call:
+    known = Quadrature(function, tuple(kinks))
+    return Call(Operation(Kind.FUNCTION, function, known, tuple(map(float, kinks))), (x,))
+
+
+composes([activated], _read_activated, apply)
 
 
 def register_activation(

@@ -42,10 +42,14 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
     if any(bool(_lowest(side).any()) for side in (input, other)):
         return _above_the_lowest(function, *torch.broadcast_tensors(input, other))
-    if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
-        return _independent_maximum(*pair)
-    if len(pair) > 1 and pair[0].shape == pair[1].shape:
-        input, other = _likelier_first(*pair)
+    pair = gaussians((input, other), {})
+    if len(pair) > 1 and not pair[0].base.is_same(pair[1].base):
+        for x in pair:
+            x.materialize()
+        if pair[0].method.independent_maxima:
+            return _independent_maximum(*pair)
+        if pair[0].shape == pair[1].shape:
+            input, other = _likelier_first(*pair)
     return input + torch.relu(other - input)
 
 
@@ -53,9 +57,9 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
       batch=Batch.STEPWISE)  # fmt: skip
 def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
-    if len(pair := gaussians((input, other), {})) > 1 and pair[0].method.independent_maxima:
-        return -_independent_maximum(-pair[0], -pair[1])  # type: ignore[operator]
-    if len(pair) > 1 or any(bool(_lowest(-side).any()) for side in (input, other)):
+    if len(gaussians((input, other), {})) > 1 or any(
+        bool(_lowest(-side).any()) for side in (input, other)
+    ):
         return -maximum(function, -input, -other)
     return input - torch.relu(input - other)
 
@@ -65,8 +69,11 @@ def _above_the_lowest(function: Callable[..., Any], a: Any, b: Any) -> Any:
 
     A mean FAR standard deviations below that of the other is as good as minus infinity.
     """
+    for x in gaussians((a, b), {}):
+        x.materialize()
     neither = _lowest(a) & _lowest(b)
     result = maximum(function, _raised(a, b), _raised(b, a))
+    result.materialize()
     return _around(result, torch.where(neither, -torch.inf, result.shown))
 
 
@@ -92,7 +99,9 @@ def _around(x: Any, mean: Tensor) -> Any:
 
 def _lowest(x: Any) -> Tensor:
     """Where a mean is at minus infinity."""
-    return (x.shown if isinstance(x, GaussianTensor) else x) == -torch.inf
+    if not isinstance(x, GaussianTensor):
+        return x == -torch.inf
+    return (x.pending.at_mean() if x.is_pending and x.pending else x.shown) == -torch.inf
 
 
 def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
@@ -154,8 +163,10 @@ def before_rising(x: Any, extreme: Callable[[Any], Any]) -> Any:
     Measured on a trained ResNet-18, deviations behind max pooling of rectified units are 20 % too
     small without.
     """
-    origin = x.origin
-    return extreme(x) if origin is None else origin.activate(extreme(origin.before))
+    pending = x.pending
+    if pending is None or not pending.expression.rises or x.method.independent_maxima:
+        return extreme(x)
+    return pending.of(extreme(pending.base))
 
 
 def tournament(players: Iterable[Any]) -> Any:
@@ -257,7 +268,7 @@ def _pooled(
     count = int(function.__name__[-2])
     kernel, step = _each(kernel_size, count), _each(stride or kernel_size, count)
     around, gap = _each(padding, count), _each(dilation, count)
-    shape = function(input.loc, kernel, step, around, gap, ceil_mode).shape[-count:]
+    shape = function(input.template, kernel, step, around, gap, ceil_mode).shape[-count:]
     widths = []
     for d in range(count):
         needed = (shape[d] - 1) * step[d] + (kernel[d] - 1) * gap[d] + 1

@@ -93,6 +93,7 @@ def dropout(
     dims = _masked_dims(function, input.dim())
     if input.batch_at and dims < input.dim():
         raise batch_error(function, input)
+    input.materialize()
     result = _masked(input.laid(0), p, masked_dims=dims).laid(input.batch_at)
     if inplace:
         input.become(result)

@@ -26,7 +26,7 @@ def _norm(
     centred: bool = True,
 ) -> GaussianTensor:
     """z / sqrt(mean z^2 + eps) of groups of elements, and a weight and bias for each element."""
-    x.commit()
+    x.materialize()
     if not x.loc.numel():
         return x
     groups = Groups.of(function, x, arrange, centred)

@@ -91,8 +91,8 @@ def _replace(nest: Any, kind: type, value: Callable[[Any], Any]) -> Any:
 
 
 def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The torch function at the means of all Gaussians."""
-    args, kwargs = _replace((args, kwargs), GaussianTensor, lambda x: x.shown)
+    """The torch function at the means of all Gaussians; of pending ones, of what they come from."""
+    args, kwargs = _replace((args, kwargs), GaussianTensor, lambda x: x.base.shown)
     return function(*args, **kwargs)
 
 

@@ -1,0 +1,337 @@
+"""Element-wise operations that extend a function of one tensor, which is evaluated once.
+
+Each torch function says what operation it is, on which operands; `compose` makes the expression.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activation, Piecewise, Quadrature, spellings
+from covprop.activations.composite import by_quadrature, closed_form, steps_of
+from covprop.activations.expression import (
+    ADD,
+    CHOOSE,
+    COMPARE,
+    COMPARE_OR_EQUAL,
+    DIVIDE,
+    MULTIPLY,
+    SUBTRACT,
+    Expression,
+    Kind,
+    Operation,
+    Parameter,
+)
+from covprop.activations.rescaled import Rescaled
+from covprop.dispatch import COMPOSERS, leaves, map_leaves
+from covprop.errors import (
+    ApproximationWarning,
+    CovpropError,
+    QuadratureError,
+    UnsupportedOperation,
+    name_of,
+    warn_user,
+)
+from covprop.kernels.normal import standard_deviation
+from covprop.pending import Pending
+from covprop.tensor import GaussianTensor, dispatch, run_rule
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as an operation on operands: in-flight tensors, constant tensors and numbers."""
+
+    operation: Operation
+    operands: tuple[Any, ...]
+    in_place: bool = False
+
+
+Reading: TypeAlias = Callable[..., Call | None]
+"""Arguments of the torch function -> the call as an operation, if it is one here."""
+
+Carry: TypeAlias = Callable[[Callable[..., Any], Activation, GaussianTensor], GaussianTensor]
+"""A Gaussian through an activation."""
+
+
+def composes(functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry) -> None:
+    """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
+
+    def composer(
+        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GaussianTensor | None:
+        try:
+            call = reading(*args, **kwargs)
+        except (TypeError, ValueError, CovpropError):  # which the rule tells of
+            return None
+        return None if call is None else _composed(function, args, kwargs, call, carry)
+
+    COMPOSERS.update(dict.fromkeys(functions, composer))
+
+
+def _composed(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: Call,
+    carry: Carry,
+) -> GaussianTensor | None:
+    """The result of an element-wise operation on functions of one tensor, yet to be evaluated.
+
+    None where it is not one: tensors of different origin, constants that change shape or dtype or
+    that autograd follows, functions that a Gaussian has no moments of.
+    """
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    base = given[0].base
+    arguments = []
+    for operand in call.operands:
+        argument = _argument(operand, base)
+        if argument is None:
+            return None
+        arguments.append(argument)
+    expression = Expression(call.operation, tuple(arguments))
+    if call.operation.partial and all(one.affine for one in expression.inner):
+        return None
+    aliases = {id(tensor): tensor.alias() for tensor in given}
+    held = map_leaves((args, kwargs), lambda leaf: aliases.get(id(leaf), leaf))
+
+    def evaluate(pending: Pending) -> GaussianTensor:
+        return _evaluated(pending, lambda: run_rule(function, *held), carry)
+
+    def again(of: Callable[[GaussianTensor], Any]) -> GaussianTensor:
+        others = map_leaves(
+            held, lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
+        )
+        result: GaussianTensor = dispatch(function, *others)
+        return result
+
+    result = GaussianTensor.pending_on(Pending(base.alias(), expression, evaluate, again))
+    if not call.in_place:
+        return result
+    given[0].become(result)
+    return given[0]
+
+
+def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | float | None:
+    """An operand in terms of the base, or as a constant."""
+    if isinstance(operand, Tensor):
+        return _constant(operand, base)
+    if not isinstance(operand, GaussianTensor):
+        return float(operand) if isinstance(operand, int | float) else None
+    if not operand.base.is_same(base):
+        return None
+    return Expression() if operand.pending is None else operand.pending.expression
+
+
+def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None:
+    """A number, or one for each element, that changes neither shape nor dtype."""
+    if operand.requires_grad and torch.is_grad_enabled():
+        return None
+    if operand.dim() == 0:
+        return float(operand)
+    shape = base.shape
+    fits = torch.result_type(operand, base.template) == base.dtype and operand.dim() <= len(shape)
+    if not fits or torch.broadcast_shapes(operand.shape, shape) != shape:
+        return None
+    values = operand.detach().expand(shape).movedim(base.batch_at, 0).double()
+    return Parameter(values.reshape(*base.batch_shape, base.event_shape.numel()))
+
+
+def _evaluated(
+    pending: Pending, one_by_one: Callable[[], GaussianTensor], carry: Carry
+) -> GaussianTensor:
+    """Operation by operation where that is exact and simple, else as one function."""
+    expression, base = pending.expression, pending.base
+    operation = expression.operation
+    function = operation is not None and operation.kind is Kind.FUNCTION
+    alone = len(expression.inner) == 1 and (expression.linear or expression.inner[0].affine)
+    if expression.affine or expression.replaced or (alone and (expression.linear or function)):
+        return one_by_one()
+    activation = closed_form(expression)
+    if activation is None and expression.stepwise:
+        return one_by_one()
+    try:
+        if activation is not None:
+            return carry(expression, activation, base.laid(0)).laid(base.batch_at)
+        return _integrated(expression, base.laid(0), carry).laid(base.batch_at)
+    except (QuadratureError, UnsupportedOperation):
+        result = one_by_one()
+        warn_user(
+            f"{name_of(expression)} has no moments that could be found for the function as a "
+            "whole; its operations are taken one by one, as if Gaussian in between, which may be "
+            "far off; compare with sampling",
+            ApproximationWarning,
+        )
+        return result
+
+
+def _integrated(expression: Expression, x: GaussianTensor, carry: Carry) -> GaussianTensor:
+    """By quadrature; a function that jumps is the sum of a continuous one and of steps."""
+    steps = steps_of(expression)
+    if steps is not None:
+        stairs = closed_form(steps)
+        assert stairs is not None  # it is piecewise linear
+        rest = _integrated(Expression(SUBTRACT, (expression, steps)), x, carry)
+        result: GaussianTensor = dispatch(torch.add, (rest, carry(steps, stairs, x)), {})
+        result.materialize()
+        return result
+    mean = x.loc.detach().double().reshape(*x.batch_shape, x.event_shape.numel())
+    stddev = standard_deviation(x.covariance.diagonal().detach().double())
+    return carry(expression, by_quadrature(expression, mean, stddev), x)
+
+
+def declared(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    factory: Callable[..., Activation],
+    spelled: Sequence[Callable[..., Any]],
+) -> Reading:
+    """How the calls of an activation are read: its first argument, and options."""
+
+    def reading(*args: Any, **kwargs: Any) -> Call | None:
+        if any(isinstance(v, float) and math.isnan(v) for v in (*args, *kwargs.values())):
+            return None  # NaN, which the rule refuses
+        x = args[0] if args else kwargs.pop("input")
+        in_place = bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
+        names = zip(signature.parameters, args[1:], strict=False)
+        options = tuple(value for name, value in names if name != "inplace")
+        named = tuple((name, value) for name, value in kwargs.items() if name != "inplace")
+        replaced = any(other in x.method.activations for other in spelled)
+        operation = _operation(function, factory, replaced, options, named)
+        return Call(operation, (x,), in_place)
+
+    return reading
+
+
+@functools.lru_cache(maxsize=1024)
+def _operation(
+    function: Callable[..., Any],
+    factory: Callable[..., Activation],
+    replaced: bool,
+    options: tuple[Any, ...],
+    named: tuple[tuple[str, Any], ...],
+) -> Operation:
+    """The same object for the same options, so that equal functions are equal."""
+    activation = factory(*options, **dict(named))
+
+    @functools.wraps(function)
+    def plain(y: Tensor) -> Tensor:
+        if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
+            known = activation.value(y)
+            value = activation.function(y.detach())  # torch's own at a jump
+            return known + (value - known).detach()
+        result: Tensor = function(y, *options, **dict(named))
+        return result
+
+    return Operation(Kind.FUNCTION, plain, activation, kinks_of(activation), replaced=replaced)
+
+
+def kinks_of(activation: Activation) -> tuple[float, ...]:
+    """Where the derivative of an activation jumps."""
+    if isinstance(activation, Piecewise):
+        return tuple(activation.knots)
+    if isinstance(activation, Quadrature | Rescaled):
+        return tuple(float(kink) for kink in activation.kinks)
+    return ()
+
+
+def _partial(function: Callable[[Tensor], Tensor]) -> Operation:
+    return Operation(Kind.FUNCTION, function, partial=True)
+
+
+_RECIPROCAL, _SQRT = _partial(torch.reciprocal), _partial(torch.sqrt)
+_RSQRT, _LOG = _partial(torch.rsqrt), _partial(torch.log)
+
+
+@functools.lru_cache(maxsize=256)
+def _power(exponent: float) -> Operation:
+    return _partial(functools.partial(torch.pow, exponent=exponent))
+
+
+@functools.lru_cache(maxsize=256)
+def _exponential(base: float) -> Operation:
+    return Operation(Kind.FUNCTION, functools.partial(torch.pow, base))
+
+
+def power(whole: Reading) -> Reading:
+    """Whole exponents are activations; others are of what stays positive."""
+
+    def reading(input: Any, exponent: Any) -> Call | None:
+        number = exponent.item() if isinstance(exponent, Tensor) else exponent
+        if number == int(number) and number >= 0:
+            return whole(input, number)
+        return Call(_power(float(number)), (input,))
+
+    return reading
+
+
+def _add(input: Any, other: Any, *, alpha: float = 1) -> Call | None:
+    return Call(ADD, (input, other)) if alpha == 1 else None
+
+
+def _subtract(input: Any, other: Any, *, alpha: float = 1) -> Call | None:
+    return Call(SUBTRACT, (input, other)) if alpha == 1 else None
+
+
+def _reversed(input: Any, other: Any, *, alpha: float = 1) -> Call | None:
+    return Call(SUBTRACT, (other, input)) if alpha == 1 else None
+
+
+def _multiply(input: Any, other: Any) -> Call:
+    return Call(MULTIPLY, (input, other))
+
+
+def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Call | None:
+    if rounding_mode is not None:
+        return None
+    if isinstance(other, GaussianTensor) and not isinstance(input, GaussianTensor):
+        affine = other.pending is None or other.pending.expression.affine
+        return None if affine else Call(DIVIDE, (input, other))
+    return Call(DIVIDE, (input, other))
+
+
+def _choose(condition: Any, input: Any, other: Any) -> Call | None:
+    return Call(CHOOSE, (condition, input, other)) if _is_condition(condition) else None
+
+
+def _is_condition(operand: Any) -> bool:
+    if not isinstance(operand, GaussianTensor) or operand.pending is None:
+        return False
+    operation = operand.pending.expression.operation
+    return operation is not None and operation.kind is Kind.COMPARE
+
+
+def register_operations(carry: Carry) -> None:
+    """Arithmetic, comparisons and choices."""
+    readings: dict[tuple[str, ...], Reading] = {
+        ("add",): _add,
+        ("sub", "subtract"): _subtract,
+        ("rsub", "__rsub__"): _reversed,
+        ("mul", "multiply"): _multiply,
+        ("div", "divide", "true_divide"): _divide,
+        ("__rtruediv__",): lambda input, other: _divide(other, input),
+        ("neg", "negative"): lambda input: Call(MULTIPLY, (-1.0, input)),
+        ("reciprocal",): lambda input: Call(_RECIPROCAL, (input,)),
+        ("sqrt",): lambda input: Call(_SQRT, (input,)),
+        ("rsqrt",): lambda input: Call(_RSQRT, (input,)),
+        ("log",): lambda input: Call(_LOG, (input,)),
+        ("__rpow__",): lambda input, other: Call(_exponential(float(other)), (input,)),
+        ("gt",): lambda input, other: Call(COMPARE, (input, other)),
+        ("lt",): lambda input, other: Call(COMPARE, (other, input)),
+        ("ge",): lambda input, other: Call(COMPARE_OR_EQUAL, (input, other)),
+        ("le",): lambda input, other: Call(COMPARE_OR_EQUAL, (other, input)),
+    }
+    for names, reading in readings.items():
+        composes(spellings(*names), reading, carry)
+    composes([torch.where], _choose, carry)
+    composes([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
+    composes(
+        spellings("masked_fill"),
+        lambda input, mask, value: _choose(mask, value, input),
+        carry,
+    )

@@ -1,0 +1,289 @@
+"""Element-wise operations on one tensor are one scalar function: against integrals of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covprop as cp
+from tests.oracles import assert_close
+
+D = torch.float64
+Function = Callable[[Any], Any]
+C = torch.tensor([0.7, -1.3], dtype=D)
+B = torch.tensor([1.5, 0.4], dtype=D)
+MEAN = torch.tensor([0.3, -0.5], dtype=D)
+COVARIANCE = torch.tensor([[1.0, 0.5], [0.5, 0.8]], dtype=D)
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)
+
+
+def elu(x: Any) -> Any:
+    return torch.where(x > 0, x, torch.exp(x) - 1)
+
+
+FUNCTIONS: dict[str, tuple[Function, Sequence[float], Sequence[float]]] = {
+    # name: function, kinks of the first element, kinks of the second
+    "squared relu": (lambda x: torch.relu(x).square(), [0.0], [0.0]),
+    "bell": (lambda x: torch.exp(-x.square()), [], []),
+    "silu": (lambda x: x * torch.sigmoid(x), [], []),
+    "quick gelu": (lambda x: x * torch.sigmoid(1.702 * x), [], []),
+    "softsign": (lambda x: x / (1 + x.abs()), [0.0], [0.0]),
+    "clamped square": (lambda x: (x.clamp(-1, 1) + 1).pow(2), [-1.0, 1.0], [-1.0, 1.0]),
+    "elu by where": (elu, [0.0], [0.0]),
+    "filled": (lambda x: torch.tanh(x).masked_fill(x < 0, 0.0), [0.0], [0.0]),
+    "jump": (lambda x: torch.where(x > 0.3, torch.tanh(x), x.sigmoid()), [0.3], [0.3]),
+    "masked": (lambda x: x * (x > 0.3), [0.3], [0.3]),
+    "sigmoid": (lambda x: 1 / (1 + torch.exp(-x)), [], []),
+    "softplus": (lambda x: torch.log(1 + torch.exp(x)), [], []),
+    "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), [], []),
+    "hardswish": (lambda x: x * torch.clamp(x + 3, 0, 6) / 6, [-3.0, 3.0], [-3.0, 3.0]),
+    "root": (lambda x: (x.square() + 0.1).sqrt(), [], []),
+    "power": (lambda x: (1 + x.abs()).pow(-1.5), [0.0], [0.0]),
+    "polynomial": (lambda x: x * x * (x - 1) + x.square(), [], []),
+    "leaky relu": (lambda x: torch.maximum(x, 0.1 * x), [0.0], [0.0]),
+    "ramp": (lambda x: torch.relu(x) - torch.relu(x - 1), [0.0, 1.0], [0.0, 1.0]),
+    "nested": (lambda x: (x.abs() - 1).abs().square(), [-1, 0.0, 1.0], [-1.0, 0.0, 1.0]),
+    "crossings": (
+        lambda x: torch.relu(torch.sin(2 * x)),
+        [k * np.pi / 2 for k in range(-8, 9)],
+        [k * np.pi / 2 for k in range(-8, 9)],
+    ),
+    "snake": (lambda x: x + torch.sin(C * x).square() / C, [], []),
+    "scaled gate": (lambda x: torch.tanh(C * x + B) * x, [], []),
+    "shifted relu": (lambda x: torch.relu(x * C - B).square(), [1.5 / 0.7], [-0.4 / 1.3]),
+    "relu of a square": (
+        lambda x: torch.relu(x.square() - C.abs()).tanh(),
+        [-(0.7**0.5), 0.7**0.5],
+        [-(1.3**0.5), 1.3**0.5],
+    ),
+    "user": (lambda x: cp.activation(torch.tanh)(x).square(), [], []),
+}
+every_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def panels(kinks: Sequence[float], mean: float, stddev: float) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the normal density, between kinks, by Gauss-Legendre."""
+    edges = np.unique(np.clip([*np.linspace(-10, 10, 41), *((np.array(kinks) - mean) / stddev)],
+                              -10, 10))  # fmt: skip
+    half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
+    z = (middle + half * NODES).ravel()
+    return mean + stddev * z, (half * WEIGHTS).ravel() * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+
+
+def moments(name: str, mean: Tensor, covariance: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """By integrals: one dimension for means and variances, two for the covariance."""
+    function, *kinks = FUNCTIONS[name]
+    (m1, m2), ((v1, c), (_, v2)) = mean.tolist(), covariance.tolist()
+
+    def values(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        points = torch.stack([torch.as_tensor(first), torch.as_tensor(second)], -1)
+        return np.asarray(function(points)).T
+
+    expected, variances = np.zeros(2), np.zeros(2)
+    for i, (m, v) in enumerate([(m1, v1), (m2, v2)]):
+        y, w = panels(kinks[i], m, v**0.5)
+        g = values(y, y)[i]
+        expected[i] = (w * g).sum()
+        variances[i] = (w * (g - expected[i]) ** 2).sum()
+    y, w = panels(kinks[0], m1, v1**0.5)
+    left, spread = v2 - c**2 / v1, 0.0
+    for place, weight, own in zip(y, w, values(y, y)[0] - expected[0], strict=True):
+        z, u = panels(kinks[1], m2 + c / v1 * (place - m1), left**0.5)
+        spread += weight * own * (u * values(z, z)[1]).sum()
+    return expected, np.array([[variances[0], spread], [spread, variances[1]]])
+
+
+@every_function
+@torch.no_grad()
+def test_moments_are_those_of_the_whole_function(name: str) -> None:
+    y = cp.propagate(FUNCTIONS[name][0], cp.Gaussian(MEAN, COVARIANCE))
+    mean, covariance = moments(name, MEAN, COVARIANCE)
+    scale = float(np.sqrt(covariance.diagonal().max()))
+    assert_close(y.mean, torch.as_tensor(mean), atol=1e-8 * scale)
+    assert_close(y.covariance_matrix, torch.as_tensor(covariance), atol=1e-8 * scale**2)
+
+
+@every_function
+@torch.no_grad()
+def test_strong_correlations_and_wide_and_narrow_inputs(name: str) -> None:
+    for stddev, rho in ((1.5, 0.999), (1e-3, -0.9)):
+        unit = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=D)
+        y = cp.propagate(FUNCTIONS[name][0], cp.Gaussian(MEAN, stddev**2 * unit))
+        mean, covariance = moments(name, MEAN, stddev**2 * unit)
+        deviations = np.sqrt(covariance.diagonal())
+        scale = torch.as_tensor(np.outer(deviations, deviations))
+        assert_close(y.mean, torch.as_tensor(mean), atol=1e-8 * float(deviations.max()))
+        error = (y.covariance_matrix - torch.as_tensor(covariance)).abs()
+        assert bool((error <= 1e-8 * scale + 1e-300).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", [cp.Series(order=64), cp.AssumedDensity(), cp.Exact()])
+@every_function
+def test_methods_agree_on_marginals_and_batches_on_each_element(name: str, method: Any) -> None:
+    function = FUNCTIONS[name][0]
+    means = torch.stack([MEAN, MEAN + 0.4, -MEAN])
+    x = cp.Gaussian(means, COVARIANCE.expand(3, 2, 2))
+    y = cp.propagate(function, x, method)
+    whole = cp.propagate(function, x)
+    # Series of so many terms leave what kinks and jumps make slow; marginals have none.
+    assert_close(y.mean, whole.mean, atol=1e-8)
+    for i in range(3):
+        one = cp.propagate(function, cp.Gaussian(means[i], COVARIANCE), method)
+        assert_close(y[i].mean, one.mean, atol=1e-10)
+        assert_close(y[i].covariance_matrix, one.covariance_matrix, atol=1e-9)
+
+
+@torch.no_grad()
+def test_float32_is_near_float64() -> None:
+    for name, (function, *_) in FUNCTIONS.items():
+        if name in ("snake", "scaled gate", "shifted relu", "relu of a square"):
+            continue  # constants in float64 make the result float64
+        y = cp.propagate(function, cp.Gaussian(MEAN.float(), COVARIANCE.float()))
+        z = cp.propagate(function, cp.Gaussian(MEAN, COVARIANCE))
+        assert y.dtype == torch.float32
+        # Moments are made in float64 of means and variances in float32: some ten roundings.
+        atol = 64 * torch.finfo(torch.float32).eps * float(1 + z.variance.max())
+        assert_close(y.mean.double(), z.mean, atol=atol)
+        assert_close(y.covariance_matrix.double(), z.covariance_matrix, atol=atol)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("jump", "masked")])
+def test_gradients_are_those_of_the_moments(name: str) -> None:
+    function = FUNCTIONS[name][0]
+
+    def total(mean: Tensor, spread: Tensor) -> Tensor:
+        factor = torch.tensor([[1.0, 0.0], [0.5, 0.7]], dtype=D) * spread
+        y = cp.propagate(function, cp.Gaussian(mean, factor @ factor.mT))
+        return (y.mean * C).sum() + (y.covariance_matrix * COVARIANCE).sum()
+
+    mean, spread = MEAN.clone().requires_grad_(), torch.tensor(0.9, dtype=D, requires_grad=True)
+    gradients = torch.autograd.grad(total(mean, spread), (mean, spread))
+    step = 1e-4
+    with torch.no_grad():
+        by_mean = [
+            (total(mean + step * e, spread) - total(mean - step * e, spread)) / (2 * step)
+            for e in torch.eye(2, dtype=D)
+        ]
+        by_spread = (total(mean, spread + step) - total(mean, spread - step)) / (2 * step)
+    # The third derivative of a moment is of the size of the moments, over 6 times step^2.
+    assert_close(gradients[0], torch.stack(by_mean), rtol=1e-6, atol=1e-6)
+    assert_close(gradients[1], by_spread, rtol=1e-6, atol=1e-6)
+
+
+ORIGINALS: dict[str, tuple[Function, Function]] = {
+    "silu": (F.silu, lambda x: x * torch.sigmoid(x)),
+    "gelu": (F.gelu, lambda x: x * 0.5 * (1 + torch.erf(x * 0.7071067811865476))),
+    "softsign": (F.softsign, lambda x: x / (x.abs() + 1)),
+    "hardswish": (F.hardswish, lambda x: x * F.relu6(x + 3) * (1 / 6)),
+    "sigmoid": (torch.sigmoid, lambda x: (1 + (-x).exp()).reciprocal()),
+    "tanh": (torch.tanh, lambda x: 2 * torch.sigmoid(2 * x) - 1),
+    "relu6": (F.relu6, lambda x: torch.minimum(torch.relu(x), torch.tensor(6.0))),
+    "leaky relu": (F.leaky_relu, lambda x: torch.where(x > 0, x, 0.01 * x)),
+    "mish": (F.mish, lambda x: x * torch.tanh(F.softplus(x))),
+    "cube": (lambda x: x**3, lambda x: x * x * x),
+    "nothing": (lambda x: 0 * x, lambda x: x**4 - (x * x) * (x * x)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_a_decomposed_function_is_the_original(name: str) -> None:
+    torch.manual_seed(0)
+    original, decomposed = ORIGINALS[name]
+    first, last = nn.Linear(3, 5).to(D), nn.Linear(5, 2).to(D)
+    x = cp.Gaussian.isotropic(torch.randn(4, 3, dtype=D), 0.7, batch_dims=1)
+    y = cp.propagate(lambda x: last(decomposed(first(x))), x)
+    z = cp.propagate(lambda x: last(original(first(x))), x)
+    assert_close(y.mean, z.mean, atol=1e-8)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ramp_of_wide_inputs_does_not_cancel(dtype: torch.dtype) -> None:
+    """relu(y) - relu(y - 1) is between 0 and 1 for any deviation."""
+    for stddev in (1e3, 1e7, 1e10):
+        x = cp.Gaussian(torch.zeros(2, dtype=dtype),
+                        stddev**2 * torch.tensor([[1, 0.6], [0.6, 1]], dtype=dtype))  # fmt: skip
+        y = cp.propagate(lambda x: torch.relu(x) - torch.relu(x - 1), x)
+        limit = np.arcsin(0.6) / (2 * np.pi)  # of two steps
+        assert_close(y.variance, torch.full((2,), 0.25, dtype=dtype), atol=2 / stddev)
+        assert float(y.covariance_matrix[0, 1]) == pytest.approx(limit, abs=2 / stddev + 1e-6)
+
+
+def test_reading_what_a_tensor_is_evaluates_nothing() -> None:
+    seen: list[Any] = []
+
+    def model(x: Any) -> Any:
+        y = torch.tanh(x) * x
+        seen.append((y.shape, y.dtype, y.device, y.dim(), y.requires_grad, repr(y), len(y)))
+        seen.append((y.is_pending, y.batch_shape, y.event_shape))
+        return y
+
+    cp.propagate(model, cp.Gaussian(MEAN, COVARIANCE))
+    assert seen[1] == (True, torch.Size(()), torch.Size((2,)))
+    assert "pending" in seen[0][5]
+
+
+def test_what_is_written_in_place_changes_no_pending_function() -> None:
+    def model(x: Any) -> Any:
+        h = torch.tanh(x)
+        product = x * h
+        h.mul_(3.0)
+        x.add_(1.0)
+        return product + 0 * h
+
+    y = cp.propagate(model, cp.Gaussian(MEAN, COVARIANCE))
+    z = cp.propagate(lambda x: x * torch.tanh(x), cp.Gaussian(MEAN, COVARIANCE))
+    assert_close(y.mean, z.mean, atol=1e-10)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-10)
+
+
+def test_the_batch_may_be_anywhere() -> None:
+    x = cp.Gaussian.isotropic(torch.randn(4, 3, 2, dtype=D), 0.5, batch_dims=1)
+    constants = torch.randn(3, 1, 2, dtype=D)  # for (3, batch, 2)
+    y = cp.propagate(lambda x: torch.sigmoid(x.movedim(0, 1) * constants) * x.movedim(0, 1), x)
+    z = cp.propagate(lambda x: torch.sigmoid(x * constants[:, 0]) * x, x)
+    assert_close(y.mean, z.mean, atol=1e-10)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-10)
+
+
+def test_constants_that_are_trained_are_taken_one_by_one() -> None:
+    rate = torch.tensor(1.3, dtype=D, requires_grad=True)
+    y = cp.propagate(lambda x: x * torch.sigmoid(rate * x), cp.Gaussian(MEAN, 0.01 * COVARIANCE))
+    (gradient,) = torch.autograd.grad(y.mean.sum(), rate)
+    slope = torch.sigmoid(1.3 * MEAN) * (1 - torch.sigmoid(1.3 * MEAN)) * MEAN**2
+    assert float(gradient) == pytest.approx(float(slope.sum()), rel=0.1)
+
+
+def test_what_has_no_moments_as_a_whole_says_so() -> None:
+    x = cp.Gaussian(torch.tensor([5.0], dtype=D), torch.tensor([[0.25]], dtype=D))
+    with pytest.warns(cp.ApproximationWarning, match="one by one, as if Gaussian in between"):
+        cp.propagate(lambda x: 1 / x.square(), x)
+
+
+@torch.no_grad()
+def test_what_is_flat_at_a_jump_has_torchs_value_there() -> None:
+    """sign(relu(y)) is 0 below zero, and relu(y) >= 0 everywhere."""
+    x = cp.Gaussian(MEAN, COVARIANCE)
+    above = 0.5 * (1 + torch.erf(MEAN / (2 * COVARIANCE.diagonal()).sqrt()))
+    y = cp.propagate(lambda x: torch.sign(torch.relu(x)), x)
+    assert_close(y.mean, above, atol=1e-14)
+    assert_close(y.variance, above * (1 - above), atol=1e-14)
+    always = cp.propagate(lambda x: torch.where(torch.relu(x) >= 0, x, 5.0), x)
+    assert_close(always.mean, MEAN, atol=1e-13)
+    seldom = cp.propagate(lambda x: torch.where(torch.relu(x) > 0, x, 5.0), x)
+    assert bool((seldom.mean > 1.0).all())
+
+
+def test_control_flow_cannot_depend_on_a_comparison() -> None:
+    x = cp.Gaussian(MEAN, COVARIANCE)
+    with pytest.raises(cp.UnsupportedOperation, match="random"):
+        cp.propagate(lambda x: x if (x > 0) else -x, x)
+    with pytest.raises(cp.UnsupportedOperation, match="random"):
+        cp.propagate(lambda x: torch.where(x > x.flip(0), x, -x), x)
