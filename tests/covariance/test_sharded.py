@@ -218,7 +218,7 @@ def _refusals() -> None:
         lambda: y.covariance_matrix,
         lambda: y.sample(2),
         lambda: y.to_torch(),
-        lambda: cp.propagate(lambda z: torch.relu(z) + z, y),
+        lambda: cp.propagate(lambda z: torch.relu(z) + torch.tanh(z), y),
         lambda: cp.propagate(lambda z: F.max_pool1d(z[None], 2), y),
         lambda: cp.propagate(torch.relu, y, cp.MonteCarlo(10)),
         lambda: cp.propagate(torch.relu, y, cp.Sketched(16)),
