@@ -137,7 +137,7 @@ class Expression:
 
     @property
     def rises(self) -> bool:
-        """Whether it is one function that never falls, which commutes with maxima."""
+        """Whether it is one nondecreasing function, which commutes with maxima."""
         if self.operation is None:
             return True
         if len(self.inner) != 1 or not self.inner[0].rises or self.parameters:

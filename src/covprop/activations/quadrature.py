@@ -30,7 +30,7 @@ class Quadrature(Correlated):
 
     kinks: where its derivatives jump; conditional_mean(mean, variance): E[g] in closed form, where
     there is one, turns the covariance of strongly correlated pairs into a one-dimensional integral;
-    rises: whether it never falls; parameters: numbers of each element that the function takes after
+    rises: whether it is nondecreasing; parameters: numbers of each element that the function takes after
     y. Parameters, and kinks that are tensors, have the shape (*batch, n) of the means.
     """
 
