@@ -30,8 +30,8 @@ class Quadrature(Correlated):
 
     kinks: where its derivatives jump; conditional_mean(mean, variance): E[g] in closed form, where
     there is one, turns the covariance of strongly correlated pairs into a one-dimensional integral;
-    rises: whether it is nondecreasing; parameters: numbers of each element that the function takes after
-    y. Parameters, and kinks that are tensors, have the shape (*batch, n) of the means.
+    rises: whether it is nondecreasing; parameters: numbers of each element that the function takes
+    after y. Parameters, and kinks that are tensors, have the shape (*batch, n) of the means.
     """
 
     function: Callable[..., Tensor]
