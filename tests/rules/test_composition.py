@@ -281,6 +281,14 @@ def test_what_is_flat_at_a_jump_has_torchs_value_there() -> None:
     assert bool((seldom.mean > 1.0).all())
 
 
+@torch.no_grad()
+def test_a_product_far_from_zero_does_not_cancel() -> None:
+    x = cp.Gaussian(torch.tensor([1e3], dtype=D), torch.tensor([[1e-6]], dtype=D))
+    y = cp.propagate(lambda x: (x - 1e3) * (x - 1e3), x)
+    assert float(y.mean) == pytest.approx(1e-6, rel=1e-12)
+    assert float(y.variance) == pytest.approx(2e-12, rel=1e-12)
+
+
 def test_control_flow_cannot_depend_on_a_comparison() -> None:
     x = cp.Gaussian(MEAN, COVARIANCE)
     with pytest.raises(cp.UnsupportedOperation, match="random"):

@@ -148,9 +148,11 @@ def _evaluated(
     """Operation by operation where that is exact and simple, else as one function."""
     expression, base = pending.expression, pending.base
     operation = expression.operation
-    function = operation is not None and operation.kind is Kind.FUNCTION
-    alone = len(expression.inner) == 1 and (expression.linear or expression.inner[0].affine)
-    if expression.affine or expression.replaced or (alone and (expression.linear or function)):
+    # A function of a Gaussian, or a product of two: coefficients of y^k would cancel far from zero.
+    plain = operation is not None and operation.kind in (Kind.FUNCTION, Kind.MULTIPLY)
+    of_gaussians = plain and all(one.affine for one in expression.inner)
+    scaled = expression.linear and len(expression.inner) == 1
+    if expression.affine or expression.replaced or of_gaussians or scaled:
         return one_by_one()
     activation = closed_form(expression)
     if activation is None and expression.stepwise:
