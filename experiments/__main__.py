@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from covprop.errors import LostRank
-from covprop.ranks import Ranks, joined, own_rank
+from covprop.ranks import Ranks, own_rank, process_group
 from experiments import (
     accuracy,
     deep,
@@ -85,7 +85,7 @@ def main() -> int:
     """Run a command; what cannot be done is one sentence and exit code 2."""
     arguments = parser().parse_args()
     try:
-        with joined() as ranks:
+        with process_group() as ranks:
             command(arguments, ranks)
     except LostRank as error:
         if own_rank() == error.speaker:
@@ -102,7 +102,7 @@ def main() -> int:
 def command(arguments: argparse.Namespace, ranks: Ranks) -> None:
     """Measure and print, or render and say where; under torchrun processes share the measuring."""
     if arguments.name not in EXPERIMENTS:
-        ranks.first_alone()
+        ranks.finish_unless_first()
     if arguments.name == "merge":
         merged = record.merge(arguments.out / f"{arguments.into}.json", arguments.files)
         print(f"{merged.path}: {len(merged.results)} results")

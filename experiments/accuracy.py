@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.lineage import Lineage, Node
+from covprop.carriers import Full
 from experiments.options import Options
 from experiments.table import Table
 from tests.architectures import ARCHITECTURES
@@ -26,16 +26,16 @@ INPUTS, SAMPLES, CHUNK = 5, 200_000, 10_000
 @contextmanager
 def independent_branches() -> Iterator[None]:
     """Take tensors that meet as independent, as most tools do."""
-    plain = Lineage.cross
+    plain = Full.cross
 
-    def cross(self: Lineage, u: Node, v: Node) -> Tensor | None:
-        return plain(self, u, v) if u is v else None
+    def cross(self: Full, other: Full) -> Tensor | None:
+        return plain(self, other) if self is other else None
 
-    Lineage.cross = cross  # type: ignore[method-assign]
+    Full.cross = cross  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Lineage.cross = plain  # type: ignore[method-assign]
+        Full.cross = plain  # type: ignore[method-assign]
 
 
 def sampled_stddev(model: nn.Module, x: cp.Gaussian, samples: int, seed: int) -> Tensor:

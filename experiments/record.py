@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 
 import covprop
+from covprop.files import write_atomically
 
 PAUSE = 5.0
 """Seconds between two writes of a growing file: what a run loses when it is killed."""
@@ -118,10 +119,9 @@ def write(path: Path, settings: dict[str, Any], results: Any, **further: Any) ->
     """Write all of it, one result to a line, replacing the file in one step."""
     record = {"settings": settings, "versions": versions(), **further, "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     sections = ",\n".join(f" {json.dumps(key)}: {_lines(part)}" for key, part in record.items())
-    partial.write_text(f"{{\n{sections}\n}}\n")
-    partial.replace(path)
+    text = f"{{\n{sections}\n}}\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _lines(section: Any) -> str:

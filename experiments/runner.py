@@ -37,10 +37,10 @@ def run(experiment: ModuleType, options: Options, ranks: Ranks = ALONE) -> dict[
     """
     path, settings = options.path(experiment.NAME), experiment.settings(options)
     missing: list[str] = [] if ranks.rank else _missing(experiment, options)
-    missing = json.loads(ranks.agreed(json.dumps(missing)))
+    missing = json.loads(ranks.broadcast(json.dumps(missing)))
     pause = PAUSE if ranks.size == 1 else 0.0  # so that nothing is lost with a process
     record = Record(part(path, ranks.rank) if ranks.rank else path, settings, pause)
-    bar = tqdm(ranks.dealt(missing), experiment.NAME, len(missing), disable=_quiet(ranks))
+    bar = tqdm(ranks.take(missing), experiment.NAME, len(missing), disable=_quiet(ranks))
     try:
         for key in bar:
             bar.set_postfix_str(key, refresh=False)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covprop.activations import Activation, exponential, rectified, smooth
+from covprop.activations import Activation, piecewise, smooth
 
 
 class Case(NamedTuple):
@@ -41,81 +41,81 @@ def _double(value: float) -> Tensor:
 
 
 CASES: dict[str, Case] = {
-    "relu": Case(nn.ReLU(), rectified.relu, EXACT, "relu", (0.0,)),
-    "leaky_relu(0.01)": Case(nn.LeakyReLU(), rectified.leaky_relu, EXACT, "leaky_relu", (0.0,)),
+    "relu": Case(nn.ReLU(), piecewise.relu, EXACT, "relu", (0.0,)),
+    "leaky_relu(0.01)": Case(nn.LeakyReLU(), piecewise.leaky_relu, EXACT, "leaky_relu", (0.0,)),
     "leaky_relu(0.3)": Case(
-        nn.LeakyReLU(0.3), partial(rectified.leaky_relu, 0.3), EXACT, "leaky_relu", (0.0,)
+        nn.LeakyReLU(0.3), partial(piecewise.leaky_relu, 0.3), EXACT, "leaky_relu", (0.0,)
     ),
     "leaky_relu(-0.5)": Case(
-        nn.LeakyReLU(-0.5), partial(rectified.leaky_relu, -0.5), EXACT, "leaky_relu", (0.0,)
+        nn.LeakyReLU(-0.5), partial(piecewise.leaky_relu, -0.5), EXACT, "leaky_relu", (0.0,)
     ),
-    "rrelu": Case(nn.RReLU().eval(), rectified.rrelu, EXACT, "rrelu", (0.0,)),
+    "rrelu": Case(nn.RReLU().eval(), piecewise.rrelu, EXACT, "rrelu", (0.0,)),
     "rrelu(0.2, 0.8)": Case(
-        nn.RReLU(0.2, 0.8).eval(), partial(rectified.rrelu, 0.2, 0.8), EXACT, "rrelu", (0.0,)
+        nn.RReLU(0.2, 0.8).eval(), partial(piecewise.rrelu, 0.2, 0.8), EXACT, "rrelu", (0.0,)
     ),
-    "prelu(0.2)": Case(_prelu, lambda: rectified.prelu(_double(0.2)), EXACT, "prelu", (0.0,)),
-    "relu6": Case(nn.ReLU6(), rectified.relu6, EXACT, "relu6", (0.0, 6.0)),
-    "hardtanh": Case(nn.Hardtanh(), rectified.hardtanh, EXACT, "hardtanh", (-1.0, 1.0)),
+    "prelu(0.2)": Case(_prelu, lambda: piecewise.prelu(_double(0.2)), EXACT, "prelu", (0.0,)),
+    "relu6": Case(nn.ReLU6(), piecewise.relu6, EXACT, "relu6", (0.0, 6.0)),
+    "hardtanh": Case(nn.Hardtanh(), piecewise.hardtanh, EXACT, "hardtanh", (-1.0, 1.0)),
     "hardtanh(-0.5, 2)": Case(
         nn.Hardtanh(-0.5, 2.0),
-        partial(rectified.hardtanh, -0.5, 2.0),
+        partial(piecewise.hardtanh, -0.5, 2.0),
         EXACT,
         "hardtanh",
         (-0.5, 2.0),
     ),
     "clamp(-0.7, 1.2)": Case(
         partial(torch.clamp, min=-0.7, max=1.2),
-        partial(rectified.clamp, -0.7, 1.2),
+        partial(piecewise.clamp, -0.7, 1.2),
         EXACT,
         "clamp",
         (-0.7, 1.2),
     ),
     "clamp(min=0.4)": Case(
-        partial(torch.clamp, min=0.4), partial(rectified.clamp, min=0.4), EXACT, "clamp", (0.4,)
+        partial(torch.clamp, min=0.4), partial(piecewise.clamp, min=0.4), EXACT, "clamp", (0.4,)
     ),
     "clamp(max=-0.3)": Case(
-        partial(torch.clamp, max=-0.3), partial(rectified.clamp, max=-0.3), EXACT, "clamp", (-0.3,)
+        partial(torch.clamp, max=-0.3), partial(piecewise.clamp, max=-0.3), EXACT, "clamp", (-0.3,)
     ),
     "clamp_min(-0.2)": Case(
         partial(torch.clamp_min, min=-0.2),
-        partial(rectified.clamp_min, -0.2),
+        partial(piecewise.clamp_min, -0.2),
         EXACT,
         "clamp_min",
         (-0.2,),
     ),
     "clamp_max(0.8)": Case(
         partial(torch.clamp_max, max=0.8),
-        partial(rectified.clamp_max, 0.8),
+        partial(piecewise.clamp_max, 0.8),
         EXACT,
         "clamp_max",
         (0.8,),
     ),
     "threshold(0.5, -1)": Case(
         nn.Threshold(0.5, -1.0),
-        partial(rectified.threshold, 0.5, -1.0),
+        partial(piecewise.threshold, 0.5, -1.0),
         EXACT,
         "threshold",
         (0.5,),
         (0.5,),
     ),
-    "hardsigmoid": Case(nn.Hardsigmoid(), rectified.hardsigmoid, EXACT, "hardsigmoid", (-3.0, 3.0)),
-    "abs": Case(torch.abs, rectified.absolute, EXACT, "abs", (0.0,)),
-    "sign": Case(torch.sign, rectified.sign, EXACT, "sign", (0.0,), (0.0,)),
+    "hardsigmoid": Case(nn.Hardsigmoid(), piecewise.hardsigmoid, EXACT, "hardsigmoid", (-3.0, 3.0)),
+    "abs": Case(torch.abs, piecewise.absolute, EXACT, "abs", (0.0,)),
+    "sign": Case(torch.sign, piecewise.sign, EXACT, "sign", (0.0,), (0.0,)),
     "heaviside": Case(
-        _step, lambda: rectified.heaviside(_double(1.0)), EXACT, "heaviside", (0.0,), (0.0,)
+        _step, lambda: piecewise.heaviside(_double(1.0)), EXACT, "heaviside", (0.0,), (0.0,)
     ),
     "softshrink(0.5)": Case(
-        nn.Softshrink(), rectified.softshrink, EXACT, "softshrink", (-0.5, 0.5)
+        nn.Softshrink(), piecewise.softshrink, EXACT, "softshrink", (-0.5, 0.5)
     ),
     "softshrink(1.5)": Case(
-        nn.Softshrink(1.5), partial(rectified.softshrink, 1.5), EXACT, "softshrink", (-1.5, 1.5)
+        nn.Softshrink(1.5), partial(piecewise.softshrink, 1.5), EXACT, "softshrink", (-1.5, 1.5)
     ),
     "hardshrink(0.5)": Case(
-        nn.Hardshrink(), rectified.hardshrink, EXACT, "hardshrink", (-0.5, 0.5), (-0.5, 0.5)
+        nn.Hardshrink(), piecewise.hardshrink, EXACT, "hardshrink", (-0.5, 0.5), (-0.5, 0.5)
     ),
     "hardshrink(1.2)": Case(
         nn.Hardshrink(1.2),
-        partial(rectified.hardshrink, 1.2),
+        partial(piecewise.hardshrink, 1.2),
         EXACT,
         "hardshrink",
         (-1.2, 1.2),
@@ -136,13 +136,14 @@ CASES: dict[str, Case] = {
     "pow(4)": Case(
         partial(torch.pow, exponent=4.0), partial(smooth.integer_power, 4.0), EXACT, "pow"
     ),
-    "elu(1.0)": Case(nn.ELU(), exponential.elu, EXACT, "elu", (0.0,)),
-    "elu(0.4)": Case(nn.ELU(0.4), partial(exponential.elu, 0.4), EXACT, "elu", (0.0,)),
-    "selu": Case(nn.SELU(), exponential.selu, EXACT, "selu", (0.0,)),
-    "celu(1.0)": Case(nn.CELU(), exponential.celu, EXACT, "celu", (0.0,)),
-    "celu(1.5)": Case(nn.CELU(1.5), partial(exponential.celu, 1.5), EXACT, "celu", (0.0,)),
+    "elu(1.0)": Case(nn.ELU(), smooth.elu, EXACT, "elu", (0.0,)),
+    "elu(0.4)": Case(nn.ELU(0.4), partial(smooth.elu, 0.4), EXACT, "elu", (0.0,)),
+    "selu": Case(nn.SELU(), smooth.selu, EXACT, "selu", (0.0,)),
+    "celu(1.0)": Case(nn.CELU(), smooth.celu, EXACT, "celu", (0.0,)),
+    "celu(1.5)": Case(nn.CELU(1.5), partial(smooth.celu, 1.5), EXACT, "celu", (0.0,)),
     "sigmoid": Case(nn.Sigmoid(), smooth.sigmoid, QUADRATURE, "sigmoid"),
     "tanh": Case(nn.Tanh(), smooth.tanh, QUADRATURE, "tanh"),
+    "atan": Case(torch.atan, smooth.arctangent, QUADRATURE, "atan"),
     "silu": Case(nn.SiLU(), smooth.silu, QUADRATURE, "silu"),
     "mish": Case(nn.Mish(), smooth.mish, QUADRATURE, "mish"),
     "softplus": Case(nn.Softplus(), smooth.softplus, QUADRATURE, "softplus"),

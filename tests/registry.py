@@ -1,19 +1,33 @@
-"""The tables of rules, left as they were by what registers rules of its own."""
+"""The table of rules: what a function has there, and how to leave it as it was."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from covprop import dispatch
+import torch
+
+from covprop.flow.table import TABLE
+
+WITHOUT_RULE = torch.logcumsumexp
+"""A torch function of a tensor and a dimension that has no rule: another, once it has one."""
+ELEMENTWISE_WITHOUT_RULE = torch.sinc
+"""The same of every element alone; the method of the tensor has its name."""
+
+
+def rule_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The body of the rule of a torch function, that of `relu` for `relu_`; None without a rule."""
+    row = TABLE.get(function)
+    if row is None or row.in_place_of is None:
+        return None if row is None else row.body
+    return TABLE[row.in_place_of].body
 
 
 @contextmanager
 def registry_kept() -> Iterator[None]:
     """Forget every rule that is registered inside."""
-    tables = dispatch.RULES, dispatch.BATCH, dispatch.KIND, dispatch.IN_PLACE, dispatch.OPERATIONS
-    before = [table.copy() for table in tables]
+    before = TABLE.copy()
     try:
         yield
     finally:
-        for table, content in zip(tables, before, strict=True):
-            table.clear()
-            getattr(table, "update" if isinstance(table, dict) else "extend")(content)
+        TABLE.clear()
+        TABLE.update(before)

@@ -1,7 +1,8 @@
-"""The shape of the code: which module may import which, and how long modules are."""
+"""The shape of the code: layers whose imports point down, and modules of a readable length."""
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,97 +11,47 @@ import covprop
 
 SOURCE = Path(covprop.__file__).parent
 LONGEST = 400
-"""Lines of a module; the aim is 250."""
+"""Lines of a module."""
 
-LAYERS: dict[str, set[str]] = {
-    "errors": set(),
-    "eager": set(),
-    "kernels": {"errors"},
-    "covariance": {"errors", "kernels"},
-    "activations": {"errors", "kernels"},
-    "dispatch": {"errors"},
-    "validation": {"errors", "kernels", "covariance"},
-    "sampling": set(),
-    "room": {"covariance"},
-    "counted": {"covariance", "dispatch", "errors"},
-    "distributions": {"errors", "kernels", "covariance"},
-    "gaussian": {"errors", "kernels", "covariance", "distributions", "sampling", "validation"},
-    "mixture": {"covariance", "gaussian", "sampling"},
-    "gate": {"dispatch", "errors", "gaussian", "methods"},
-    "ranks": {"errors"},
-    "methods": {"errors", "kernels", "covariance", "activations", "dispatch", "eager",
-                "validation", "gaussian", "mixture", "report", "sampling", "room"},
-    "transfers": {"covariance"},
-    "contraction": set(),
-    "lineage": {"errors", "kernels", "contraction", "covariance", "activations", "methods",
-                "room"},
-    "layout": {"errors", "dispatch", "lineage"},
-    "facts": set(),
-    "pending": {"errors", "activations"},
-    "tensor": {"errors", "covariance", "activations", "methods", "lineage", "dispatch", "facts",
-               "layout", "pending", "transfers", "validation"},
-    "rules": {"errors", "kernels", "contraction", "covariance", "activations", "methods",
-              "lineage", "dispatch", "layout", "pending", "tensor", "transfers"},
-    "bound": {"errors", "kernels", "activations", "methods", "rules", "gaussian"},
-    "operations": {"errors", "dispatch", "activations", "rules"},
-    "report": {"errors"},
-    "divergences": {"gaussian"},
-    "moves": set(),
-    "extents": {"errors"},
-    "costs": {"activations", "counted", "covariance", "dispatch", "extents"},
-    "plan": {"errors", "costs", "counted", "covariance", "dispatch", "gaussian", "lineage", "moves",
-             "report", "tensor"},
-    "progress": {"plan"},
-    "retrace": {"errors", "covariance", "dispatch", "gaussian", "lineage", "methods", "report",
-                "room", "sampling", "tensor", "transfers"},
-    "departure": set(),
-    "orders": {"activations", "methods"},
-    "sampled": {"dispatch", "kernels", "plan"},
-    "remedy": set(),
-    "steps": {"departure", "gaussian", "kernels", "orders", "remedy", "report"},
-    "trace": {"covariance", "departure", "dispatch", "eager", "gaussian", "kernels", "lineage",
-              "methods", "orders", "plan", "propagate", "sampled", "steps", "tensor"},
-    "running": {"errors", "kernels", "covariance", "dispatch", "eager", "gaussian", "lineage",
-                "methods", "retrace", "sampling", "tensor"},
-    "propagate": {"errors", "covariance", "dispatch", "eager", "gate", "gaussian", "methods",
-                  "lineage", "tensor", "rules", "plan", "progress", "report", "retrace",
-                  "room", "running", "sampling"},
-    "footprint": {"dispatch"},
-    "comparison": {"gaussian", "methods", "remedy", "report"},
-    "verdict": {"comparison", "divergences", "gaussian", "report"},
-    "reference": {"comparison", "errors", "footprint", "gaussian", "methods", "plan", "verdict"},
-    "compare": {"comparison", "dispatch", "divergences", "footprint", "gaussian", "methods",
-                "plan", "progress", "propagate", "reference", "verdict"},
-    "bayes": {"errors", "kernels", "covariance", "activations", "dispatch", "gaussian", "methods",
-              "propagate", "report", "rules", "tensor"},
-    "robustness": {"compare", "errors", "kernels", "covariance", "gate", "gaussian", "methods",
-                   "progress", "propagate", "report", "verdict"},
-    "joint": {"errors", "gaussian", "methods", "propagate", "tensor"},
-    "report.page": {"", "comparison", "departure", "gaussian", "report", "robustness", "steps"},
-    "demo": {"", "report.page", "robustness"},
-    "cli": {"compare", "comparison", "covariance", "dispatch", "errors", "gaussian", "methods",
-            "mixture", "plan", "propagate", "ranks", "reference", "remedy", "report", "report.page",
-            "robustness", "room", "sampling", "steps", "trace", "validation"},
-    "__main__": {"cli"},
-    "": {"activations", "bayes", "covariance", "rules", "bound", "compare", "comparison",
-         "dispatch", "divergences", "errors", "gaussian", "joint", "methods", "mixture",
-         "operations", "plan", "propagate", "robustness", "steps", "tensor", "trace"},
-}  # fmt: skip
-"""What each part may import besides itself; "" is the package itself, "a.b" within a."""
+LAYERS = (
+    "__main__",
+    "cli",
+    "demo",
+    "report",
+    "robustness",
+    "bayes",
+    "diagnostics",
+    "operations",
+    "propagate",
+    "methods",
+    "rules",
+    "carriers",
+    "flow",
+    "mixture",
+    "gaussian",
+    "validation",
+    "activations",
+    "covariance",
+    "kernels",
+    "ranks",
+    "plots",
+    "text_table",
+    "files",
+    "errors",
+    "module_paths",
+)
+"""From top to bottom: a module imports from its own layer and from those below it, nothing else.
+
+The package itself offers the public names, and is imported by clients alone."""
+CLIENTS = LAYERS[: LAYERS.index("bayes") + 1]
 
 MODULES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 every_module = pytest.mark.parametrize("name", MODULES)
 
 
-def part_of(name: str) -> str:
-    """The part that a file or a dotted name belongs to: the innermost that has a place."""
-    words = name.removesuffix(".py").replace("/", ".").removesuffix("__init__").split(".")
-    found = (".".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((part for part in found if part in LAYERS), "")
-
-
-def parts_imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, part) for every import of covprop, wherever in the module."""
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, layer) for every import of covprop, wherever in the module; "" is the package."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -110,44 +61,59 @@ def parts_imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
         else:
             continue
         for name in names:
-            if name.split(".")[0] == "covprop":
-                yield node.lineno, part_of(name.removeprefix("covprop").removeprefix("."))
+            package, _, rest = name.partition(".")
+            if package == "covprop":
+                layer = rest.partition(".")[0]
+                yield node.lineno, layer if layer in LAYERS else ""
 
 
-@every_module
-def test_imports_point_one_way(name: str) -> None:
-    part = part_of(name)
-    assert part or name == "__init__.py", f"give {name} a place in LAYERS"
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__.py"])
+def test_imports_point_down(name: str) -> None:
+    own = name.partition("/")[0].removesuffix(".py")
+    assert own in LAYERS, f"give {own} a place in LAYERS"
+    above = LAYERS[: LAYERS.index(own)]
     wrong = [
-        f"{name}:{line} imports {target or 'covprop'}"
-        for line, target in parts_imported(ast.parse(MODULES[name].read_text()))
-        if target not in LAYERS[part] | {part}
+        f"{name}:{line} imports {layer or 'covprop'}"
+        for line, layer in imports(TREES[name])
+        if layer in above or (not layer and own not in CLIENTS)
     ]
     assert wrong == []
 
 
-def test_the_order_of_the_parts_has_no_cycle() -> None:
+def test_every_layer_exists() -> None:
+    names = {name.partition("/")[0].removesuffix(".py") for name in MODULES} - {"__init__"}
+    assert sorted(names) == sorted(LAYERS)
+
+
+def test_modules_of_a_layer_have_no_cycle() -> None:
+    """Also within a folder an order exists in which modules can be read."""
+    dotted = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
+              for name in MODULES if name != "__init__.py"}  # fmt: skip
+    needs: dict[str, set[str]] = {}
+    for module, name in dotted.items():
+        found = set()
+        for node in ast.walk(TREES[name]):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("covprop."):
+                base = (node.module or "").removeprefix("covprop.")
+                parts = [f"{base}.{alias.name}" for alias in node.names]
+                found |= {part if part in dotted else base for part in parts}
+        needs[module] = {one for one in found if one in dotted and one != module}
+    # A package's __init__ imports its modules, which import each other and never the package.
+    for module in list(needs):
+        needs[module] = {one for one in needs[module] if not module.startswith(f"{one}.")}
     placed: set[str] = set()
-    waiting = dict(LAYERS)
-    while waiting:
-        ready = [part for part, needs in waiting.items() if needs <= placed]
-        assert ready, f"a cycle among {sorted(waiting)}"
-        for part in ready:
-            placed.add(part)
-            del waiting[part]
-
-
-def test_every_part_exists() -> None:
-    assert sorted(set(LAYERS) - {part_of(name) for name in MODULES}) == []
+    while len(placed) < len(needs):
+        ready = {module for module in needs if module not in placed and needs[module] <= placed}
+        assert ready, f"a cycle among {sorted(set(needs) - placed)}"
+        placed |= ready
 
 
 @every_module
 def test_imports_are_at_the_top(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
-    top = {id(node) for node in tree.body}
+    top = {id(node) for node in TREES[name].body}
     nested = [
         node.lineno
-        for node in ast.walk(tree)
+        for node in ast.walk(TREES[name])
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top
     ]
     assert nested == [] or name == "demo.py"  # which asks for scikit-learn only when it runs
@@ -164,19 +130,50 @@ def test_a_module_is_short_and_named_after_a_concept(name: str) -> None:
 def test_nothing_prints(name: str) -> None:
     calls = [
         node.lineno
-        for node in ast.walk(ast.parse(MODULES[name].read_text()))
+        for node in ast.walk(TREES[name])
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "print"
     ]
-    assert calls == [] or name in ("compare.py", "demo.py")  # which are to show a table
+    assert calls == [] or name in ("diagnostics/compare.py", "demo.py")  # which show a table
+
+
+@cache
+def carriers() -> set[str]:
+    """The names of `Carrier` and of all classes that come of it."""
+    classes = [node for tree in TREES.values() for node in ast.walk(tree)
+               if isinstance(node, ast.ClassDef)]  # fmt: skip
+    found, before = {"Carrier"}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {
+            node.name
+            for node in classes
+            if any(isinstance(base, ast.Name) and base.id in found for base in node.bases)
+        }
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("carriers/")])
+def test_nothing_asks_which_carrier_it_has(name: str) -> None:
+    """Outside the files of the carriers; methods name the carrier that they start with."""
+    kinds = carriers()
+    assert kinds >= {"Full", "IndependentMaxima", "Variances", "Tangents", "Planned"}
+    asked = [
+        node.lineno
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and any(isinstance(part, ast.Name) and part.id in kinds for part in ast.walk(node.args[1]))
+    ]
+    assert asked == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])
 def test_a_class_is_abstract_or_final(name: str) -> None:
     """Only classes that say so are subclassed; autograd's functions and errors are torch's way."""
-    tree = ast.parse(MODULES[name].read_text())
-    for node in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+    for node in [node for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)]:
         bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
         marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
         if (

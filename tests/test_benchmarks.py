@@ -60,6 +60,7 @@ def test_sketches_of_residual_networks_are_measured(monkeypatch):
     with monkeypatch.context() as here:  # one process of its own is enough, below
         here.setattr("benchmarks.memory.spawned", lambda function, *given: function(*given))
         here.setattr("benchmarks.sketched.ROUNDS", 1)
+        here.setattr("benchmarks.sketched.PASSES", 1)
         result = bench.measured("sketched-units", smoke=True)
     assert result.get("failure") is None
     assert len(result["rows"]) == len(result["sides"]) == 2

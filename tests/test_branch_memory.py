@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.lineage import Lineage, Node
+from covprop.carriers import Full
 
 CHANNELS, SIDE = 4, 5
 WIDTH = CHANNELS * SIDE * SIDE
 
 
 @pytest.fixture
-def crossings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Node, Node]]:
+def crossings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Full, Full]]:
     """Every cross-covariance that is asked for."""
-    calls: list[tuple[Node, Node]] = []
-    plain = Lineage.cross
+    calls: list[tuple[Full, Full]] = []
+    plain = Full.cross
 
-    def counted(self: Lineage, u: Node, v: Node) -> Tensor | None:
-        calls.append((u, v))
-        return plain(self, u, v)
+    def counted(self: Full, other: Full) -> Tensor | None:
+        calls.append((self, other))
+        return plain(self, other)
 
-    monkeypatch.setattr(Lineage, "cross", counted)
+    monkeypatch.setattr(Full, "cross", counted)
     return calls
 
 

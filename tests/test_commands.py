@@ -2,12 +2,28 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
+from torch import nn
 
+from benchmarks import models
 from covprop import demo
 from experiments import __main__ as experiments
-from experiments import deep, mnist, noisy, ood, table1, table2, table3, training, uci
+from experiments import (
+    accuracy,
+    deep,
+    mnist,
+    noisy,
+    ood,
+    rivals,
+    split,
+    table1,
+    table2,
+    table3,
+    training,
+    uci,
+)
 from experiments.__main__ import EXPERIMENTS
 from experiments.options import Options
 
@@ -37,7 +53,21 @@ def needs_data(name: str) -> None:
 
 @pytest.fixture
 def few(monkeypatch):
-    """As many networks, methods and tables as in any smoke run, of fewer instances."""
+    """As many methods and tables as in any smoke run, of fewer instances and smaller networks."""
+    fully, convolutional = models.fully_connected, models.convolutional
+    small = {
+        "FC-4": (partial(fully, 4, 8), (8,)), "FC-8": (partial(fully, 8, 8), (8,)),
+        "CNN-4": (partial(convolutional, 4, 4, 2), (1, 4, 4)),
+        "CNN-8": (partial(convolutional, 8, 4, 2), (1, 4, 4)),
+    }  # fmt: skip
+    monkeypatch.setattr(table1, "SMALL", small)
+    monkeypatch.setattr(rivals, "SMOKE_SAMPLES", 400)
+    some = {name: accuracy.ARCHITECTURES[name] for name in ("VGG", "gated MLP")}
+    monkeypatch.setattr(accuracy, "ARCHITECTURES", some)
+    layers = nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10)
+    monkeypatch.setitem(split.MAKERS, "MLP", lambda: nn.Sequential(nn.Flatten(), *layers))
+    parts = nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 10)
+    monkeypatch.setitem(split.MAKERS, "CNN", lambda: nn.Sequential(*parts))
     monkeypatch.setattr(table1, "SMOKE_INSTANCES", 1)
     monkeypatch.setattr(table2, "SMOKE_INSTANCES", 1)
     monkeypatch.setattr(table3, "SMOKE_SPLITS", 2)

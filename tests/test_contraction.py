@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import covprop as cp
-from covprop.contraction import Contraction
-from covprop.lineage import Lineage
+from covprop.flow.contraction import Contraction
+from covprop.flow.lineage import Lineage
+from tests.gaussians import gaussian, weight
 from tests.oracles import assert_close
-from tests.test_lineage import gaussian, weight
 
 ROUNDING = 2e-12
 """A few thousand additions of numbers of the order of 1 to 10, in float64."""

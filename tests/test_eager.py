@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import covprop as cp
-from covprop.eager import eager
+from covprop.flow.eager import eager
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch.jit
 
@@ -80,10 +80,19 @@ def test_the_compiler_is_back_when_the_last_thread_has_left() -> None:
     assert stance._stance.stance == "default"
 
 
-def test_nothing_is_imported_for_models_that_are_not_compiled() -> None:
-    code = "import sys, covprop; assert 'torch._dynamo' not in sys.modules"
+NEW_PROCESS = """
+import sys
+import covprop as cp
+assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
+import torch
+cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
+"""
 
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+def test_a_new_process_imports_no_compiler_and_its_first_call_does_not_warn() -> None:
+    command = [sys.executable, "-W", "error::DeprecationWarning", "-c", NEW_PROCESS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(3))])

@@ -19,12 +19,8 @@ from torch.distributions import (
 
 import covprop as cp
 from covprop.covariance import Dense, Diagonal, LowRank
+from tests.gaussians import numbers
 from tests.oracles import assert_close
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def matrix(*shape: int, rank: int | None = None) -> Tensor:

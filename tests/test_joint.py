@@ -5,16 +5,10 @@ import torch
 from torch import nn
 
 import covprop as cp
+from tests.gaussians import gaussian
 from tests.oracles import assert_close
 
 D = torch.float64
-
-
-def gaussian(size: int, batch: int | None = None) -> cp.Gaussian:
-    generator = torch.Generator().manual_seed(size)
-    shape = () if batch is None else (batch,)
-    factor = torch.randn(*shape, size, size, dtype=D, generator=generator)
-    return cp.Gaussian(torch.randn(*shape, size, dtype=D, generator=generator), factor @ factor.mT)
 
 
 def test_the_joint_of_a_linear_map_is_that_of_linear_algebra():
@@ -35,7 +29,7 @@ def test_the_joint_of_an_activation_has_steins_covariance():
 
 
 def test_a_marginal_is_a_part():
-    x = gaussian(5, batch=2)
+    x = gaussian(5, batch=(2,))
     part = x.marginal([3, 0])
     assert_close(part.mean, x.mean[:, [3, 0]])
     assert_close(part.covariance_matrix, x.covariance_matrix[:, [3, 0]][:, :, [3, 0]])
@@ -57,7 +51,7 @@ def test_conditioning_is_regression():
 
 
 def test_conditioning_with_noise_is_a_kalman_update_in_every_element_of_a_batch():
-    x, layer = gaussian(3, batch=4), nn.Linear(3, 2, bias=False).double()
+    x, layer = gaussian(3, batch=(4,)), nn.Linear(3, 2, bias=False).double()
     value = torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         posterior = cp.joint(layer, x).condition([3, 4], value, noise=0.1)
@@ -87,7 +81,7 @@ def test_a_module_that_changes_its_input_in_place_has_the_joint_of_the_input() -
 
 
 def test_the_joint_of_what_moves_the_batch_has_it_first() -> None:
-    x = gaussian(3, batch=2)
+    x = gaussian(3, batch=(2,))
     both = cp.joint(lambda x: x.unsqueeze(0).transpose(0, 2), x)
     assert_close(both.mean, x.mean.repeat(1, 2), rtol=0)
 

@@ -72,19 +72,11 @@ def test_the_wheel_needs_torch_numpy_and_tqdm_alone(wheel: Path) -> None:
 
 def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", home)
+    run(sys.executable, "-m", "venv", "--without-pip", home)
     (packages,) = home.glob("lib/python*/site-packages")
     python = home / "bin" / "python"
-    run(
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
+    run(*pip, "install", "--no-deps", "--no-index", wheel)
     # The environment sees torch where it is installed already; what it has itself comes first.
     (packages / "installed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     where, mean = run(python, "-I", "-c", PROGRAM, cwd=tmp_path).splitlines()

@@ -19,7 +19,7 @@ ACCURACY = {EXACT: 1e-9, "quadrature": 1e-8}
 TINY = 1e-200
 """Below it, intermediate squares have no digits left."""
 
-examples = settings(max_examples=60, derandomize=True, deadline=None)
+examples = settings(max_examples=40, derandomize=True, deadline=None)
 activations = st.sampled_from(sorted(CASES))
 continuous = st.sampled_from(sorted(CONTINUOUS))
 methods = st.sampled_from([cp.Exact(), cp.Series(order=1), cp.Series(order=5)])

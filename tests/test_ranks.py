@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from covprop import ranks
 from covprop.errors import LostRank
-from covprop.ranks import Ranks, joined
+from covprop.ranks import Ranks, process_group
 from experiments import runner
 from experiments.options import Options
 from experiments.record import Record, part, read
@@ -25,14 +25,14 @@ INSTANCES = 9
 
 def test_without_torchrun_there_is_one_process_and_no_group() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with joined() as alone:
+    with process_group() as alone:
         assert (alone.rank, alone.size) == (0, 1)
-        assert list(alone.dealt("abc")) == ["a", "b", "c"]
+        assert list(alone.take("abc")) == ["a", "b", "c"]
         assert alone.gather(3) == [3]
-        assert alone.agreed("x") == "x"
+        assert alone.broadcast("x") == "x"
         assert alone.part(5) == slice(0, 5)
         assert signal.getsignal(signal.SIGTERM) is before
-        alone.first_alone()
+        alone.finish_unless_first()
         alone.check()
     assert not dist.is_initialized()
 
@@ -45,9 +45,9 @@ def test_the_parts_of_a_batch_are_all_of_it_in_order(count: int) -> None:
 
 
 def _gathered(folder: Path) -> None:
-    with joined() as here:
-        mine = list(here.dealt(range(20)))
-        word = here.agreed(f"by {here.rank}")
+    with process_group() as here:
+        mine = list(here.take(range(20)))
+        word = here.broadcast(f"by {here.rank}")
         found = here.gather((here.rank, word, mine, torch.full((3,), here.rank)))
         torch.save(found, folder / "found.pt")
     assert not dist.is_initialized()
@@ -89,9 +89,9 @@ def counting(folder: Path, fatal: str | None = None, slow: float = 0.0) -> Any:
 
 
 def _experiment(folder: Path, fatal: str | None, slow: float) -> None:
-    ranks.SILENCE = 4.0  # in place of a minute
+    ranks.TIMEOUT = 4.0  # in place of a minute
     try:
-        with joined() as here:
+        with process_group() as here:
             runner.run(counting(folder, fatal, slow), Options(out=folder / "r.json"), here)
     except LostRank as error:
         (folder / f"told{os.environ['RANK']}").write_text(f"{error.speaker}: {error}")
@@ -139,8 +139,8 @@ def test_a_process_that_ends_is_named_and_what_is_finished_is_kept(
 
 def _ended(folder: Path) -> None:
     try:
-        with joined() as here:
-            here.agreed("begun")
+        with process_group() as here:
+            here.broadcast("begun")
             if here.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()

@@ -1,6 +1,5 @@
 """propagate: what it refuses, and what it says."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -79,9 +78,9 @@ def test_wrong_arguments_get_one_sentence(name: str) -> None:
 
 
 def test_an_output_of_unknown_type_is_refused() -> None:
-    @dataclass
     class Output:
-        value: Any
+        def __init__(self, value: Any) -> None:
+            self.value = value
 
     with pytest.raises(cp.UnsupportedOperation, match="returns a Output"):
         cp.propagate(Output, gaussian())

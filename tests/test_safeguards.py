@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.activations.grids import hermite_basis
+from covprop.activations.moments import hermite_basis
 from covprop.covariance import Dense
 from tests.oracles import assert_close
 

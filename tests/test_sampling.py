@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import covprop as cp
+from tests.gaussians import numbers
 from tests.oracles import assert_close
-from tests.test_gaussian import matrix, numbers
+from tests.test_gaussian import matrix
 
 COUNT = 100_000
 SAMPLED = {

@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.dispatch import RULES, leaves
-from covprop.kernels.forward import quiet
+from covprop.flow.nests import leaves
+from covprop.flow.table import TABLE
+from covprop.kernels.gradients import quiet
 from covprop.methods import Method
 from tests.cases import CASES as ACTIVATIONS
+from tests.gaussians import gaussian
 from tests.oracles import assert_close
 from tests.rules import test_attention, test_composed, test_delta, test_maximum
 from tests.rules.linear_cases import BATCH, LINEAR_CASES
-from tests.test_lineage import gaussian
 
 THREADS = 8
 
@@ -75,6 +76,7 @@ OTHERS: dict[str, tuple[Callable[[Any], Any], cp.Gaussian]] = {
     "batch_norm": (lambda x: torch.batch_norm(x, None, None, RUNNING, RUNNING, False, 0.1, 1e-5,
                                               False), gaussian(1, 2, 4)),
     "glu": (F.glu, gaussian(4)),
+    "power of a number": (lambda x: 2**x, gaussian(4)),
     "where": (lambda x: x.where(x.loc > 9, 2 * x) + torch.where(x.loc > 9, x, 0), POSITIVE),
     "eval batch_norm": (lambda x: F.batch_norm(x, RUNNING, RUNNING), gaussian(1, 2, 4)),
     "var": (torch.var, gaussian(4)),
@@ -101,7 +103,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "split": lambda: cp.Split(3),
     "control variate": lambda: cp.ControlVariate(128, generator=drawn()),
 }
-UNREACHABLE = {"covprop.rules.facts.value", "covprop.rules.facts.no_nested_tensor"}
+UNREACHABLE = {"covprop.rules.metadata.value", "covprop.rules.metadata.no_nested_tensor"}
 """Rules that refuse."""
 
 
@@ -145,10 +147,11 @@ def test_every_rule_and_method_in_eight_threads(monkeypatch: pytest.MonkeyPatch)
 
     every = cases()
     with monkeypatch.context() as patched:
-        patched.setattr("covprop.tensor.RULES", Recorder(RULES))
-        patched.setattr("covprop.layout.RULES", Recorder(RULES))
+        patched.setattr("covprop.flow.tensor.TABLE", Recorder(TABLE))
         expected = [answer(case) for case in every]
-    unused = {named(body) for body in RULES.values()} - {named(body) for body in used}
+    unused = {named(row.body) for row in TABLE.values() if row.body} - {
+        named(row.body) for row in used
+    }
     unused -= UNREACHABLE
     assert sorted(unused) == []
 

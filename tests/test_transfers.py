@@ -7,16 +7,13 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.covariance import LinearMap
-from covprop.retrace import transposed
+from covprop.flow.transfers import Along, Scaled, Taken, Times
+from covprop.methods.sketched.backward import transposed
 from covprop.rules.layers import Convolution, Linear
-from covprop.transfers import Along, Scaled, Taken, Times
+from tests.gaussians import numbers
 from tests.oracles import assert_close
 
 D = torch.float64
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
 
 
 def matrix_of(transfer: Along | Scaled, size: int, batch: tuple[int, ...]) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.errors import approximations_ignored, path_of, warn_user
+from covprop.errors import approximations_ignored, warn_user
+from covprop.module_paths import path_of
 
 ROUGH = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 3.0)
 """Noise over which a softmax bends."""

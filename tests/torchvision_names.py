@@ -1,5 +1,5 @@
 """onnx2pytorch without torchvision, as the command line imports it."""
 
-from covprop.cli.torchvision_names import without_torchvision
+from covprop.cli.models import without_torchvision
 
 __all__ = ["without_torchvision"]

@@ -1,6 +1,7 @@
 """How docstrings become pages: they are plain text, whose stars are shapes, (*batch, n)."""
 
 import re
+import textwrap
 from typing import Any
 
 import griffe
@@ -20,6 +21,13 @@ class PlainText(griffe.Extension):
         if obj.name in OWN_AFFAIRS:
             obj.docstring = None
             return
-        parts = LITERAL.split(obj.docstring.value)
+        text, example, code = obj.docstring.value.partition("\nExample:\n")
+        parts = LITERAL.split(text)
         parts[::2] = [part.replace("*", r"\*") for part in parts[::2]]
-        obj.docstring.value = "".join(parts)
+        obj.docstring.value = "".join(parts) + (example and example + _fenced(code))
+
+
+def _fenced(code: str) -> str:
+    """The code of an example, which docstrings end with, as a block of Python."""
+    lines = ["```python", *textwrap.dedent(code).strip().splitlines(), "```"]
+    return textwrap.indent("\n".join(lines), "    ")

@@ -1,12 +1,12 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
 from covprop import activations, bayes, covariance, robustness, rules
-from covprop.activations.daunizeau import DaunizeauSigmoid
-from covprop.bound import series_error_bound
-from covprop.compare import compare
-from covprop.comparison import Comparison
-from covprop.dispatch import rule
-from covprop.divergences import kl_divergence, wasserstein_distance
+from covprop.diagnostics.bound import series_error_bound
+from covprop.diagnostics.compare import compare
+from covprop.diagnostics.comparison import Comparison
+from covprop.diagnostics.steps import Trace
+from covprop.diagnostics.trace import trace
+from covprop.diagnostics.verdict import kl_divergence, wasserstein_distance
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,
@@ -23,8 +23,10 @@ from covprop.errors import (
     TrainingDiverged,
     UnsupportedOperation,
 )
+from covprop.flow.carrier import Carrier
+from covprop.flow.table import Batch, rule
+from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.joint import joint
 from covprop.methods import (
     AssumedDensity,
     ControlVariate,
@@ -38,22 +40,22 @@ from covprop.methods import (
     Unscented,
     Wu2019,
 )
+from covprop.methods.comparison import DaunizeauSigmoid
+from covprop.methods.plan import Plan
 from covprop.mixture import Mixture
-from covprop.plan import Plan
-from covprop.propagate import plan, propagate
+from covprop.propagate import joint, plan, propagate
 from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
-from covprop.steps import Trace
-from covprop.tensor import GaussianTensor
-from covprop.trace import trace
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ApproximationWarning",
     "AssumedDensity",
+    "Batch",
     "BatchDimensionError",
     "BatchWarning",
+    "Carrier",
     "Comparison",
     "ControlVariate",
     "CovpropError",

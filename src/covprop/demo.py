@@ -21,7 +21,7 @@ SEED = 0
 NOISE = 0.1
 """Standard deviation of the sensor, where pixels go from 0 to 1."""
 CORRELATION_LENGTH = 1.5
-"""The sensor blurs its noise over this many pixels."""
+"""Pixels over which the sensor blurs its noise."""
 IMAGES = 40
 SAMPLES = 20_000
 EPOCHS = 60
@@ -101,7 +101,7 @@ def main(report: Path = REPORT) -> dict[str, Any]:
     riskiest = wrong.argsort(descending=True)[: min(SHOWN, IMAGES)]
     decisions = decide(model, x, labels, riskiest)
     least = int(riskiest[0])
-    answers(model, x[least], least, int(labels[least]), report)
+    explain(model, x[least], least, int(labels[least]), report)
     return {
         "accuracy": float(accuracy), "noise": NOISE, "images": IMAGES, "samples": SAMPLES,
         "seconds": seconds, "decisions": decisions, "report": str(report),
@@ -112,45 +112,45 @@ def decide(
     model: nn.Module, x: cp.Gaussian, labels: Tensor, chosen: Tensor
 ) -> list[dict[str, Any]]:
     """How often the network will be wrong about the least certain images, and their budgets."""
-    found = robustness.analyse(
-        model, x[chosen], labels[chosen], samples=SAMPLES, generator=_seeded()
+    analysis = robustness.analyse(
+        model, x[chosen], labels[chosen], samples=SAMPLES, generator=_generator()
     )
     print(f"the {len(chosen)} least certain of them, against {SAMPLES:,} samples of each:")
     print("                     P(not the label)    99 % noise budget,   attack of the")
     print("image  label  says   analytic  sampled   times this noise     same length")
-    told = []
-    analytic, sampled = found.misclassification, found.sampled_misclassification
+    decisions = []
+    analytic, sampled = analysis.misclassification, analysis.sampled_misclassification
     for place, image in enumerate(chosen.tolist()):
-        says, holds = int(found.predicted[place]), bool(found.adversary.robust[place])
-        level = float(found.budget.level[place])
+        decision, robust = int(analysis.predicted[place]), bool(analysis.adversary.robust[place])
+        level = float(analysis.budget.level[place])
         print(
-            f"{image:5d}  {labels[image]:5d}  {says:4d}   {analytic.probability[place]:8.3f}  "
+            f"{image:5d}  {labels[image]:5d}  {decision:4d}   {analytic.probability[place]:8.3f}  "
             f"{sampled.probability[place]:7.3f}   {level:16.2f}     "
-            f"{'finds none' if holds else 'fools it'}"
+            f"{'finds none' if robust else 'fools it'}"
         )
-        told.append({
-            "image": image, "label": int(labels[image]), "decision": says,
+        decisions.append({
+            "image": image, "label": int(labels[image]), "decision": decision,
             "misclassification": float(analytic.probability[place]),
             "sampled": float(sampled.probability[place]), "noise_budget": level,
-            "holds_against_attack": holds,
+            "holds_against_attack": robust,
         })  # fmt: skip
-    return told
+    return decisions
 
 
-def answers(model: nn.Module, x: cp.Gaussian, image: int, label: int, report: Path) -> None:
+def explain(model: nn.Module, x: cp.Gaussian, image: int, label: int, report: Path) -> None:
     """One image in detail: can the numbers be trusted, which pixels matter; the report."""
     x = cp.Gaussian(x.mean[None], x.covariance_matrix[None])  # a batch of one, for convolutions
     print(f"\nimage {image}, against sampling:")
     methods = (cp.Exact(), cp.Split(), cp.Linearized())
-    comparison = cp.compare(model, x, methods=methods, samples=SAMPLES, generator=_seeded())
-    found = robustness.analyse(model, x, label, samples=SAMPLES, generator=_seeded())
+    comparison = cp.compare(model, x, methods=methods, samples=SAMPLES, generator=_generator())
+    analysis = robustness.analyse(model, x, label, samples=SAMPLES, generator=_generator())
     print(f"\nimage {image}, and where more noise would do most harm:")
-    for row, heat in zip(x.mean[0, 0], found.sensitivity[0, 0].abs(), strict=True):
-        print(f"    {_shaded(row)}    {_shaded(heat / found.sensitivity.abs().max())}")
-    path = cp.trace(model, x, samples=TRACED, generator=_seeded())
+    for row, heat in zip(x.mean[0, 0], analysis.sensitivity[0, 0].abs(), strict=True):
+        print(f"    {_shaded(row)}    {_shaded(heat / analysis.sensitivity.abs().max())}")
+    layers = cp.trace(model, x, samples=TRACED, generator=_generator())
     page.write(
-        report, model_name=f"digits classifier, test image {image}", x=x, trace=path,
-        comparison=comparison, robustness=found,
+        report, model_name=f"digits classifier, test image {image}", x=x, trace=layers,
+        comparison=comparison, robustness=analysis,
     )  # fmt: skip
     print(f"\nall of it, to look at: {report}")
 
@@ -159,7 +159,7 @@ def _shaded(row: Tensor) -> str:
     return "".join(2 * SHADES[min(int(value * len(SHADES)), len(SHADES) - 1)] for value in row)
 
 
-def _seeded() -> torch.Generator:
+def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(SEED)
 
 

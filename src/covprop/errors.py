@@ -1,5 +1,6 @@
 """What covprop raises and warns of; every message is one sentence that says what to do."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
+
+from covprop.module_paths import calling_modules, path_of
 
 
 class CovpropError(Exception):
@@ -136,13 +139,8 @@ def _callers_frame() -> FrameType:
 
 def _running_path() -> str | None:
     """The path of the innermost module that covprop runs, within the outermost that it runs."""
-    running: list[nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _home(frame) != f"{__package__}.running":
-        if frame.f_code is nn.Module._call_impl.__code__:
-            running.append(frame.f_locals["self"])
-        frame = frame.f_back
-    if frame is None:  # covprop runs none: these are the caller's
+    running = calling_modules(lambda frame: _home(frame) == f"{__package__}.methods.call")
+    if running is None:  # covprop runs none: these are the caller's
         return None
     paths = (path_of(layer, running[-1]) for layer in running)
     return next((path for path in paths if path is not None), None)
@@ -152,28 +150,9 @@ def _home(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def path_of(layer: nn.Module, network: nn.Module) -> str | None:
-    """What to call a layer of a network in a message, if it is one of its modules."""
-    for name, module in network.named_modules():
-        if module is layer:
-            return f"{name or 'the model itself'} ({layer._get_name()})"
-    return None
-
-
-def calling_module() -> nn.Module | None:
-    """The innermost module that is being called.
-
-    Of frames, those of torch's own call alone are looked into: what is looked into lives as long as
-    its frame, and these hold their arguments anyway.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
-
-
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in a message: torch's own name for it, where it is torch's."""
+    function = inspect.unwrap(function)
     if isinstance(function, OpOverload | OpOverloadPacket):
         return f"torch.ops.{function}"
     if hasattr(function, "written"):  # a composed function

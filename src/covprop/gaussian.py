@@ -1,19 +1,23 @@
 """The public value: a Gaussian, or a batch of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+)
 
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
-from covprop.covariance.base import symmetrised
 from covprop.covariance.sharded import undistributed
-from covprop.distributions import from_distribution, to_distribution
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, known_deviation
-from covprop.sampling import SamplingError
 from covprop.validation import (
     check_batch_dims,
     check_low_rank,
@@ -22,6 +26,22 @@ from covprop.validation import (
     check_tensors,
     check_values,
 )
+
+
+@final
+@dataclass(frozen=True)
+class SamplingError:
+    """Standard errors of moments that come from samples."""
+
+    samples: int
+    mean: Tensor
+    """(*batch, *event)"""
+    covariance: Tensor
+    """(*batch, n, n)"""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SamplingError":
+        """Apply a function to the tensors inside."""
+        return SamplingError(self.samples, function(self.mean), function(self.covariance))
 
 
 @final
@@ -35,7 +55,22 @@ class Gaussian:
     matrix that rounding left asymmetric is replaced by its symmetric part: what products such as
     `A @ A.mT` round differently above and below the diagonal differs between machines.
     Immutable: other tensors are not copied, and those of a result may be those of an input, so do
-    not write into them. `validate_args=False` skips checks of values.
+    not write into them.
+
+    Args:
+        mean: A tensor of float32 or float64.
+        covariance: A matrix for each element of the batch, or a structure.
+        validate_args: Whether to check that values are finite and the covariance is symmetric and
+            positive semi-definite.
+        method: What computed it, if anything did.
+        sampling: Its standard errors, if it was sampled.
+        mixture: The mixture that it has the moments of, if there is one.
+
+    Raises:
+        InvalidGaussian: Where shapes, dtypes or values do not describe a Gaussian.
+
+    Example:
+        cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
     """
 
     __slots__ = ("_covariance", "_mean", "_method", "_mixture", "_sampling")
@@ -60,8 +95,8 @@ class Gaussian:
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
         if validate_args:
             check_values(mean, structure)
-        if isinstance(structure, Dense) and (given or validate_args):  # else the library made it
-            structure = Dense(symmetrised(structure.values))
+        if given or validate_args:  # else the library made it
+            structure = structure.symmetrised()
         self._mean, self._covariance, self._method = mean, structure, method
         self._sampling, self._mixture = sampling, mixture
 
@@ -122,8 +157,20 @@ class Gaussian:
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
         """From MultivariateNormal, LowRankMultivariateNormal, Independent(Normal)."""
-        mean, covariance = from_distribution(distribution)
-        return cls(mean, covariance, validate_args=False)
+        covariance: Covariance | Tensor | None = None
+        if isinstance(distribution, LowRankMultivariateNormal):
+            covariance = LowRank(distribution.cov_factor, distribution.cov_diag)
+        elif isinstance(distribution, MultivariateNormal):
+            covariance = distribution.covariance_matrix
+        elif isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
+            shape = (*distribution.batch_shape, distribution.event_shape.numel())
+            covariance = Diagonal(distribution.variance.reshape(shape))
+        if covariance is None:
+            raise TypeError(
+                f"{type(distribution).__name__} is not one of MultivariateNormal, "
+                "LowRankMultivariateNormal and Independent(Normal(...), dims)"
+            )
+        return cls(distribution.mean, covariance, validate_args=False)
 
     @property
     def mean(self) -> Tensor:
@@ -263,7 +310,7 @@ class Gaussian:
 
     def to_torch(self) -> Distribution:
         """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
-        return to_distribution(self._mean, self._covariance)
+        return self._covariance.to_torch(self._mean)
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily
 
 from covprop.covariance.base import symmetric
-from covprop.gaussian import Gaussian
-from covprop.sampling import SamplingError
+from covprop.gaussian import Gaussian, SamplingError
 
 
 @final

@@ -1,48 +1,28 @@
-"""Run a network on a Gaussian."""
+"""Check the arguments, make a call of them, and have a method run it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from covprop.covariance import Dense
-from covprop.dispatch import leaves
-from covprop.eager import eager
-from covprop.errors import RandomDraws, TooLarge, UnsupportedOperation
-from covprop.gate import settled, warn_of_batch
+from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
+from covprop.flow.eager import eager
+from covprop.flow.lineage import Watcher
+from covprop.flow.table import TABLE, unsupported
+from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.lineage import Lineage
-from covprop.methods import (
-    Exact,
-    FunctionMethod,
-    LayerwiseMethod,
-    Method,
-    Network,
-    Propagation,
-    Root,
-    Sketched,
-    WrappingMethod,
-    linearize,
-)
-from covprop.methods.base import Advance, Estimate
-from covprop.methods.draws import without_draws
-from covprop.methods.outputs import check_outputs
-from covprop.plan import Plan, Planner
-from covprop.progress import PointBar, ProgressBar
-from covprop.report.table import in_bytes
-from covprop.retrace import averaged, budget, carried, expected_jacobians, fitted
-from covprop.room import free_bytes, sharers
+from covprop.kernels.rounding import SUMMATION_ORDER
+from covprop.methods import Exact, LayerwiseMethod, Method, WrappingMethod
+from covprop.methods.call import Call, planned, random_state_kept
+from covprop.methods.plan import Plan, Step
+from covprop.methods.progress import PointBar, ProgressBar
 from covprop.rules.noise import warn_of_dropout
-from covprop.running import broken_weights_named, finite, finite_gains, in_flight, run, unwrap, wrap
-from covprop.sampling import SamplingError
-from covprop.tensor import GaussianTensor
 
 EXACT = Exact()
-WORTH_A_PLAN = 2**20
-"""Numbers in the tangents of the inputs from which memory is planned."""
 
 
 def propagate(
@@ -54,120 +34,42 @@ def propagate(
 ) -> Any:
     """The mean and covariance of a network's output for Gaussian input.
 
-    module: an nn.Module in evaluation mode, or any function of tensors; inputs: what to call it
-    with, `Gaussian`s (independent of each other) and anything else; method: `cp.Exact()` by
-    default, also as the last positional argument. The result is a `Gaussian`, or the nest of
-    tuples, lists and dicts of them that the module returns, with the batch first wherever the
-    module has put it. progress shows a bar. Raises `TooLarge`, with a plan, where memory would not
-    suffice. Runs under the caller's autograd mode: wrap it in torch.no_grad() unless you
-    want gradients.
+    Runs under the caller's autograd mode: wrap it in `torch.no_grad()` unless you want gradients.
+
+    Args:
+        module: An `nn.Module` in evaluation mode, or any function of tensors.
+        inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
+            also in tuples, lists, dicts and dataclasses.
+        method: A method such as `cp.Exact()`, also as the last positional argument.
+        progress: Whether to show a bar.
+        named_inputs: The same, by name.
+
+    Returns:
+        A `Gaussian`, or the nest of tuples, lists, dicts and dataclasses of them that the module
+        returns, with the batch first wherever the module has put it.
+
+    Raises:
+        TooLarge: Where memory would not suffice, with a plan.
+        UnsupportedOperation: Where an operation of the module has no rule.
+
+    Example:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        x = cp.Gaussian.isotropic(torch.zeros(3), 0.1)
+        y = cp.propagate(model, x)
+        y.mean, y.covariance_matrix
     """
-    inputs, method = settled(module, inputs, method, named_inputs)
-    _doubt(module, inputs, named_inputs)
-    return _propagated(module, inputs, named_inputs, method, progress)
+    call, method = checked(module, inputs, method, named_inputs)
+    warn_of_arguments(call)
+    with _Bars() as bars:
+        return method.run(replace(call, progress=bars) if progress else call)
 
 
-def propagate_undoubted(
+def propagate_without_warnings(
     module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any], method: Method
 ) -> Any:
-    """`propagate` for what has been warned of, or is meant: without a second look at the inputs."""
-    inputs, method = settled(module, inputs, method, named_inputs)
-    return _propagated(module, inputs, named_inputs, method, progress=False)
-
-
-def _doubt(module: object, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
-    """Warn of what is computed as it is given, and is rarely meant."""
-    if not isinstance(module, nn.Module):
-        return
-    warn_of_dropout(module)
-    bound = _Bound(module, inputs, named_inputs)
-    if len(bound.inputs) == 1:
-        warn_of_batch(bound.inputs[0], eager(bound.call))
-
-
-def _propagated(
-    module: Any,
-    inputs: tuple[Any, ...],
-    named_inputs: dict[str, Any],
-    method: Method,
-    progress: bool,
-) -> Any:
-    with ExitStack() as stack:
-        if not isinstance(method, LayerwiseMethod):
-            advance = stack.enter_context(PointBar()) if progress else _unseen
-            bound = _Bound(module, inputs, named_inputs)
-            if isinstance(method, WrappingMethod):
-                stack.enter_context(broken_weights_named(module))
-                return method.around(bound, advance)
-            return _evaluate(bound, method, advance)
-        one, runs = method, 1
-        if isinstance(method, Sketched):
-            one, runs = _fitting(module, inputs, named_inputs, method), method.replicates
-        watcher = None
-        if progress:
-            steps = plan(module, *inputs, method=one, **named_inputs).steps
-            watcher = stack.enter_context(ProgressBar(steps * runs))
-        results = []
-        for _ in range(runs):
-            lineage = Lineage(one)
-            lineage.watcher = watcher
-            results.append(_along(lineage, module, inputs, named_inputs))
-        return averaged(results, method) if isinstance(method, Sketched) else results[0]
-
-
-def propagate_along(
-    lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
-) -> Any:
-    """`propagate` with a lineage of one's own, which may have a watcher."""
-    inputs, _ = settled(module, inputs, lineage.method, named_inputs)
-    _doubt(module, inputs, named_inputs)
-    return _along(lineage, module, inputs, named_inputs)
-
-
-def _along(
-    lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
-) -> Any:
-    means = [x.mean for x in leaves((inputs, named_inputs)) if isinstance(x, Gaussian)]
-    if isinstance(lineage.method, Sketched):
-        lineage.method = lineage.method.seeded(means[0].device)
-    _guard(lineage, module, inputs, named_inputs)
-    method = lineage.method
-    with ExitStack() as stack:
-        stack.enter_context(broken_weights_named(module))
-        if method.returns:
-            _without_autograd(stack)
-
-        def pass_through() -> Any:
-            return run(module, inputs, named_inputs, lambda x: in_flight(x, lineage))
-
-        return unwrap(without_draws(pass_through, means), method)
-
-
-def _guard(
-    lineage: Lineage, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]
-) -> None:
-    """Have the whole propagation planned before the first large covariance."""
-    method = lineage.method
-    lineage.guard = lambda: _check_memory(plan(module, *inputs, method=method, **named_inputs))
-
-
-def _without_autograd(stack: ExitStack) -> None:
-    """It is for the way back, operation by operation."""
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-
-
-def _fitting(
-    module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any], method: Sketched
-) -> Sketched:
-    """One of the runs of a sketch, with as many tangents remembered as there is room for."""
-    one = method.replicate()
-    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
-    numbers = sum(x.mean.numel() for x in given) * one.tangents
-    if method.memory is None and numbers < WORTH_A_PLAN:
-        return one
-    planned = plan(module, *inputs, method=one, **named_inputs)
-    return fitted(method, planned.peak_bytes, budget(method, given[0].device) // 2)
+    """`propagate` without warnings about the arguments, for what is meant as it is."""
+    call, method = checked(module, inputs, method, named_inputs)
+    return method.run(call)
 
 
 def plan(
@@ -179,163 +81,212 @@ def plan(
     """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
 
     Runs the means through the module, and nothing of the covariances.
+
+    Args:
+        module: As for `propagate`.
+        inputs: As for `propagate`.
+        method: A method that goes from layer to layer, such as `cp.Exact()`.
+        named_inputs: As for `propagate`.
+
+    Returns:
+        A `Plan`, which prints as a table.
+
+    Example:
+        print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1)))
     """
-    inputs, method = settled(module, inputs, method, named_inputs)
+    call, method = checked(module, inputs, method, named_inputs)
     if not isinstance(method, LayerwiseMethod):
         raise UnsupportedOperation(
             f"a plan lists the covariances on the way through a model, and cp."
             f"{type(method).__name__} has none: it evaluates the model on plain tensors"
         )
-    lineage = Lineage(method)
-    planner = Planner(module, follows=torch.is_grad_enabled() and not method.returns)
-    lineage.watcher = planner
-    given = [leaf for leaf in leaves((inputs, named_inputs)) if isinstance(leaf, Gaussian)]
-    with torch.no_grad():
-        planner.end(run(module, inputs, named_inputs, lambda x: planner.wrap(x, lineage)))
-    free = free_bytes(given[0].device) // sharers(given[0].covariance)
-    return Plan(tuple(planner.steps), free)
+    return planned(call, method)
+
+
+def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = EXACT) -> Gaussian:
+    """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
+
+    With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
+
+    Args:
+        module: A module or function that returns one tensor.
+        x: Its input.
+        method: As for `propagate`.
+
+    Returns:
+        A `Gaussian` of n + m features.
+
+    Example:
+        both = cp.joint(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1))
+        x_given_y = both.condition([3, 4], torch.tensor([0.2, 0.1]))
+    """
+    result: Gaussian = propagate(_WithInput(module, len(x.batch_shape)), x, method)
+    return result
+
+
+class _WithInput(nn.Module):
+    """Returns a module's input beside its output."""
+
+    def __init__(self, module: Callable[..., Any], batch_dims: int) -> None:
+        super().__init__()
+        self.module = module
+        self.batch_dims = batch_dims
+
+    def forward(self, x: Any) -> Any:
+        y = self.module(x.clone())  # which the module may change in place
+        k = self.batch_dims
+        if not isinstance(y, GaussianTensor | Tensor):
+            raise UnsupportedOperation(
+                f"joint takes a module that returns one tensor, and this one returns a "
+                f"{type(y).__name__}; wrap it in a function that picks one"
+            )
+        if k and isinstance(y, GaussianTensor):
+            y = y.movedim(y.batch_at, 0)
+        flat = [t.reshape(*t.shape[:k], t.shape[k:].numel()) for t in (x, y)]
+        return torch.cat(flat, dim=-1)
 
 
 @final
-class _Bound(Propagation):
-    """A module and its arguments."""
+class _Bars(ExitStack):
+    """The bars of one propagation, closed at its end."""
 
-    def __init__(
-        self, module: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]
-    ) -> None:
-        self.module, self.arguments, self.named_arguments = module, arguments, named_arguments
-        given = leaves((arguments, named_arguments))
-        self.inputs = tuple(leaf for leaf in given if isinstance(leaf, Gaussian))
+    _points: PointBar | None = None
 
-    def run(self, inputs: Sequence[Gaussian], method: Method) -> Any:
-        arguments, named = self._with(inputs)
-        with self._another_base(method):
-            return propagate_undoubted(self.module, arguments, named, method)
+    def operations(self, steps: Sequence[Step]) -> Watcher:
+        return self.enter_context(ProgressBar(steps))
 
-    def call(self, *tensors: Tensor) -> Any:
-        """The module, with tensors in place of the Gaussians."""
-        arguments, named = self._with(tensors)
-        return self.module(*arguments, **named)
+    def points(self, more: int, total: int) -> None:
+        self._points = self._points or self.enter_context(PointBar())
+        self._points(more, total)
 
-    def network(self) -> Network:
-        return Network(self.call, self.inputs)
 
-    def gains(self, method: Method, wanted: bool = False) -> dict[int, list[Tensor]]:
-        while isinstance(method, WrappingMethod):
-            method = method.base
-        roots = [Root.of(x) for x in self.inputs]
-        if isinstance(method, LayerwiseMethod) and not method.variances_only:
-            return finite_gains(self._expected_gains(method, roots, wanted))
-        network = self.network()
-        jacobians = linearize(network)[1] if network.outputs else []
-        gains = {
-            output.leaf: [root.after(one) for root, one in zip(roots, jacobian, strict=True)]
-            for output, jacobian in zip(network.outputs, jacobians, strict=True)
-        }
-        return finite_gains(gains)
-
-    def _expected_gains(
-        self, method: LayerwiseMethod, roots: Sequence[Root], wanted: bool
-    ) -> dict[int, list[Tensor]]:
-        """By the way back of a sketch, or by carrying the columns of the roots on."""
-        if isinstance(method, Sketched):
-            method = method.brief() if wanted else replace(method.brief(), outputs=None)
-            method = method.seeded(roots[0].x.device)
-        lineage, begun = Lineage(method), list[GaussianTensor]()
-        _guard(lineage, self.module, self.arguments, self.named_arguments)
-
-        def begin(x: Gaussian) -> GaussianTensor:
-            begun.append(in_flight(x, lineage))
-            return begun[-1].clone()  # which the module may change in place
-
-        with ExitStack() as stack:
-            stack.enter_context(self._another_base(method))
-            if method.returns:
-                _without_autograd(stack)
-            found: dict[int, list[Tensor]] = {}
-
-            def pass_through() -> Any:
-                begun.clear()
-                return run(self.module, self.arguments, self.named_arguments, begin)
-
-            means = [root.x.mean for root in roots]
-            for at, y in enumerate(leaves(without_draws(pass_through, means))):
-                if not isinstance(y, GaussianTensor):
-                    continue
-                if isinstance(method, Sketched):
-                    rows = expected_jacobians(y, begun, method)
-                    found[at] = [root.after(one) for root, one in zip(roots, rows, strict=True)]
-                else:
-                    both = zip(roots, begun, strict=True)
-                    found[at] = [carried(y, x, root) for root, x in both]
-        return found
-
-    @contextmanager
-    def _another_base(self, method: Method) -> Iterator[None]:
-        """Where a method that goes from layer to layer works for another, offer one in turn."""
-        try:
-            yield
-        except UnsupportedOperation as error:
-            refused = isinstance(error, RandomDraws)  # by cp.Linearized as well
-            if not isinstance(method, LayerwiseMethod) or refused or self._draws():
-                raise
-            offer = "or give the method around it base=cp.Linearized(), which needs no rules"
-            raise type(error)(f"{error}; {offer}") from error
-
-    def _draws(self) -> bool:
-        """Whether the model draws random numbers, as far as it runs on plain tensors."""
-        try:
-            return self.network().draws
-        except Exception:  # a module may raise anything
-            return False
-
-    def nest(self, network: Network, estimates: Sequence[Estimate], method: Method) -> Any:
-        results = []
-        for output, (mean, covariance, error) in zip(network.outputs, estimates, strict=True):
-            shape = (*network.batch_shape, *output.event_shape)
-            if error is not None:
-                error = SamplingError(error.samples, error.mean.reshape(shape), error.covariance)
-            results.append(finite(mean.reshape(shape), Dense(covariance), method, error))
-        return network.nest(results)
-
-    def _with(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with these in place of the Gaussians."""
-        waiting = iter(inputs)
-        return (
-            wrap(self.arguments, lambda _: next(waiting)),
-            wrap(self.named_arguments, lambda _: next(waiting)),
+def checked(
+    module: object, inputs: Sequence[Any], method: Any, named_inputs: dict[str, Any]
+) -> tuple[Call, Method]:
+    """The call and its method, after all that can be checked of them."""
+    if inputs and isinstance(inputs[-1], Method):
+        *inputs, method = inputs
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
         )
+    _check_method(method, module)
+    call = Call(module, tuple(inputs), named_inputs)
+    _check_inputs(call)
+    if isinstance(module, nn.Module):
+        check_module(module, call.inputs[0])
+    return call, method
 
 
-def _evaluate(bound: _Bound, method: FunctionMethod, advance: Advance) -> Any:
-    """The result of a method that wants a function of plain tensors."""
-    network = bound.network()
-    if network.draws and not method.random:
-        raise RandomDraws(
-            f"the model draws random numbers, as dropout and Bayesian layers do, and "
-            f"cp.{type(method).__name__} takes it as a function; use cp.MonteCarlo(), for such "
-            "layers also cp.Exact(), or for dropout call model.eval()"
-        )
-    check_outputs(network, method.entry_bytes)
-    with broken_weights_named(bound.module):
-        estimates = method.estimate(network, advance) if network.outputs else []
-        return bound.nest(network, estimates, method)
-
-
-def _unseen(more: int, total: int) -> None:
-    """No bar."""
-
-
-def _check_memory(planned: Plan) -> None:
-    if planned.fits:
+def _check_method(method: Method, module: object) -> None:
+    while isinstance(method, WrappingMethod):
+        method = method.base
+    if not isinstance(method, LayerwiseMethod):
         return
-    largest = max(planned.steps, key=lambda step: step.peak_bytes)
-    raise TooLarge(
-        f"the covariances would need {in_bytes(planned.peak_bytes)} at {largest.operation} "
-        f"({largest.module or 'the function'}, {largest.features:,} features), and "
-        f"{in_bytes(planned.free_bytes)} are free. A batch of inputs needs batch_dims=1, and "
-        "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
-        "ones are streamed; else take cp.Sketched(), which has no covariances on the way, or "
-        "sample: cp.MonteCarlo(). The plan:\n"
-        f"{planned}"
+    for function in method.activations:
+        if function not in TABLE:
+            raise ValueError(
+                f"{function!r} is no torch function with a rule, so no activation can replace it; "
+                "name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
+            )
+    if isinstance(module, torch.jit.ScriptFunction):
+        raise unsupported(module)
+
+
+def _check_inputs(call: Call) -> None:
+    """Some Gaussian, none twice, all of one batch."""
+    inputs = call.inputs
+    if not inputs:
+        items = (*call.arguments, *call.named_arguments.values())
+        kinds = ", ".join(type(item).__name__ for item in items) or "nothing"
+        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}")
+    if len({id(x) for x in inputs}) < len(inputs):
+        raise ValueError(
+            "the same Gaussian is given twice; for one variable in two places use "
+            "propagate(lambda x: f(x, x), x), for two independent ones make a second Gaussian"
+        )
+    if len({x.batch_shape for x in inputs}) > 1:
+        shapes = ", ".join(str(tuple(x.batch_shape)) for x in inputs)
+        raise ValueError(f"all Gaussians need one batch shape, and these have {shapes}")
+
+
+def check_module(module: nn.Module, x: Gaussian) -> None:
+    """Nothing in a module that depends on the batch, and dtype and device those of the Gaussian."""
+    kinds: set[tuple[torch.dtype, torch.device]] = set()
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            raise UnsupportedOperation(
+                f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
+                "call model.eval(), and keep its running statistics"
+            )
+        own = layer.parameters(recurse=False)
+        kinds.update((p.dtype, p.device) for p in own if p.is_floating_point())
+    dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
+    if kinds and x.dtype not in dtypes:
+        raise ValueError(
+            f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
+            "one with .to(dtype)"
+        )
+    if kinds and x.device not in devices:
+        raise ValueError(
+            f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
+            ".to(device)"
+        )
+
+
+def _names(items: set[Any]) -> str:
+    return " and ".join(sorted(str(item) for item in items))
+
+
+def warn_of_arguments(call: Call) -> None:
+    """Warn of what is computed as it is given, and is rarely meant."""
+    if not isinstance(call.module, nn.Module):
+        return
+    warn_of_dropout(call.module)
+    if len(call.inputs) == 1:
+        _warn_of_batch(call.inputs[0], eager(call.on_tensors))
+
+
+def _warn_of_batch(x: Gaussian, call: Callable[[Tensor], Any]) -> None:
+    """Say what will be computed of a Gaussian whose first dimension is a batch to the model.
+
+    Where its rows are independent and the model treats each by itself, in the same way, a batch of
+    Gaussians has the same numbers and none of the zeros between the rows. call: the model as a
+    function of the mean.
+    """
+    rows = x.event_shape[0] if len(x.event_shape) > 1 else 0
+    if len(x.batch_shape) or rows <= 1 or not x.covariance.independent:
+        return
+    if not _treats_rows_alike(call, x):
+        return
+    warn_user(
+        f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
+        f"joint Gaussian of all {x.event_shape.numel():,} features will be computed; give it "
+        "batch_dims=1, as in cp.Gaussian.isotropic(mean, stddev, batch_dims=1), for a batch of "
+        f"{rows:,} Gaussians with the same numbers",
+        BatchWarning,
     )
+
+
+@torch.no_grad()
+def _treats_rows_alike(call: Callable[[Tensor], Any], x: Gaussian) -> bool:
+    """Whether the last row in place of the first changes the first row of the result to its last.
+
+    And nothing else: two passes on plain tensors, of which random ones agree on nothing.
+    """
+    waves = torch.cos(torch.arange(x.mean.numel(), dtype=x.dtype, device=x.device))
+    point = x.mean + (x.stddev + 1) * waves.reshape(x.mean.shape)
+    changed = torch.cat([point[-1:], point[1:]])
+    with random_state_kept([point]):
+        try:
+            before, after = call(point), call(changed)
+        except Exception:
+            return False
+    if not (isinstance(before, Tensor) and isinstance(after, Tensor)):
+        return False
+    if before.dim() == 0 or before.shape != after.shape or len(before) != len(point):
+        return False
+    expected = torch.cat([before[-1:], before[1:]])
+    slack = SUMMATION_ORDER * torch.finfo(x.dtype).eps * before.abs().max()
+    differs = bool(((before[0] - before[-1]).abs() > slack).any())
+    return differs and bool(((after - expected).abs() <= slack).all())

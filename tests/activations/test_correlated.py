@@ -11,9 +11,9 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.activations import Activation
-from covprop.activations.correlated import LADDER, Correlated
+from covprop.activations.base import LADDER, Correlated
 from covprop.covariance import Dense
-from covprop.kernels import hermite
+from covprop.kernels import polynomials
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.rules.elementwise import find_activation
 from tests.oracles import assert_close, evaluate, normal_rule, pair_covariance
@@ -150,7 +150,7 @@ def test_every_path_agrees_with_the_direct_formula(
     name: str, layer: str, shapes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name in SUFFICIENT and layer == "mixed":
-        monkeypatch.setattr(type(make(name)), "longest", 16)  # so that it does not suffice
+        monkeypatch.setattr(type(make(name)), "max_order", 16)  # so that it does not suffice
     mean, matrix = inputs(layer)
     result = activated(name, mean, matrix)
     assert set(shapes) == PATHS.get((name, layer), PATHS[layer])
@@ -259,7 +259,7 @@ def test_the_bound_holds_that_the_order_is_chosen_by(name: str, layer: str) -> N
     off = ~torch.eye(len(mean), dtype=torch.bool)
     for order, tail in zip([k for k in LADDER if k <= 48], tails, strict=True):
         kept = coefficients[:order]
-        series = matrix * hermite.power_series(rho, kept[:, :, None], kept[:, None, :])
+        series = matrix * polynomials.power_series(rho, kept[:, :, None], kept[:, None, :])
         bound = rho.abs() ** (order + 1) * tail[:, None] * tail[None, :]
         excess = (series - exact).abs() - (2 * bound * size + rounding)
         assert bool((excess[off] <= 0).all()), order
@@ -271,7 +271,7 @@ def test_gradients_through_the_mixture_agree_with_finite_differences(
     name: str, shapes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name in SUFFICIENT:
-        monkeypatch.setattr(type(make(name)), "longest", 16)  # so that it does not suffice
+        monkeypatch.setattr(type(make(name)), "max_order", 16)  # so that it does not suffice
     mean, matrix = inputs("mixed")
     # Directions that keep copies copies, and what is symmetric so.
     weight = numbers(UNITS, UNITS, seed=6)
@@ -301,9 +301,9 @@ def test_gradients_of_the_mixture_are_those_of_the_direct_formula(
     weight = numbers(UNITS, UNITS, seed=6)
     found = torch.autograd.grad((weight * activated(name, mean, matrix)).sum(), (mean, matrix))
     if name in BY_QUADRATURE:
-        monkeypatch.setattr(type(make(name)), "longest", 24)
+        monkeypatch.setattr(type(make(name)), "max_order", 24)
     else:
-        monkeypatch.setattr(type(make(name)), "few", UNITS**2)
+        monkeypatch.setattr(type(make(name)), "direct_pairs", UNITS**2)
     again = torch.autograd.grad((weight * activated(name, mean, matrix)).sum(), (mean, matrix))
     for one, other in zip(found, again, strict=True):
         assert_close(one, other, atol=1e-8 * float(other.abs().max()))
@@ -317,7 +317,7 @@ def test_hardly_any_number_in_the_series_is_denormal(
     """They are slow, and below anything that counts."""
     tiny = torch.finfo(torch.float32).tiny
     steps: list[Tensor] = []
-    plain = hermite.power_series
+    plain = polynomials.power_series
 
     def watched(rho: Tensor, left: Tensor, right: Tensor) -> Tensor:
         total = left[-1] * right[-1]
@@ -328,7 +328,7 @@ def test_hardly_any_number_in_the_series_is_denormal(
         steps.append(plain(rho, left, right))
         return steps[-1]
 
-    for place in ("activations.correlated", "methods.series"):
+    for place in ("activations.base", "methods.series"):
         monkeypatch.setattr(f"covprop.{place}.power_series", watched)
     _, matrix = inputs("weak", torch.float32)
     mean = distance * matrix.diagonal().sqrt()
@@ -377,7 +377,7 @@ def test_the_size_of_blocks_changes_rounding_alone(
     mean, matrix = inputs(layer)
     if block == 1:  # a row at a time is slow
         mean, matrix = mean[:40], matrix[:40, :40]
-        monkeypatch.setattr(type(make(name)), "few", 0)
+        monkeypatch.setattr(type(make(name)), "direct_pairs", 0)
     size = deviations(name, mean, matrix)
     mean, matrix = batched(mean, matrix, batch)
     expected = in_one_block(name, layer, batch) if block > 1 else activated(name, mean, matrix)
@@ -402,7 +402,7 @@ def test_the_size_of_blocks_changes_no_gradient(
 
 def test_few_units_take_the_direct_formula_alone(shapes: list[int]) -> None:
     mean, matrix = inputs("weak")
-    count = math.isqrt(Correlated.few)
+    count = math.isqrt(Correlated.direct_pairs)
     activated("relu", mean[:count], matrix[:count, :count])
     assert set(shapes) == {2}
     shapes.clear()

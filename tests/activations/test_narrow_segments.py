@@ -12,7 +12,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.activations import Piecewise
-from covprop.kernels.ramps import NARROW
+from covprop.kernels.plackett import NARROW
 from tests.activations.ramps import Linear, covariance
 from tests.oracles import assert_close, normal_cdf, panels
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_wine, make_regression
 import covprop as cp
 from covprop import bayes
 from covprop.bayes import BayesClassifier, BayesRegressor
-from covprop.bayes.estimators.regressor import _quantile
+from covprop.bayes.estimators.models import _quantile
 from tests.bayes.quick import QUICK, regression
 
 
@@ -133,7 +133,7 @@ def test_a_decomposition_does_not_depend_on_how_many_rows_are_taken_at_a_time(mo
     x, y = regression(30)
     model = BayesRegressor(**QUICK | {"epochs": 3}, input_noise=0.1).fit(x, y)
     whole = model.decompose(x)
-    monkeypatch.setattr("covprop.bayes.evaluation.ROWS", 7)
+    monkeypatch.setattr("covprop.bayes.prediction.ROWS", 7)
     pieces = model.decompose(x)
     for name in ("aleatoric", "epistemic", "input"):
         assert torch.allclose(getattr(pieces, name), getattr(whole, name), rtol=1e-12)

@@ -328,6 +328,6 @@ def test_a_trace_sees_bayesian_layers() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         trace = cp.trace(model, x, samples=2000)
-    departures = [step.departure for step in trace.steps]
-    assert len(departures) == 4  # the input is the first
-    assert all(departure is not None for departure in departures)
+    found = [step.normality for step in trace.steps]
+    assert len(found) == 4  # the input is the first
+    assert all(normality is not None for normality in found)

@@ -170,7 +170,7 @@ def test_rows_in_pieces_are_rows_together(monkeypatch):
     model, likelihood = network(members=2), bayes.HeteroskedasticGaussian()
     whole = bayes.log_predictive(model, likelihood, x, y)
     moments = bayes.predict_target(model, likelihood, x)
-    monkeypatch.setattr("covprop.bayes.evaluation.ROWS", 14)
+    monkeypatch.setattr("covprop.bayes.prediction.ROWS", 14)
     assert_close(bayes.log_predictive(model, likelihood, x, y), whole)
     assert_close(bayes.log_predictive(model, likelihood, x, y[0])[0], whole[0])
     assert_close(bayes.predict_target(model, likelihood, x).stddev, moments.stddev)

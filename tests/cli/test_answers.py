@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from covprop.cli.answers import Answer, fitted, show
-from covprop.report.table import Table
+from covprop.cli.output import Result, split_columns
+from covprop.text_table import Table
 
 WIDE = Table(
     ("name", "first", "second", "third", "verdict"),
@@ -19,7 +19,7 @@ WIDE = Table(
 
 @pytest.mark.parametrize("width", [10, 14, 20, 31, 80])
 def test_a_table_is_cut_into_pieces_that_fit(width: int) -> None:
-    pieces = fitted(WIDE, width)
+    pieces = split_columns(WIDE, width)
     heads = [piece.head for piece in pieces]
     assert all(head[0] == "name" for head in heads)
     assert [title for head in heads for title in head[1:]] == list(WIDE.head[1:])
@@ -31,7 +31,7 @@ def test_a_table_is_cut_into_pieces_that_fit(width: int) -> None:
 
 
 def test_a_table_that_fits_is_whole() -> None:
-    (piece,) = fitted(WIDE, 80)
+    (piece,) = split_columns(WIDE, 80)
     assert str(piece) == "\n".join(str(WIDE).split("\n")[:-1])
 
 
@@ -56,12 +56,12 @@ def test_signs_that_an_encoding_lacks_are_no_fault(
 ) -> None:
     stream = Stream("ascii", terminal)
     monkeypatch.setattr(sys, "stdout", stream)
-    show(Answer({}, ("1 ± 0.1 µs", WIDE), as_json=False))
+    Result({}, ("1 ± 0.1 µs", WIDE), as_json=False).show()
     assert "1 ? 0.1 ?s" in stream.text()
 
 
 def test_a_terminal_shows_words_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream("utf-8", terminal=True)
     monkeypatch.setattr(sys, "stdout", stream)
-    show(Answer({}, ("package.module:factory: [bold]x[/bold]",), as_json=False))
+    Result({}, ("package.module:factory: [bold]x[/bold]",), as_json=False).show()
     assert "package.module:factory: [bold]x[/bold]" in stream.text()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.cli import archive, files
+from covprop.cli import archive, arrays
 from tests.cli.running import FEATURES, covprop, export, network, refused
 from tests.oracles import assert_close
 from tests.test_exported import MERGED, assert_same, decomposed, exported, given
@@ -88,7 +88,7 @@ def test_constants_scalars_and_buffers_come_along(tmp_path: Path) -> None:
 
 def test_values_are_let_go_after_their_last_use(tmp_path: Path) -> None:
     module, _ = archive.load(export(network(), tmp_path / "model.pt2", FEATURES))
-    dead = [name for call in module._description.calls for name in call.dead]
+    dead = [name for call in module._description.calls for name in call.released]
     made = [name for call in module._description.calls for name in call.results]
     assert set(made) - set(dead) == set(module._description.outputs)
     assert len(dead) == len(set(dead))
@@ -592,7 +592,7 @@ def test_a_bomb_is_not_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     with zipfile.ZipFile(folder / "bomb.pt2", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("bomb/archive_format", "pt2")
         file.writestr("bomb/data/weights/weight_0", b"\0" * 20_000_000)
-    monkeypatch.setattr(files, "free_bytes", lambda _: 10_000_000)
+    monkeypatch.setattr(arrays, "free_bytes", lambda _: 10_000_000)
     assert (folder / "bomb.pt2").stat().st_size < 100_000
     assert "its content would take 20 MB" in refused("propagate", "bomb.pt2", *GIVEN)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from covprop.cli import arrays, files
-from covprop.cli.refusals import Refusal
+from covprop.cli import arrays
+from covprop.cli.output import Refusal
 from tests.cli.running import FEATURES, covprop, refused
 
 MODEL = ("propagate", "model.pt2")
@@ -228,7 +228,7 @@ def test_files_beyond_memory_are_refused_unread(monkeypatch: pytest.MonkeyPatch)
     np.savez_compressed("large.npz", np.zeros(20_000))
     np.savetxt("large.csv", np.zeros((1, 20_000)), delimiter=",")
     torch.save(torch.zeros(20_000), "large.pt")
-    monkeypatch.setattr(files, "free_bytes", lambda _: 100_000)
+    monkeypatch.setattr(arrays, "free_bytes", lambda _: 100_000)
     for name in ("large.npy", "large.npz", "large.csv", "large.pt"):
         with pytest.raises(Refusal, match=r"is too large: .* would take"):
             arrays.load(name)

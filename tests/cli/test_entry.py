@@ -118,7 +118,7 @@ def test_a_fault_of_covprop_is_exit_code_1_and_shown_with_debug(
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(app.doctor, "answer", broken)
+    monkeypatch.setattr(app.doctor, "result", broken)
     ended = covprop("doctor")
     assert ended.code == 1
     assert ended.err == (
@@ -137,8 +137,8 @@ def test_debug_shows_what_is_behind_a_refusal() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_too_little_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["covprop.propagate"], "free_bytes", lambda _: 10)
-    monkeypatch.setattr(sys.modules["covprop.lineage"], "LARGE", 10)
+    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 10)
+    monkeypatch.setattr(sys.modules["covprop.flow.lineage"], "LARGE", 10)
     told = refused("propagate", *GIVEN)
     assert "the covariances would need" in told
     assert told.endswith("(covprop plan shows it all)")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from covprop.cli.methods import METHODS
-from covprop.cli.refusals import ExitCode
+from covprop.cli.output import ExitCode
+from covprop.cli.request import METHODS
 from tests.cli.running import covprop
 from tests.pages import blocks, words
 

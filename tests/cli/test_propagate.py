@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import covprop as cp
-from covprop.cli import methods
+from covprop.cli import request
 from covprop.cli.propagation import table
 from tests.cli.running import FEATURES, covprop, network, refused
 
@@ -100,7 +100,7 @@ def test_a_number_that_would_never_end_is_refused(name: str, most: str, digits: 
     text = f"{name}:{too_many}{'9' * digits}"
     told = refused("propagate", "model.pt2", *GIVEN, "--method", text)
     assert f"it takes {most} at most" in told
-    methods.method(f"{name}:{too_many - 1}", seed=0)  # what it does take
+    request.method(f"{name}:{too_many - 1}", seed=0)  # what it does take
 
 
 @pytest.mark.parametrize("command", ["compare", "robustness"])

@@ -14,7 +14,7 @@ import torch
 
 import covprop as cp
 from covprop.cli import propagation
-from covprop.cli.shares import one_batch
+from covprop.cli.propagation import concatenate
 from experiments import figure2, runner
 from experiments.options import Options
 from experiments.record import read
@@ -177,7 +177,7 @@ def test_batches_of_every_structure_are_joined() -> None:
         cp.Gaussian.constant(mean, batch_dims=1),
         cp.Gaussian.low_rank(mean, torch.ones(4, 3, 2), 0.1 * torch.ones(4, 3), batch_dims=1),
     ):
-        joined = one_batch([whole[:1], whole[1:3], whole[3:]], None)
+        joined = concatenate([whole[:1], whole[1:3], whole[3:]], None)
         assert type(joined.covariance) is type(whole.covariance)
         assert torch.equal(joined.mean, whole.mean)
         assert torch.equal(joined.covariance_matrix, whole.covariance_matrix)

@@ -9,15 +9,13 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.covariance import Deflated, Dense, Diagonal, LinearMap
+from covprop.flow.lineage import Lineage
 from tests.covariance.test_low_rank import METHODS
+from tests.gaussians import seeded, written
 from tests.largest import Largest
 from tests.oracles import assert_close, assert_gradients
 
 D = torch.float64
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def structure(
@@ -33,10 +31,6 @@ def structure(
 def gaussian(*batch: int, size: int = 6, share: float = 1.0, dtype: Any = D) -> cp.Gaussian:
     mean = torch.randn((*batch, size), dtype=D, generator=seeded(3)).to(dtype)
     return cp.Gaussian(mean, structure(*batch, size=size, share=share, dtype=dtype))
-
-
-def written(x: cp.Gaussian) -> cp.Gaussian:
-    return cp.Gaussian(x.mean, x.covariance_matrix)
 
 
 every_share = pytest.mark.parametrize("share", [1.0, 0.7])
@@ -189,8 +183,9 @@ def test_a_sketch_of_it_is_that_of_the_matrix(exact: int | None) -> None:
 
 def test_the_tangents_of_a_sketch_have_its_covariance_on_average() -> None:
     covariance, count = structure(), 40_000
-    begun = cp.Sketched(count, generator=seeded(3), replicates=1, exact=0).begin(covariance)
-    found = begun.tangents.mT @ begun.tangents
+    method = cp.Sketched(count, generator=seeded(3), replicates=1, exact=0)
+    sketch = method.carrier(covariance, Lineage(method)).sketch
+    found = sketch.tangents.mT @ sketch.tangents
     variance = covariance.diagonal()
     spread = (variance[:, None] * variance + covariance.matrix().square()).sqrt()
     assert bool(((found - covariance.matrix()).abs() < 5 * spread / count**0.5).all())

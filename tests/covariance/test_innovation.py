@@ -2,17 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from covprop.covariance.innovation import Innovation, Pairs, joint_quadratic
+from covprop.carriers.innovation import Innovation, Pairs, joint_quadratic
+from tests.gaussians import numbers
 from tests.oracles import assert_close
 
 N = 7
-
-
-def numbers(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
@@ -21,8 +16,8 @@ def test_rows_see_the_covariance_however_it_is_cut(
     batch: tuple[int, ...], held: int, fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R_ij = sum_rs P_rsi P_rsj off the diagonal, P = sum_t w_t A_t B_t, and T^T T beside."""
-    monkeypatch.setattr("covprop.covariance.innovation.HELD", held)
-    monkeypatch.setattr("covprop.covariance.innovation.FEWEST", fewest)
+    monkeypatch.setattr("covprop.carriers.innovation.HELD", held)
+    monkeypatch.setattr("covprop.carriers.innovation.FEWEST", fewest)
     terms = [
         Pairs(numbers(*batch, N, seed=t), numbers(*batch, 2, N, seed=t + 9),
               numbers(*batch, 3, N, seed=t + 18))
@@ -43,7 +38,7 @@ def test_innovations_of_the_same_noise_are_seen_together(
     batch: tuple[int, ...], held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sum of e^T M_l e' over both: rows of one name have one noise, others their own."""
-    monkeypatch.setattr("covprop.covariance.innovation.HELD", held)
+    monkeypatch.setattr("covprop.carriers.innovation.HELD", held)
     names = {-1: slice(0, 2), 4: slice(2, 5), 7: slice(5, 6)}
     parts, total, alone = [], torch.zeros(()).double(), torch.zeros(()).double()
     for seed, layout in ((0, ((-1, 2), (4, 3))), (50, ((-1, 2), (7, 1)))):

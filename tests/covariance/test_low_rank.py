@@ -9,6 +9,7 @@ from torch.distributions import LowRankMultivariateNormal
 
 import covprop as cp
 from covprop.covariance import Dense, LinearMap, LowRank
+from tests.gaussians import written
 from tests.largest import Largest
 from tests.oracles import assert_close
 
@@ -23,10 +24,6 @@ def gaussian(
     factor = torch.randn((*batch, *event, rank), dtype=dtype, generator=generator) / 3
     variance = torch.rand((*batch, *event), dtype=dtype, generator=generator) / 4
     return cp.Gaussian.low_rank(mean, factor, None if alone else variance, batch_dims=len(batch))
-
-
-def written(x: cp.Gaussian) -> cp.Gaussian:
-    return cp.Gaussian(x.mean, x.covariance_matrix)
 
 
 every_kind = pytest.mark.parametrize("alone", [False, True])

@@ -9,21 +9,9 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 from typing import Any
 
-import torch
-
-from tests.fuzz.cases import CHECKS, Tally, run
+from tests.fuzz.cases import CHECKS, Tally, work
 
 CHUNK = 50
-
-
-def work(task: tuple[int, int, int, str | None]) -> tuple[int, list[Any], Tally]:
-    """Some cases in a row."""
-    torch.set_num_threads(1)
-    seed, start, count, only = task
-    tally, found = Tally(), []
-    for number in range(start, start + count):
-        found += [(number, one) for one in run(seed, number, only, tally)]
-    return count, found, tally
 
 
 def outcomes(options: argparse.Namespace) -> Iterator[tuple[int, list[Any], Tally]]:

@@ -76,3 +76,13 @@ def run(
                 return
         if name == SOUND and isinstance(trial.result, Refusal):
             tally.refuse(trial.result)
+
+
+def work(task: tuple[int, int, int, str | None]) -> tuple[int, list[Any], Tally]:
+    """Some cases in a row; here, as the workers of a pool do not see what `__main__` defines."""
+    torch.set_num_threads(1)
+    seed, start, count, only = task
+    tally, found = Tally(), []
+    for number in range(start, start + count):
+        found += [(number, one) for one in run(seed, number, only, tally)]
+    return count, found, tally

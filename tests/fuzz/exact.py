@@ -35,17 +35,28 @@ def jacobians(trial: Trial, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_at_small_noise(trial: Trial) -> None:
-    """Cov -> J S J^T: a wrong dependence between branches shows at once.
+    """Cov -> J S J^T: a wrong dependence between branches shows at any small noise.
+
+    What is wrong at one noise and right at a smaller one is the tail of a kink beyond `REACH`.
+    """
+    try:
+        _linear_at(trial, SMALL)
+    except Wrong:
+        _linear_at(trial, SMALL / 100)
+
+
+def _linear_at(trial: Trial, noise: float) -> None:
+    """The covariance at one noise.
 
     The rest r = f(m + d) - f(m) - J d has deviations of at most sup |J(m + d) - J(m)| |d|.
     """
     if isinstance(trial.method, cp.AssumedDensity) or JUMPS & set(trial.program.operations):
         return  # variances alone; or no Jacobian
     one = trial.first
-    y = trial.run(noise=SMALL, input=one)
+    y = trial.run(noise=noise, input=one)
     if isinstance(y, Refusal):
         return
-    x = one.gaussian(torch.float64, SMALL)
+    x = one.gaussian(torch.float64, noise)
     event = trial.program.event
     mean = x.mean.reshape(event)
     matrix = x.covariance_matrix.reshape(-1, mean.numel(), mean.numel())[0]
@@ -65,14 +76,16 @@ def linear_at_small_noise(trial: Trial) -> None:
     own = SKETCHED if isinstance(trial.method, cp.Sketched) else SAFETY * part
     found = y.covariance_matrix.reshape(-1, len(s), len(s))[0]
     try:
-        compare("covariance at noise 1e-4", found, expected, allowed + own * torch.outer(s, s))
-        compare("mean at noise 1e-4", y.mean.reshape(-1), values[0], 4 * rest + own * s)
+        compare(
+            f"covariance at noise {noise:g}", found, expected, allowed + own * torch.outer(s, s)
+        )
+        compare(f"mean at noise {noise:g}", y.mean.reshape(-1), values[0], 4 * rest + own * s)
     except Wrong:
-        mean_rest, matrix_rest = rounding(trial, y, part, noise=SMALL, input=one)
+        mean_rest, matrix_rest = rounding(trial, y, part, noise=noise, input=one)
         allowed = allowed + own * torch.outer(s, s) + matrix_rest.reshape(expected.shape)
-        compare("covariance at noise 1e-4", found, expected, allowed)
+        compare(f"covariance at noise {noise:g}", found, expected, allowed)
         allowed = 4 * rest + own * s + mean_rest.reshape(-1)
-        compare("mean at noise 1e-4", y.mean.reshape(-1), values[0], allowed)
+        compare(f"mean at noise {noise:g}", y.mean.reshape(-1), values[0], allowed)
 
 
 def quadratic(trial: Trial) -> None:

@@ -47,7 +47,7 @@ def _squared_relu(y: Tensor) -> Tensor:
 
 
 USERS: dict[str, Case] = {
-    "atan": Case(cp.activation(torch.atan), None, QUADRATURE, "user"),  # type: ignore[arg-type]
+    "user atan": Case(cp.activation(torch.atan), None, QUADRATURE, "user"),  # type: ignore[arg-type]
     "squared relu": Case(
         cp.activation(_squared_relu, kinks=(0.0,)), None, QUADRATURE, "user", (0.0,)  # type: ignore[arg-type]
     ),
@@ -63,7 +63,7 @@ ODD = (
     "hardshrink(0.5)",
     "hardtanh",
     "tanhshrink",
-    "atan",
+    "user atan",
 )
 ACCURACY = {EXACT: 1e-9, QUADRATURE: 1e-8}
 """Promised error of a covariance, relative to the standard deviations."""

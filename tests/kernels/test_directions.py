@@ -9,7 +9,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from covprop.kernels.directions import (
-    LITTLE,
+    SMALL_NOISE,
     Elements,
     Vector,
     diagonalised,
@@ -116,7 +116,7 @@ def test_the_second_moments_add_up_to_one(n: int) -> None:
 def test_little_noise_and_more_agree_where_they_meet() -> None:
     """On both sides of the border the difference to the first order is the same, but for 1e-8."""
     mean = torch.tensor([1.0, 2.0, -0.5, 0.3], dtype=D)
-    shape = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=D) * mean.square().sum() * LITTLE
+    shape = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=D) * mean.square().sum() * SMALL_NOISE
     below, above = (direction(Vector(mean, shape * k)) for k in (1 - 1e-9, 1 + 1e-9))
     scale = float(below.extra.abs().max())
     torch.testing.assert_close(below.extra, above.extra, rtol=0, atol=1e-3 * scale)
@@ -133,7 +133,7 @@ def test_independent_elements_need_no_matrix(noise: float) -> None:
     elements = Elements(mean, variance)
     of, alone = direction(z, 0.1), marginal(elements, 0.1)
     # Above little noise what is not linear is a difference of numbers of the size of one.
-    rounding = 1e-14 * (1 if noise**2 > LITTLE else noise**2)
+    rounding = 1e-14 * (1 if noise**2 > SMALL_NOISE else noise**2)
     matrix = of.slope @ z.covariance @ of.slope + of.extra
     expected = matrix.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(alone.mean, of.mean, rtol=1e-13, atol=0)

@@ -1,6 +1,5 @@
 """Control variates: right whatever the base, honest about errors, no worse than plain samples."""
 
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -9,9 +8,9 @@ import torch
 from torch import nn
 
 import covprop as cp
-from covprop.footprint import footprint
+from covprop.diagnostics.compare import footprint
 from covprop.methods import control
-from covprop.report.table import in_bytes
+from covprop.text_table import in_bytes
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
@@ -23,9 +22,14 @@ BASES = {
 every_base = pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 
 
-def network() -> nn.Sequential:
+class Sine(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.sin(x)
+
+
+def network(first: nn.Module | None = None) -> nn.Sequential:
     torch.manual_seed(0)
-    layers = nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 20), nn.GELU(), nn.Linear(20, 3)
+    layers = nn.Linear(4, 20), first or nn.Tanh(), nn.Linear(20, 20), nn.GELU(), nn.Linear(20, 3)
     return nn.Sequential(*layers).to(D).requires_grad_(requires_grad=False)
 
 
@@ -88,7 +92,8 @@ def test_standard_errors_are_the_spread_over_runs(
     monkeypatch.setattr(control, "HELD", samples * runs * 3 // groups)
     x = gaussian()
     many = cp.Gaussian(x.mean.expand(runs, 4), x.covariance_matrix.expand(runs, 4, 4))
-    y = cp.propagate(network(), many, cp.ControlVariate(samples, base, seeded(0)))
+    model = network(Sine())  # closed forms, where all runs need them
+    y = cp.propagate(model, many, cp.ControlVariate(samples, base, seeded(0)))
     assert y.samples == samples
     for values, told in (
         (y.mean, y.mean_stderr),
@@ -258,15 +263,15 @@ def test_memory_is_checked_for_all_that_is_held(
         call = footprint(lambda: cp.propagate(wide, x, method), x.device)
     held = control.MATRICES * 8 * size**2 + 8 * 4 * size
     assert 0.8 * held < call.peak_bytes < 1.2 * held  # and the samples themselves
-    monkeypatch.setattr("covprop.methods.outputs.LARGE", 0)
-    monkeypatch.setattr("covprop.methods.outputs.free_bytes", lambda _: held - 1)
+    monkeypatch.setattr("covprop.methods.network.LARGE", 0)
+    monkeypatch.setattr("covprop.methods.network.free_bytes", lambda _: held - 1)
     with pytest.raises(cp.TooLarge, match=f"1,000 outputs would need {in_bytes(held)}"):
         cp.propagate(wide, x, method)
 
 
 def test_memory_is_planned_for_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covprop.lineage.LARGE", 1000)
-    monkeypatch.setattr(sys.modules["covprop.propagate"], "free_bytes", lambda _: 1000)
+    monkeypatch.setattr("covprop.flow.lineage.LARGE", 1000)
+    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 1000)
     with pytest.raises(cp.TooLarge, match="The plan:"):
         cp.propagate(network(), gaussian(), cp.ControlVariate(128))
 

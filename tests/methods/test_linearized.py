@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.methods import Network, jacobian
+from covprop.methods import Network, linearized
 from tests.oracles import assert_close
 from tests.test_propagate import gaussian
 
@@ -35,13 +35,13 @@ def test_it_is_the_jacobian_of_autograd_on_both_sides(outputs: int) -> None:
     assert_close(y.covariance_matrix, want, atol=1e-14)
 
 
-@pytest.mark.parametrize("way", [jacobian._by_rows, jacobian._by_columns])
+@pytest.mark.parametrize("way", [linearized._by_rows, linearized._by_columns])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
 def test_rows_columns_and_pieces_of_them_are_the_same(
     way: Any, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(4, 3)
-    whole = jacobian.linearize(Network(model, [gaussian(*batch)]))
+    whole = linearized.linearize(Network(model, [gaussian(*batch)]))
     monkeypatch.setattr("covprop.methods.network.HELD", 12)
     values, ((found,),) = way(pieces := Network(model, [gaussian(*batch)]))
     assert pieces.step < 3
@@ -70,9 +70,9 @@ def test_two_inputs_of_different_shapes_and_two_outputs() -> None:
 def test_columns_and_rows_are_chosen_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
     for name in ("_by_rows", "_by_columns"):
-        real = getattr(jacobian, name)
+        real = getattr(linearized, name)
         monkeypatch.setattr(
-            jacobian, name, lambda net, real=real, name=name: (used.append(name), real(net))[1]
+            linearized, name, lambda net, real=real, name=name: (used.append(name), real(net))[1]
         )
     with torch.no_grad():
         for outputs in (2, 9):

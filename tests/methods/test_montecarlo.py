@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
+from covprop.methods.montecarlo import Moments, Replicates
 from tests.oracles import assert_close, normal_rule
 from tests.test_propagate import assert_same, gaussian
 
@@ -31,6 +32,18 @@ def pair() -> cp.Gaussian:
     return cp.Gaussian(torch.tensor([0.2, -0.5], dtype=D), matrix)
 
 
+def repeated(count: int, method: cp.MonteCarlo) -> list[Tensor]:
+    """Means, covariances and their standard errors (count, ...) of `bent` in repeated runs."""
+    x = pair()
+    if method.sobol:  # a sequence is the same for all Gaussians of a batch
+        runs = [cp.propagate(bent, x, method) for _ in range(count)]
+        rows = [(y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr) for y in runs]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+    many = cp.Gaussian(x.mean.expand(count, 2), x.covariance_matrix.expand(count, 2, 2))
+    y = cp.propagate(bent, many, method)
+    return [y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr]
+
+
 def bent_moments() -> tuple[Tensor, Tensor]:
     """Mean and covariance of `bent` of `pair` on a grid of nodes, cut where it bends."""
     z, u = normal_rule(0.2, 1.0, kinks=(0.0,))
@@ -52,15 +65,13 @@ def test_standard_errors_cover_the_truth(options: dict[str, Any]) -> None:
     each needs some hundred points, or its skewness shows (4096 samples: down to 92 %).
     """
     mean, covariance = bent_moments()
-    source = generator(7)
-    held = torch.zeros(6, dtype=D)
-    count, repetitions = (16_384, 150) if options.get("sobol") else (4_096, 600)
-    for _ in range(repetitions):
-        y = cp.propagate(bent, pair(), cp.MonteCarlo(count, source, **options))
-        in_mean = (y.mean - mean).abs() <= 1.96 * y.mean_stderr
-        in_covariance = (y.covariance_matrix - covariance).abs() <= 1.96 * y.covariance_stderr
-        held += torch.cat([in_mean, in_covariance.flatten()]).to(D)
-    share, nominal = held / repetitions, 0.941 if options.get("sobol") else 0.95
+    count, repetitions = (16_384, 100) if options.get("sobol") else (4_096, 600)
+    method = cp.MonteCarlo(count, generator(7), **options)
+    means, matrices, *errors = repeated(repetitions, method)
+    in_mean = (means - mean).abs() <= 1.96 * errors[0]
+    in_covariance = (matrices - covariance).abs() <= 1.96 * errors[1]
+    share = torch.cat([in_mean, in_covariance.flatten(1)], 1).to(D).mean(0)
+    nominal = 0.941 if options.get("sobol") else 0.95
     slack = 3 * math.sqrt(nominal * (1 - nominal) / repetitions)
     assert nominal - slack < float(share.min())
     assert float(share.max()) < nominal + slack
@@ -68,22 +79,17 @@ def test_standard_errors_cover_the_truth(options: dict[str, Any]) -> None:
 
 @every
 def test_a_standard_error_is_the_spread_of_repetitions(options: dict[str, Any]) -> None:
-    method = cp.MonteCarlo(1024, generator(1), **options)
-    runs = [cp.propagate(bent, pair(), method) for _ in range(200)]
-    for values, errors in (
-        ([y.mean for y in runs], [y.mean_stderr for y in runs]),
-        ([y.covariance_matrix for y in runs], [y.covariance_stderr for y in runs]),
-    ):
-        spread = torch.stack(values).std(0)
-        claimed = torch.stack(errors).square().mean(0).sqrt()
-        assert_close(claimed, spread, rtol=0.2)  # a spread of 200 is known to 5 %, four times
+    count = 100 if options.get("sobol") else 200  # whose spread is known to 7 or 5 %
+    means, matrices, *errors = repeated(count, cp.MonteCarlo(1024, generator(1), **options))
+    for values, told in zip((means, matrices), errors, strict=True):
+        assert_close(told.square().mean(0).sqrt(), values.std(0), rtol=0.2)
 
 
 def test_short_sequences_know_that_their_means_differ() -> None:
     """Of two points each: half of what a covariance is lies between the replicates."""
     method = cp.MonteCarlo(64, generator(1), sobol=True)
     x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), 1.0)
-    runs = [cp.propagate(lambda x: x.square(), x, method) for _ in range(150)]
+    runs = [cp.propagate(lambda x: x.square(), x, method) for _ in range(80)]
     spread = torch.stack([y.covariance_matrix for y in runs]).std(0)
     claimed = torch.stack([y.covariance_stderr for y in runs]).square().mean(0).sqrt()
     assert_close(claimed, spread, rtol=0.2)
@@ -224,3 +230,103 @@ def test_a_sequence_of_too_many_dimensions_is_refused() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(30_000, dtype=D), 1.0)
     with pytest.raises(cp.UnsupportedOperation, match="up to 21201 dimensions"):
         cp.propagate(lambda x: x[:2], x, cp.MonteCarlo(64, sobol=True))
+
+
+# Moments from blocks against the same moments from everything at once.
+
+
+def draws(count: int = 60, batch: tuple[int, ...] = (2,), offset: float = 3.0) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn((count, *batch, 3), dtype=D, generator=generator)
+    return offset + normal @ torch.tensor([[1, 2, 0], [0, 1, 0.5], [0, 0, 1]], dtype=D).exp() / 3
+
+
+def in_blocks(values: Tensor, sizes: list[int], opposite: Tensor | None = None) -> Moments:
+    parts = values.split(sizes)
+    others = [None] * len(parts) if opposite is None else opposite.split(sizes)
+    total = Moments()
+    for both in zip(parts, others, strict=True):
+        total.add(*both)
+    return total
+
+
+def expected(groups: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, covariance and standard errors of independent groups (count, size, *batch, m)."""
+    count = len(groups)
+    centre = groups.mean((0, 1))
+    d = groups - centre
+    w = (d[..., :, None] * d[..., None, :]).mean(1)  # of each group
+    inner = groups.mean(1) - centre
+    of_mean = (inner[..., :, None] * inner[..., None, :]).sum(0) / (count * (count - 1))
+    covariance = w.mean(0) + of_mean
+    mean_error = of_mean.diagonal(dim1=-2, dim2=-1).sqrt()
+    return centre, covariance, mean_error, (w.var(0, correction=0) / (count - 1)).sqrt()
+
+
+@pytest.mark.parametrize("sizes", [[60], [1] * 60, [7, 50, 3], [59, 1]])
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1e6])
+def test_single_samples(sizes: list[int], offset: float) -> None:
+    values = draws(offset=offset)
+    mean, covariance, error = in_blocks(values, sizes).result()
+    want = expected(values[:, None])
+    rounding = 1e-12 if offset < 10 else 1e-7  # what the samples themselves have lost
+    assert error.samples == 60
+    for got, value in zip((mean, covariance, error.mean, error.covariance), want, strict=True):
+        assert_close(got, value, rtol=rounding)
+    flat = values[:, 0]
+    assert_close(covariance[0], torch.cov(flat.mT), rtol=rounding)
+
+
+@pytest.mark.parametrize("sizes", [[60], [1] * 60, [7, 50, 3]])
+def test_antithetic_pairs(sizes: list[int]) -> None:
+    values = draws()
+    opposite = 6.5 - values + 0.1 * values.square()
+    mean, covariance, error = in_blocks(values, sizes, opposite).result()
+    want = expected(torch.stack([values, opposite], 1))
+    assert error.samples == 120
+    for got, value in zip((mean, covariance, error.mean, error.covariance), want, strict=True):
+        assert_close(got, value, rtol=1e-11)
+
+
+@pytest.mark.parametrize("length", [2, 6, 30])
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1e6])
+def test_replicates(length: int, offset: float) -> None:
+    groups = draws(offset=offset).reshape(-1, length, 2, 3)
+    tally = Replicates()
+    for group in groups:
+        for block in group.split([1, length - 1]):
+            tally.add(block)
+        tally.close()
+    mean, covariance, error = tally.result()
+    rounding = 1e-11 if offset < 10 else 1e-7
+    assert error.samples == 60
+    for got, value in zip(
+        (mean, covariance, error.mean, error.covariance), expected(groups), strict=True
+    ):
+        assert_close(got, value, rtol=rounding)
+
+
+def test_replicates_that_hardly_differ_have_small_errors() -> None:
+    one = draws(count=40)
+    change = draws(count=10, offset=0.0)[:, None]
+    groups = one * (1 + 1e-9 * change)  # (10, 40, 2, 3)
+    tally = Replicates()
+    for group in groups:
+        tally.add(group)
+        tally.close()
+    error = tally.result()[2]
+    want = expected(groups)
+    assert_close(error.covariance, want[3], rtol=1e-3)
+    assert_close(error.mean, want[2], rtol=1e-3)
+
+
+def test_the_mean_of_the_covariance_is_the_covariance() -> None:
+    """Unbiased also for groups of a few, whose mean is uncertain."""
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn((4, 20_000, 1), dtype=D, generator=generator)
+    for sign, truth in ((1.0, 1.0), (-1.0, 1.0)):  # pairs that move together, and against
+        moments = Moments()
+        moments.add(z, sign * z)
+        found = moments.result()[1][:, 0, 0]
+        error = found.std() / len(found) ** 0.5
+        assert abs(float(found.mean() - truth)) < 5 * float(error)

@@ -116,7 +116,7 @@ def test_a_certain_input_of_a_script_has_a_certain_output(batch: tuple[int, ...]
     x = cp.Gaussian.isotropic(torch.ones(*batch, 4, dtype=D), 0.0, len(batch))
     network = Network(scripted(), [x])
     assert len(network.outputs) == 1
-    assert not network.seen
+    assert not network.visible
     assert isinstance(cp.propagate(scripted(), x, cp.Linearized()), cp.Gaussian)
 
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.methods import Network, piecewise
+from covprop.methods import Network
+from covprop.methods.comparison import piecewise
 from tests.oracles import assert_close, moments, pair_covariance
 from tests.test_propagate import assert_same, gaussian
 

@@ -122,7 +122,7 @@ def test_an_input_of_low_rank_stays_one_and_is_the_same(alone: bool) -> None:
 def test_a_sketch_is_split_along_the_directions_of_the_exact_method() -> None:
     model = network(30, 30, 30, 2, seed=3)
     x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(0)), 1.0)
-    sketched = cp.Sketched(4096, generator=_seeded(1))
+    sketched = cp.Sketched(1024, generator=_seeded(1))
     y = cp.propagate(model, x, cp.Split(3, base=sketched))
     exact = cp.propagate(model, x, cp.Split(3))
     assert_close(y.mixture.components.mean, exact.mixture.components.mean, rtol=0.1, atol=0.1)
@@ -199,7 +199,7 @@ def test_elements_of_a_batch_may_be_treated_by_their_place() -> None:
 @pytest.mark.parametrize("dense", [True, False])
 def test_all_directions_leave_points_alone(base: Any, count: int, dense: bool) -> None:
     """Gauss-Hermite quadrature over all inputs, by numpy."""
-    for seed in range(2):
+    for seed in range(1):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 3)).to(D)
         mean = torch.randn(3, dtype=D)

@@ -16,7 +16,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.report import page
-from covprop.report.page.decision import decision_words
+from covprop.report.page.analyses import decision_sentences
 from covprop.robustness import Probabilities, analyse
 from tests.report.pages import (
     NASTY,
@@ -154,7 +154,7 @@ def test_steps_are_told_by_the_quantiles_of_their_deviations(content: dict[str, 
         assert told["quantiles"][2] == pytest.approx(middle, rel=CLOSE)
         assert told["quantiles"] == sorted(told["quantiles"])
         assert sum(told["counts"]) in (0, len(deviations))  # none where all are the same
-        worst = step.departure.kolmogorov.abs().max().item()
+        worst = step.normality.kolmogorov.abs().max().item()
         assert told["kolmogorov"][1] == pytest.approx(worst, rel=CLOSE)
 
 
@@ -485,4 +485,4 @@ def test_what_is_nearly_certain_is_not_called_certain() -> None:
     model.bias.zero_()
     x = cp.Gaussian(torch.tensor([2.75, 0.0]), 0.5 * torch.eye(2))  # kept with Phi(2.75) = 99.7 %
     found = analyse(model, x, samples=2000, generator=torch.Generator().manual_seed(0))
-    assert "with a probability of 99.7 %" in decision_words(found, ())
+    assert "with a probability of 99.7 %" in decision_sentences(found, ())

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from covprop.report.table import (
+from covprop.text_table import (
     Table,
     in_bytes,
     in_digits,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop import robustness
 from covprop.robustness import budget as reasons
-from covprop.robustness.bracket import End, narrowed
+from covprop.robustness.budget import Endpoint, find_roots
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, random_gaussian
 
@@ -223,18 +223,21 @@ def test_roots_are_found_side_by_side_with_few_evaluations(tolerance: float) -> 
 
     everywhere = torch.ones(4, dtype=torch.bool)
     left, right = torch.full((4,), 0.1).double(), torch.full((4,), 3.0).double()
-    first, second = End(left, function(left, everywhere)), End(right, function(right, everywhere))
-    found = narrowed(function, first, second, everywhere, tolerance)
+    first, second = (
+        Endpoint(left, function(left, everywhere)),
+        Endpoint(right, function(right, everywhere)),
+    )
+    found = find_roots(function, first, second, everywhere, tolerance)
     assert_close(found.place, roots, rtol=2 * tolerance)
     assert bool((found.value >= 0).all())
     assert count < (16 if tolerance > 1e-6 else 30)
 
 
 def test_what_has_no_bracket_is_left_alone() -> None:
-    ends = [End(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0])),
-            End(torch.tensor([2.0, 2.0]), torch.tensor([-1.0, 2.0]))]  # fmt: skip
+    ends = [Endpoint(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0])),
+            Endpoint(torch.tensor([2.0, 2.0]), torch.tensor([-1.0, 2.0]))]  # fmt: skip
     active = torch.tensor([True, False])
-    found = narrowed(lambda x, _: 1.5 - x, *ends, active, 1e-6)
+    found = find_roots(lambda x, _: 1.5 - x, *ends, active, 1e-6)
     assert float(found.place[0]) == pytest.approx(1.5, rel=1e-5)
     assert float(found.place[1]) == 1
 

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covprop.activations import DECLARATIONS, Declaration
+from tests.cases import CASES
+
 
 class Function(NamedTuple):
     """An element-wise function: its names, its options in torch's order, its layer."""
@@ -18,7 +21,7 @@ class Function(NamedTuple):
     kinks: tuple[float, ...] = ()
 
 
-FUNCTIONS = [
+LISTED = [
     Function("relu", {}, nn.ReLU, (0.0,)),
     Function("leaky_relu", {"negative_slope": 0.2}, nn.LeakyReLU, (0.0,)),
     Function("rrelu", {"lower": 0.1, "upper": 0.5}, nn.RReLU, (0.0,)),
@@ -58,6 +61,24 @@ FUNCTIONS = [
     Function("pow", {"exponent": 3}),
     Function("pow", {"exponent": torch.tensor(2)}),
 ]
+"""Those with options or a layer, and names that are known here without asking covprop."""
+
+
+def _names(row: Declaration) -> str:
+    return " ".join(dict.fromkeys([row.name, *(f.__name__ for f in row.functions)]))
+
+
+_KINKS = {case.declaration: case.kinks for case in CASES.values()}
+_LISTED = {name for row in LISTED for name in row.names.split()}
+FUNCTIONS = [
+    *LISTED,
+    *(
+        Function(_names(row), {}, None, _KINKS.get(row.name, ()))
+        for row in DECLARATIONS
+        if row.name not in _LISTED
+    ),
+]
+"""And every other declared activation, under the names of its declaration."""
 HOMES = {"torch": torch, "F": F, "Tensor": torch.Tensor, "special": torch.special}
 OPERATORS: dict[str, Callable[[Any], Any]] = {"abs": abs, "pow": lambda x: x**3}
 """What Python writes for a function; the power is that of the first row of its name."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covprop.dispatch import RULES
+from tests.registry import rule_of
 
 BATCH = 2
 
@@ -89,7 +89,7 @@ def spelled(
         for home in (torch, F, torch.Tensor):
             if not hasattr(home, name):
                 continue
-            body = RULES.get(getattr(home, name))
+            body = rule_of(getattr(home, name))
             alias = body is not None and body in known.values()
             known[home, name] = body
             where = {torch: "torch", F: "F", torch.Tensor: "Tensor"}[home]

@@ -12,9 +12,10 @@ from torch import Tensor
 import covprop as cp
 from covprop.activations import DECLARATIONS
 from covprop.covariance import Dense, Diagonal
-from covprop.dispatch import IN_PLACE, OPERATIONS, RULES
 from covprop.errors import name_of
+from covprop.flow.table import TABLE, Kind
 from tests.oracles import assert_close
+from tests.rules import test_composed
 from tests.rules.linear_cases import BATCH, LINEAR_CASES, Layer, LinearCase
 
 ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5}
@@ -23,11 +24,7 @@ ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5}
 FUNCTIONS = [case for case in LINEAR_CASES if not case.alias]
 """One case for each rule and its arguments: other names have the same rule, by identity."""
 
-every_spelling = pytest.mark.parametrize("case", LINEAR_CASES, ids=lambda case: case.label)
 every_case = pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.label)
-single_case = pytest.mark.parametrize(
-    "case", [case for case in FUNCTIONS if case.single], ids=lambda case: case.label
-)
 every_structure = pytest.mark.parametrize("structure", [Dense, Diagonal])
 
 
@@ -80,45 +77,22 @@ def assert_affine(function: Callable[[Any], Any], x: cp.Gaussian) -> None:
             assert_close(covariance.double() / scale, expected / scale, atol=rounding)
 
 
-@every_spelling
-def test_a_batch_of_gaussians_goes_through_and_nothing_that_was_given_changes(
-    case: LinearCase,
-) -> None:
-    x = gaussian((BATCH, *case.event), 1)
+@every_case
+def test_gaussians_go_through_and_nothing_that_was_given_changes(case: LinearCase) -> None:
+    shape = (BATCH, *case.event)
+    # A tiny covariance, which must not see a large mean or offset.
+    x = gaussian(shape, 1, mean=1e3, variance=1e-12)
     given = [x.mean, x.covariance_matrix]
     if isinstance(case.function, Layer):
         given += case.function.modules[torch.float64].state_dict().values()
     before = [tensor.clone() for tensor in given]
     assert_affine(case.function, x)
     assert all(torch.equal(*pair) for pair in zip(given, before, strict=True))
-
-
-@every_case
-def test_a_batch_of_independent_elements_goes_through(case: LinearCase) -> None:
-    assert_affine(case.function, gaussian((BATCH, *case.event), 1, Diagonal))
-
-
-@every_structure
-@single_case
-def test_one_gaussian_goes_through(case: LinearCase, structure: type) -> None:
-    assert case.single is not None
-    assert_affine(case.single, gaussian(case.event, 0, structure))
-
-
-@every_case
-def test_what_is_a_batch_to_torch_may_be_part_of_the_event(case: LinearCase) -> None:
-    assert_affine(case.function, gaussian((BATCH, *case.event), 0))
-
-
-@every_case
-def test_a_tiny_covariance_does_not_see_a_large_mean_or_offset(case: LinearCase) -> None:
-    x = gaussian((BATCH, *case.event), 1, mean=1e3, variance=1e-12)
-    assert_affine(case.function, x)
-
-
-@every_case
-def test_float32_goes_through_in_float32(case: LinearCase) -> None:
-    assert_affine(case.function, gaussian((BATCH, *case.event), 1).to(torch.float32))
+    assert_affine(case.function, gaussian(shape, 1, Diagonal))
+    assert_affine(case.function, gaussian(shape, 0))  # what is a batch to torch is in the event
+    assert_affine(case.function, gaussian(shape, 1).to(torch.float32))
+    if case.single is not None:
+        assert_affine(case.single, gaussian(case.event, 0))
 
 
 @pytest.mark.parametrize("batch", [(2, 3), (1,), (1, 2), (0,)])
@@ -149,7 +123,7 @@ def test_nothing_may_be_left(structure: type) -> None:
 
 
 def test_every_linear_operation_has_a_case() -> None:
-    rows = [row.name for row in OPERATIONS if row.kind in ("linear", "shape")]
+    rows = [row.name for row in TABLE.values() if row.kind in (Kind.LINEAR, Kind.MOVEMENT)]
     listed = {name for row in rows for name in row.split(", ")}
     tested = {name for case in LINEAR_CASES for name in case.operation.split(", ")}
     assert sorted(listed - tested) == []
@@ -159,24 +133,30 @@ def test_every_spelling_of_a_linear_operation_is_used(monkeypatch: pytest.Monkey
     used = set()
 
     class Recorder(dict):
-        def __getitem__(self, function: Any) -> Any:
+        def get(self, function: Any, default: Any = None) -> Any:
             used.add(function)
-            return super().__getitem__(function)
+            return super().get(function, default)
 
-    monkeypatch.setattr("covprop.tensor.RULES", Recorder(RULES))
-    monkeypatch.setattr("covprop.tensor.IN_PLACE", Recorder(IN_PLACE))
+    monkeypatch.setattr("covprop.flow.tensor.TABLE", Recorder(TABLE))
     for case in LINEAR_CASES:
         with suppress(Exception):  # what fails fails in a test of its own
             cp.propagate(case.function, gaussian((BATCH, *case.event), 1))
         if case.single is not None:
             with suppress(Exception):
                 cp.propagate(case.single, gaussian(case.event, 0))
+    for polynomial in test_composed.POLYNOMIALS.values():  # forms in place of what is not linear
+        with suppress(Exception):
+            cp.propagate(polynomial, gaussian((4,), 0))
     elementwise = {f for row in DECLARATIONS for f in (*row.functions, *row.in_place)}
-    elementwise |= {f for f in RULES if "prelu" in name_of(f)}
-    single = {"affine", "identity", "movement"}
-    rules = {f for f, body in RULES.items() if body.__module__.rpartition(".")[2] in single}
-    unused = {*rules, *IN_PLACE} - elementwise - used - UNREACHABLE
+    elementwise |= {f for f in TABLE if "prelu" in name_of(f)}
+    single = ("affine", "movement")
+    rules = {f for f, row in TABLE.items() if row.body is None or _home(row.body) in single}
+    unused = rules - elementwise - used - UNREACHABLE
     assert sorted(map(repr, unused)) == []
+
+
+def _home(body: Any) -> str:
+    return str(body.__module__).rpartition(".")[2]
 
 
 UNREACHABLE = {

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.gaussians import numbers
 from tests.oracles import assert_close, assert_gradients
 
 pytestmark = pytest.mark.filterwarnings(
@@ -17,13 +18,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 Function = Callable[[Any], Any]
 BATCH, LENGTH, WIDTH, HEADS = 2, 3, 4, 2
-SAMPLES = 50_000
-"""The standard error of a standard deviation is 0.32 %."""
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
+SAMPLES = 20_000
+"""The standard error of a standard deviation is 0.5 %."""
 
 
 def given(
@@ -210,8 +206,21 @@ CASES: dict[str, tuple[Function, tuple[int, ...]]] = {
 }
 
 
+CERTAIN = [
+    "MHA: batch second",
+    "MHA: bool mask of each head",
+    "MHA: both, padding",
+    "MHA: constant queries",
+    "SDPA: grouped",
+    "SDPA: causal, fewer queries",
+    "layer: encoder of two layers, padding",
+    "layer: transformer",
+]
+"""Every other mean is seen with little noise."""
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CERTAIN)
 def test_without_noise_the_mean_is_the_modules_output(name: str) -> None:
     function, shape = CASES[name]
     x = given(0.0, shape=shape)
@@ -227,6 +236,7 @@ def test_little_noise_goes_through_the_jacobian(name: str) -> None:
     function, shape = CASES[name]
     x = given(1e-4, shape=shape)
     y = cp.propagate(function, x)
+    assert_close(y.mean, function(x.mean), atol=1e-6)  # of second order: 1e-8 times curvatures
     with torch.enable_grad():
         jacobian = torch.autograd.functional.jacobian(function, x.mean)
     n = math.prod(shape)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.gaussians import gaussian
 from tests.oracles import assert_close
 
 N = 3
@@ -18,12 +19,6 @@ N = 3
 def numbers(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, dtype=dtype, generator=generator)
-
-
-def gaussian(batch: tuple[int, ...], event: tuple[int, ...]) -> cp.Gaussian:
-    n = torch.Size(event).numel()
-    factor = numbers(*batch, n, n)
-    return cp.Gaussian(numbers(*batch, *event), factor @ factor.mT)
 
 
 MIXING: dict[str, Callable[[Any], Any]] = {
@@ -94,7 +89,7 @@ EVENTS = {"convolution with the batch as channels": (5,)}
 @pytest.mark.parametrize("name", MIXING)
 def test_what_touches_the_batch_raises(name: str) -> None:
     batch = (1,) if name == "squeeze of a batch of one" else (N,)
-    x = gaussian(batch, EVENTS.get(name, (N, N)))
+    x = gaussian(*EVENTS.get(name, (N, N)), batch=batch)
     MIXING[name](x.mean)  # torch has no objection
     with pytest.raises(cp.BatchDimensionError, match="batch"):
         cp.propagate(MIXING[name], x)
@@ -102,7 +97,7 @@ def test_what_touches_the_batch_raises(name: str) -> None:
 
 @pytest.mark.parametrize("name", MOVING)
 def test_a_batch_that_is_only_moved_comes_first_in_the_result(name: str) -> None:
-    x, function = gaussian((N,), (N, N)), MOVING[name]
+    x, function = gaussian(N, N, batch=(N,)), MOVING[name]
     slopes = torch.autograd.functional.jacobian(function, x.mean)
     places = [
         at
@@ -125,7 +120,7 @@ def test_a_batch_that_is_only_moved_comes_first_in_the_result(name: str) -> None
 
 @pytest.mark.parametrize("name", [name for name in MIXING if name not in EVENTS])
 def test_the_same_is_allowed_where_there_is_no_batch(name: str) -> None:
-    x = gaussian((), (N, N, N))
+    x = gaussian(N, N, N)
     expected = MIXING[name](x.mean)
     y = cp.propagate(MIXING[name], x)
     many = isinstance(expected, list | tuple)
@@ -135,7 +130,7 @@ def test_the_same_is_allowed_where_there_is_no_batch(name: str) -> None:
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 2)])
 def test_every_batch_dimension_is_guarded(dims: tuple[int, int]) -> None:
-    x = gaussian((N, N), (N,))
+    x = gaussian(N, batch=(N, N))
     with pytest.raises(cp.BatchDimensionError, match="first 2 dimensions are the batch"):
         cp.propagate(lambda x: x.transpose(*dims), x)
 
@@ -147,7 +142,7 @@ def test_the_error_names_the_operation_the_shapes_and_the_module() -> None:
         match=r"in module 0 \(Flatten\): .*flatten mixes, moves or drops the batch of shape \(3,\) "
         r"in a tensor of shape \(3, 2\); the first dimension is the batch",
     ):
-        cp.propagate(model, gaussian((3,), (2,)))
+        cp.propagate(model, gaussian(2, batch=(3,)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -164,7 +159,7 @@ def test_exchanging_two_elements_of_any_batch_is_noticed(count: int, dtype: torc
 
 @pytest.mark.parametrize("count", [2, 40])
 def test_a_small_leak_between_elements_is_noticed(count: int) -> None:
-    x = gaussian((count,), (2,))
+    x = gaussian(2, batch=(count,))
     leak = torch.eye(count, dtype=torch.float64)
     leak[0, 1] = 1e-3
     with pytest.raises(cp.BatchDimensionError):
@@ -183,7 +178,7 @@ def test_a_small_leak_between_elements_is_noticed(count: int) -> None:
     ],
 )
 def test_constants_may_differ_along_the_batch(function: Callable[[Any], Any]) -> None:
-    x = gaussian((N,), (N, N))
+    x = gaussian(N, N, batch=(N,))
     y = cp.propagate(function, x)
     slopes = torch.autograd.functional.jacobian(function, x.mean)
     slopes = slopes.reshape(N, -1, N, N * N)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import covprop as cp
+from tests.gaussians import gaussian, weight
 from tests.oracles import assert_close
 from tests.rules.test_product import hermite_moments
-from tests.test_lineage import gaussian, weight
 
 W = weight(4, 4) / 2
 MASK = torch.tensor([True, False, True, False])
@@ -36,6 +36,8 @@ POLYNOMIALS: dict[str, Callable[[Any], Any]] = {
     ),
     "addmv": lambda x: torch.addmv(x[:2], x.reshape(2, 2), x[2:], alpha=0.5),
     "baddbmm": lambda x: torch.baddbmm(x.reshape(1, 2, 2), x.reshape(1, 2, 2), W[None, :2, :2]),
+    "cumprod": lambda x: torch.cumprod(x.reshape(2, 2), -1),
+    "cumprod, in place": lambda x: x.reshape(2, 2).clone().cumprod_(dim=0),
     "diff": lambda x: x.diff(prepend=torch.full((1,), 9.0, dtype=torch.float64)),
 }
 """Functions of four elements, of degree two at most."""

@@ -65,13 +65,18 @@ FUNCTIONS: dict[str, tuple[Function, Sequence[float], Sequence[float]]] = {
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
-def panels(kinks: Sequence[float], mean: float, stddev: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of the normal density, between kinks, by Gauss-Legendre."""
-    edges = np.unique(np.clip([*np.linspace(-10, 10, 41), *((np.array(kinks) - mean) / stddev)],
-                              -10, 10))  # fmt: skip
-    half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
-    z = (middle + half * NODES).ravel()
-    return mean + stddev * z, (half * WEIGHTS).ravel() * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+def panels(
+    kinks: Sequence[float], mean: Any, stddev: float, count: int = 18
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights (..., nodes) of normal densities of means (...), between kinks."""
+    mean = np.asarray(mean)[..., None]
+    cuts = (np.asarray(kinks) - mean) / stddev
+    even = np.broadcast_to(np.linspace(-9, 9, count + 1), (*mean.shape[:-1], count + 1))
+    edges = np.sort(np.concatenate([even, cuts.clip(-9, 9)], -1), -1)[..., None]
+    half, middle = np.diff(edges, axis=-2) / 2, (edges[..., 1:, :] + edges[..., :-1, :]) / 2
+    z = (middle + half * NODES).reshape(*mean.shape[:-1], -1)
+    weights = (half * WEIGHTS).reshape(z.shape) * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    return mean + stddev * z, weights
 
 
 def moments(name: str, mean: Tensor, covariance: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -79,21 +84,20 @@ def moments(name: str, mean: Tensor, covariance: Tensor) -> tuple[np.ndarray, np
     function, *kinks = FUNCTIONS[name]
     (m1, m2), ((v1, c), (_, v2)) = mean.tolist(), covariance.tolist()
 
-    def values(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        points = torch.stack([torch.as_tensor(first), torch.as_tensor(second)], -1)
-        return np.asarray(function(points)).T
+    def values(y: np.ndarray, element: int) -> np.ndarray:
+        points = torch.as_tensor(y)
+        return np.asarray(function(torch.stack([points, points], -1))[..., element])
 
     expected, variances = np.zeros(2), np.zeros(2)
     for i, (m, v) in enumerate([(m1, v1), (m2, v2)]):
         y, w = panels(kinks[i], m, v**0.5)
-        g = values(y, y)[i]
+        g = values(y, i)
         expected[i] = (w * g).sum()
         variances[i] = (w * (g - expected[i]) ** 2).sum()
-    y, w = panels(kinks[0], m1, v1**0.5)
-    left, spread = v2 - c**2 / v1, 0.0
-    for place, weight, own in zip(y, w, values(y, y)[0] - expected[0], strict=True):
-        z, u = panels(kinks[1], m2 + c / v1 * (place - m1), left**0.5)
-        spread += weight * own * (u * values(z, z)[1]).sum()
+    y, w = panels(kinks[0], m1, v1**0.5, count=54)  # at rho = 0.999 a kink is as narrow as 0.05
+    y, w = y[w > 1e-16], w[w > 1e-16]
+    z, u = panels(kinks[1], m2 + c / v1 * (y - m1), (v2 - c**2 / v1) ** 0.5)
+    spread = (w * (values(y, 0) - expected[0]) * (u * values(z, 1)).sum(-1)).sum()
     return expected, np.array([[variances[0], spread], [spread, variances[1]]])
 
 
@@ -126,13 +130,13 @@ def test_strong_correlations_and_wide_and_narrow_inputs(name: str) -> None:
 @every_function
 def test_methods_agree_on_marginals_and_batches_on_each_element(name: str, method: Any) -> None:
     function = FUNCTIONS[name][0]
-    means = torch.stack([MEAN, MEAN + 0.4, -MEAN])
-    x = cp.Gaussian(means, COVARIANCE.expand(3, 2, 2))
+    means = torch.stack([MEAN + 0.4, -MEAN])
+    x = cp.Gaussian(means, COVARIANCE.expand(2, 2, 2))
     y = cp.propagate(function, x, method)
     whole = cp.propagate(function, x)
     # Series of so many terms leave what kinks and jumps make slow; marginals have none.
     assert_close(y.mean, whole.mean, atol=1e-8)
-    for i in range(3):
+    for i in range(2):
         one = cp.propagate(function, cp.Gaussian(means[i], COVARIANCE), method)
         assert_close(y[i].mean, one.mean, atol=1e-10)
         assert_close(y[i].covariance_matrix, one.covariance_matrix, atol=1e-9)

@@ -9,8 +9,8 @@ from scipy import integrate, stats
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.gaussians import gaussian
 from tests.oracles import assert_close
-from tests.test_lineage import gaussian
 
 METHODS = [cp.Exact(independent_maxima=True), cp.Series(order=4, independent_maxima=True)]
 every_method = pytest.mark.parametrize("method", METHODS, ids=["exact", "series"])

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.gaussians import gaussian
 from tests.oracles import assert_close, normal_cdf, normal_pdf
-from tests.test_lineage import gaussian
 
 
 def clark(means: list[float], stddevs: list[float], rho: float) -> tuple[float, float]:

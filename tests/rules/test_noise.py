@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.covariance import Diagonal
+from tests.gaussians import gaussian
 from tests.oracles import assert_close
-from tests.test_lineage import gaussian
 
 
 def enumerated(x: cp.Gaussian, groups: Tensor, p: float) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from covprop.carriers.variances import FEW
 from covprop.covariance import Diagonal, Zero
-from covprop.rules.normalised import FEW
+from tests.gaussians import gaussian, weight
 from tests.oracles import assert_close
 from tests.rules.test_delta import BY_DELTA, CASES, SMOOTH
-from tests.test_lineage import gaussian, weight
 
 ROUGH = pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
 PRODUCTS = {"cosine_similarity of rows", "cosine_similarity of all pairs"}
@@ -296,3 +296,16 @@ def test_gradients_are_finite_where_nothing_is_there(name: str) -> None:
     for tensor in (mean, factor):
         assert tensor.grad is not None
         assert bool(tensor.grad.isfinite().all())
+
+
+@torch.no_grad()
+def test_groups_of_two_keep_their_digits_in_float32() -> None:
+    """(a, -a) / sqrt(a^2 + eps) hardly varies: its slope is eps / (a^2 + eps)^(3/2)."""
+    mean, eps = torch.tensor([1.0, 3.0]), 1e-5
+    matrix = torch.tensor([[2.0, 0.3], [0.3, 1.0]]) * 1e-6
+    y = cp.propagate(lambda x: F.layer_norm(x, (2,), eps=eps), cp.Gaussian(mean, matrix))
+    half = torch.tensor([0.5, -0.5]).double()
+    variance = half @ matrix.double() @ half
+    slope = eps / ((half @ mean.double()) ** 2 + eps) ** 1.5
+    expected = slope**2 * variance * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double()
+    assert_close(y.covariance_matrix.double(), expected, rtol=1e-4, atol=0)

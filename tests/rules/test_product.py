@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import covprop as cp
+from tests.gaussians import gaussian, weight
 from tests.oracles import assert_close
-from tests.test_lineage import gaussian, weight
 
 
 def hermite_moments(

@@ -9,17 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.gaussians import numbers
 from tests.oracles import assert_close
 
 Function = Callable[[Any], Any]
 D = torch.float64
-SAMPLES = 50_000
-"""The standard error of a standard deviation is 0.32 %."""
+SAMPLES = 20_000
+"""The standard error of a standard deviation is 0.5 %."""
 BATCH, LENGTH, INSIDE, HIDDEN = 2, 2, 3, 2
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
 
 
 def gaussian(
@@ -123,7 +120,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ["LSTM, both ways", "GRU", "RNN, relu", "constant initial state"])
 def test_without_noise_the_mean_is_the_networks_output(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(0.0)
     y = cp.propagate(function, x)
@@ -136,6 +133,7 @@ def test_without_noise_the_mean_is_the_networks_output(name: str) -> None:
 def test_little_noise_goes_through_the_jacobian(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(1e-4)
     y = cp.propagate(function, x)
+    assert_close(y.mean, function(x.mean), atol=1e-7)  # of second order: 1e-8 times curvatures
     with torch.enable_grad():
         jacobian = torch.autograd.functional.jacobian(function, x.mean)
     for i in range(BATCH):
@@ -210,7 +208,7 @@ def test_a_sequence_without_a_batch_is_one_of_a_batch(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("sizes", [(1, 3), (3, 3), (2, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize("sizes", [(1, 3), (2, 1), (2, 2)])
 def test_batch_first_and_second_are_the_same_numbers(
     kind: Callable[..., nn.Module], sizes: tuple[int, int]
 ) -> None:

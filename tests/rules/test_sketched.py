@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import covprop as cp
+from tests.gaussians import gaussian, weight
 from tests.oracles import assert_close
-from tests.test_lineage import gaussian, weight
 
 
 def sketched(function: Callable[..., Any], *inputs: cp.Gaussian, tangents: int = 64) -> Any:

@@ -1,5 +1,6 @@
 """How a user adds an operation or an element-wise function."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.covariance import Diagonal, LinearMap
 from tests.oracles import assert_close, moments, pair_covariance
-from tests.registry import registry_kept
+from tests.registry import ELEMENTWISE_WITHOUT_RULE, WITHOUT_RULE, registry_kept
 from tests.rules.test_elementwise import gaussian
 
 
@@ -49,17 +50,17 @@ def test_a_rule_is_what_the_function_does() -> None:
 
 
 def test_a_rule_is_used_inside_a_model() -> None:
-    @cp.rule(torch.cumprod)
+    @cp.rule(WITHOUT_RULE)
     def certain(function: Any, x: cp.GaussianTensor, dim: int) -> cp.GaussianTensor:
         return x.replace(function(x.loc, dim), Diagonal(torch.zeros_like(x.covariance.diagonal())))
 
     class Model(nn.Module):
         def forward(self, x: Any) -> Any:
-            return torch.cumprod(x, -1)
+            return WITHOUT_RULE(x, -1)
 
     x = gaussian(2)
     y = cp.propagate(Model(), x)
-    assert_close(y.mean, x.mean.cumprod(-1), rtol=0.0)
+    assert_close(y.mean, WITHOUT_RULE(x.mean, -1), rtol=0.0)
     assert not y.covariance_matrix.any()
 
 
@@ -76,9 +77,9 @@ def test_a_second_rule_for_a_function_raises(function: Callable[..., Any]) -> No
 
 def test_a_rule_that_raises_registers_nothing() -> None:
     with pytest.raises(ValueError, match="has a rule already"):
-        cp.rule(torch.cumprod, torch.relu)(nothing)
-    with pytest.raises(cp.UnsupportedOperation, match="cumprod"):
-        cp.propagate(lambda x: torch.cumprod(x, -1), gaussian())
+        cp.rule(WITHOUT_RULE, torch.relu)(nothing)
+    with pytest.raises(cp.UnsupportedOperation, match=WITHOUT_RULE.__name__):
+        cp.propagate(lambda x: WITHOUT_RULE(x, -1), gaussian())
 
 
 def test_a_rule_and_an_activation_need_a_function() -> None:
@@ -89,12 +90,13 @@ def test_a_rule_and_an_activation_need_a_function() -> None:
 
 
 def test_a_registered_activation_is_integrated() -> None:
-    with pytest.raises(cp.UnsupportedOperation, match=r"no rule for torch\.atan"):
-        cp.propagate(torch.atan, gaussian())
-    cp.register_activation(torch.atan, torch.Tensor.atan)
+    function, name = ELEMENTWISE_WITHOUT_RULE, ELEMENTWISE_WITHOUT_RULE.__name__
+    with pytest.raises(cp.UnsupportedOperation, match=rf"no rule for torch\.{name}"):
+        cp.propagate(function, gaussian())
+    cp.register_activation(function, getattr(Tensor, name))
     x = gaussian()
-    assert_moments(cp.propagate(torch.atan, x), x, torch.atan)
-    assert_moments(cp.propagate(lambda x: x.atan(), x), x, torch.atan)
+    assert_moments(cp.propagate(function, x), x, function)
+    assert_moments(cp.propagate(lambda x: getattr(x, name)(), x), x, function)
 
 
 def test_a_registered_activation_takes_options_and_kinks() -> None:
@@ -110,15 +112,15 @@ def test_a_registered_activation_takes_options_and_kinks() -> None:
 
 
 def test_a_registered_activation_may_bring_its_own_moments() -> None:
-    cp.register_activation(torch.atan, activation=lambda: cp.activations.smooth.erf())
+    cp.register_activation(ELEMENTWISE_WITHOUT_RULE, activation=lambda: cp.activations.smooth.erf())
     x = gaussian()
-    assert_moments(cp.propagate(torch.atan, x), x, torch.erf)
+    assert_moments(cp.propagate(ELEMENTWISE_WITHOUT_RULE, x), x, torch.erf)
 
 
 def test_an_activation_is_registered_once() -> None:
-    cp.register_activation(torch.atan)
-    with pytest.raises(ValueError, match=r"torch\.atan has a rule already"):
-        cp.register_activation(torch.atan)
+    cp.register_activation(ELEMENTWISE_WITHOUT_RULE)
+    with pytest.raises(ValueError, match=f"{ELEMENTWISE_WITHOUT_RULE.__name__} has a rule already"):
+        cp.register_activation(ELEMENTWISE_WITHOUT_RULE)
     with pytest.raises(ValueError, match="relu has a rule already"):
         cp.register_activation(torch.relu)
 
@@ -177,3 +179,35 @@ def test_a_jump_is_refused() -> None:
 
     with pytest.raises(cp.QuadratureError, match="step"):
         cp.propagate(step, gaussian())
+
+
+def test_a_rule_may_be_made_of_other_operations_wherever_the_batch_is() -> None:
+    """With public names alone; the tensors may be pending, and their batch anywhere."""
+
+    def hypot(function: Any, x: Any, y: Any) -> Any:
+        del function
+        return (x.square() + y.square()).sqrt()
+
+    mean = torch.tensor([[3.0, 4.0], [1.0, 2.0], [-2.0, 5.0]], dtype=torch.float64)
+    x = cp.Gaussian.isotropic(mean, 0.01, batch_dims=1)
+    with registry_kept():
+        cp.rule(torch.hypot, batch=cp.Batch.STEPWISE)(hypot)
+        y = cp.propagate(lambda t: torch.hypot(2 * t.t()[0], t.t()[1] + 1), x)
+    first, second = 2 * mean[:, 0], mean[:, 1] + 1
+    length = torch.hypot(first, second)
+    variance = 1e-4 * (4 * first.square() + second.square()) / length.square()
+    assert_close(y.mean, length, rtol=1e-3)
+    assert_close(y.variance, variance, rtol=1e-3)
+
+
+def test_a_power_of_a_number_is_an_exponential() -> None:
+    """E[a^x] and Cov[a^x, a^y] of a log-normal distribution."""
+    x, rate = gaussian(), math.log(2.5)
+    y = cp.propagate(lambda t: 2.5**t, x)
+    mean = torch.exp(rate * x.mean + rate**2 * x.variance / 2)
+    assert_close(y.mean, mean)
+    flat = mean.reshape(-1)
+    expected = torch.outer(flat, flat) * torch.expm1(rate**2 * x.covariance_matrix)
+    assert_close(y.covariance_matrix, expected, rtol=1e-10)
+    with pytest.raises(cp.UnsupportedOperation, match="not positive"):
+        cp.propagate(lambda t: (-1.0) ** t, x)

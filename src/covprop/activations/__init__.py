@@ -1,6 +1,6 @@
 """Declarations of scalar functions: their moments, coefficients and pairwise covariances."""
 
-from covprop.activations import exponential, rectified, smooth
+from covprop.activations import piecewise, smooth
 from covprop.activations.base import Activated, Activation
 from covprop.activations.piecewise import Piecewise
 from covprop.activations.quadrature import Quadrature
@@ -14,8 +14,7 @@ __all__ = [
     "Piecewise",
     "Quadrature",
     "declare",
-    "exponential",
-    "rectified",
+    "piecewise",
     "smooth",
     "spellings",
 ]

@@ -1,19 +1,101 @@
-"""What covprop must know of a scalar function to carry a Gaussian through it."""
+"""Scalar functions of Gaussians: what covprop must know of one, and the series for its pairs.
+
+The covariance of a pair is the Hermite series where a short one is exact, a direct formula
+elsewhere. The error after K terms is at most |rho|^(K+1) r_i r_j, relative to the standard
+deviations, with r the root of the share of an element's variance that is left after K terms
+(Cauchy-Schwarz).
+"""
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from covprop.activations.grids import Scalar
+from covprop.kernels.normal import correlation, inverse_deviation
+from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
+from covprop.kernels.rounding import REMAINDER, rounding
 
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
+
+LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
+"""Orders that the series may have."""
+SAMPLED_PAIRS = 2048
+"""Pairs of a block from which its order is chosen."""
+SPLIT_COST = 8
+"""Cost of computing some pairs of a block separately, in terms of the series for all of them."""
+LAST_COEFFICIENTS = 8
+"""How many of the last coefficients bound those beyond."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar function g(y, *parameters) as plain torch code, for quadrature.
+
+    kinks: where its derivatives jump; conditional_mean: E[g] from mean and variance, if closed;
+    fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
+    its kinks where it jumps, and by how much; parameters: numbers of each element. Parameters, and
+    kinks that are tensors, have the shape of the elements.
+    """
+
+    function: Callable[..., Tensor]
+    kinks: Sequence[float | Tensor] = ()
+    conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
+    fineness: int = 1
+    jumps: Sequence[tuple[float, float]] = ()
+    parameters: tuple[Tensor, ...] = ()
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """g(y), for y (*elements, *any)."""
+        return self.function(y, *(leading(parameter, y) for parameter in self.parameters))
+
+    @property
+    def of_elements(self) -> tuple[Tensor, ...]:
+        """The numbers of each element: kinks, then parameters."""
+        return (*(kink for kink in self.kinks if isinstance(kink, Tensor)), *self.parameters)
+
+    def having(self, tensors: Sequence[Tensor]) -> "Scalar":
+        """Replace the numbers of each element; kinks of a single one become plain numbers."""
+        if not tensors:
+            return self
+        rest = iter(tensors)
+        kinks = [next(rest) if isinstance(kink, Tensor) else kink for kink in self.kinks]
+        if tensors[0].numel() == 1:
+            kinks = [float(kink) for kink in kinks]
+        return replace(self, kinks=kinks, parameters=tuple(rest))
+
+    def take(self, index: Any) -> "Scalar":
+        """The function of some of the elements."""
+        return self.having([tensor[index] for tensor in self.of_elements])
+
+
+@dataclass(frozen=True)
+class ScalarPair:
+    """The functions of a pair; the second is integrated given the variable of the first."""
+
+    first: Scalar
+    second: Scalar
+
+    @property
+    def fineness(self) -> int:
+        """That of the finer one."""
+        return max(self.first.fineness, self.second.fineness)
+
+    def take(self, index: Any) -> "ScalarPair":
+        """The functions of some of the pairs."""
+        return ScalarPair(self.first.take(index), self.second.take(index))
+
+
+def leading(number: Any, like: Tensor) -> Any:
+    """Reshape a number of each element (*elements), to be broadcast to (*elements, *any)."""
+    if not isinstance(number, Tensor):
+        return number
+    return number.reshape(*number.shape, *(1,) * (like.dim() - number.dim()))
 
 
 class Prepared(NamedTuple):
@@ -24,14 +106,116 @@ class Prepared(NamedTuple):
     elements: Elements
 
 
-@dataclass(eq=False)
-class Activated:
-    """An activation of a Gaussian vector with this mean and these variances, (*batch, n).
+class Activation(ABC):
+    """The moments of g(y) for y ~ N(mean, variance), element by element.
 
-    What has been computed of it is kept, as it may meet many others.
+    Means and variances are float64 tensors of shape (*batch, n): this part is O(n), and its
+    accuracy bounds everything after it. `pair` is O(n^2) and works in the dtype of the covariance.
+
+    Example:
+        tanh = cp.activations.Quadrature(torch.tanh)  # any continuous function is an Activation
+        cp.propagate(model, x, method=cp.Exact(activations={torch.sigmoid: tanh}))
     """
 
-    activation: "Activation"
+    direct_pairs: ClassVar[int] = sys.maxsize
+    """The number of pairs up to which `pair` uses no coefficients."""
+
+    @abstractmethod
+    def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """E[g(y)]."""
+
+    def at(self, y: Tensor) -> Tensor:
+        """g(y), for a y that does not vary."""
+        return self.mean(y, torch.zeros_like(y))
+
+    @abstractmethod
+    def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Var[g(y)], accurate relative to itself."""
+
+    @abstractmethod
+    def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
+        """Hermite coefficients over the standard deviation, a_k / sigma for k = 1 ... order.
+
+        a_k = E[g(mu + sigma xi) He_k(xi)] / sqrt(k!). The first is E[g'(y)]; the division keeps the
+        limit at sigma = 0. Shape (order, *batch, n).
+        """
+
+    def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance and coefficients together, for functions that compute them together."""
+        coefficients = self.coefficients(mean, variance, order)
+        return self.mean(mean, variance), self.variance(mean, variance), coefficients
+
+    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance alone."""
+        return self.mean(mean, variance), self.variance(mean, variance)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether it is the same function of every element, which may be computed separately."""
+        return False
+
+    @property
+    def degree(self) -> int | None:
+        """The order at which its Hermite series ends, if it does."""
+        return None
+
+    @property
+    def nondecreasing(self) -> bool:
+        """Whether it is one nondecreasing function, which commutes with maxima."""
+        return False
+
+    @property
+    @abstractmethod
+    def key(self) -> Hashable:
+        """What `pair` depends on beside the elements: activations of equal keys share it."""
+
+    def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
+        """Functions that are the same for all elements, and the factors that make it their sum."""
+
+        def function(y: Tensor) -> Tensor:
+            return self.mean(y, torch.zeros_like(y))
+
+        del variance
+        return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
+
+    def order(self, largest: float, dtype: torch.dtype) -> int:
+        """How many coefficients `pair` uses for more than `direct_pairs`, of at most this |rho|."""
+        del largest, dtype
+        return 0
+
+    @abstractmethod
+    def elements(self, mean: Tensor, variance: Tensor) -> Elements:
+        """The numbers of each element that its covariances need."""
+
+    def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
+        """Moments, and what `pair` needs of each element in the dtype of the covariance."""
+        del order
+        elements = tuple(element.to(dtype) for element in self.elements(mean, variance))
+        return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
+
+    @abstractmethod
+    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+        """Cov[g(y_i), g(y_j)] from what is prepared of i and of j, and Cov[y_i, y_j].
+
+        left has shapes (..., rows, 1), right (..., 1, columns), covariance (*batch, rows, columns).
+        """
+
+
+@dataclass(eq=False)
+class Activated:
+    """An activation of a Gaussian vector, which keeps what has been computed of it.
+
+    Args:
+        activation: The scalar function.
+        loc: Mean of the vector, (*batch, n).
+        spread: Its variances, (*batch, n).
+
+    Example:
+        activated = cp.activations.Activated(cp.activations.Quadrature(torch.tanh), mean, variance)
+        activated.coefficients(4)
+    """
+
+    activation: Activation
     loc: Tensor
     spread: Tensor
     _coefficients: Tensor | None = field(default=None, init=False)
@@ -67,88 +251,119 @@ class Activated:
         return self._coefficients[:order]
 
 
-class Activation(ABC):
-    """The moments of g(y) for y ~ N(mean, variance), element by element.
+class Correlated(Activation, ABC):
+    """An activation with a direct formula for pairs, which costs more than a short series."""
 
-    Means and variances are float64 tensors of shape (*batch, n): this part is O(n), and its
-    accuracy bounds everything after it. `pair` is O(n^2) and works in the dtype of the covariance.
-    """
-
-    @abstractmethod
-    def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """E[g(y)]."""
-
-    @abstractmethod
-    def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Var[g(y)], accurate relative to itself."""
+    max_order: ClassVar[int] = 48
+    """The order beyond which the direct formula is cheaper."""
+    direct_pairs: ClassVar[int] = 2**14  # below, coefficients cost more than they save
+    direct_cost: ClassVar[float] = 1000.0
+    """The cost of the direct formula, in terms of the series."""
+    accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 3e-8, torch.float64: 1e-15}
+    """Bound of the error of the series, relative to the standard deviations."""
 
     @abstractmethod
-    def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
-        """Hermite coefficients over the standard deviation, a_k / sigma for k = 1 ... order.
-
-        a_k = E[g(mu + sigma xi) He_k(xi)] / sqrt(k!). The first is E[g'(y)]; the division keeps the
-        limit at sigma = 0. Shape (order, *batch, n).
-        """
-
-    def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variance and coefficients together, for functions that find them together."""
-        coefficients = self.coefficients(mean, variance, order)
-        return self.mean(mean, variance), self.variance(mean, variance), coefficients
-
-    @property
-    def uniform(self) -> bool:
-        """Whether it is the same function of every element, so that some may be treated apart."""
-        return False
-
-    @property
-    def degree(self) -> int | None:
-        """The order at which its Hermite series ends, if it does."""
-        return None
-
-    @property
-    def rises(self) -> bool:
-        """Whether it is one function that never falls, which commutes with maxima."""
-        return False
-
-    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance, where nothing else is wanted."""
-        return self.mean(mean, variance), self.variance(mean, variance)
-
-    @property
-    @abstractmethod
-    def key(self) -> Hashable:
-        """What `pair` depends on beside the elements: activations of equal keys share it."""
-
-    def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
-        """Functions that are the same for all elements, and the factors that make it their sum."""
-
-        def function(y: Tensor) -> Tensor:
-            return self.mean(y, torch.zeros_like(y))
-
-        del variance
-        return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
-
-    few: ClassVar[int] = sys.maxsize
-    """The number of pairs up to which `pair` wants no coefficients."""
+    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+        """Cov[g(y_i), g(y_j)] without the series; elements and covariance are broadcastable."""
 
     def order(self, largest: float, dtype: torch.dtype) -> int:
-        """How many coefficients `pair` wants for more pairs, of at most this |rho|."""
-        del largest, dtype
-        return 0
-
-    @abstractmethod
-    def elements(self, mean: Tensor, variance: Tensor) -> Elements:
-        """The numbers of each element that its covariances need."""
+        """The first order of LADDER that suffices for every pair, or `max_order`."""
+        allowed = [order for order in LADDER if order <= self.max_order]
+        largest = min(largest, 1.0)  # but for rounding
+        enough = (k for k in allowed if largest ** (k + 1) <= self.accuracy[dtype])
+        return next(enough, allowed[-1])
 
     def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
-        """Moments, and what `pair` needs of each element in the dtype of the covariance."""
-        del order
-        elements = tuple(element.to(dtype) for element in self.elements(mean, variance))
-        return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
+        """Moments, the elements of the series, then those of `direct`."""
+        centre, output, coefficients = self.moments(mean, variance, max(order, 1))
+        series = self.series_elements(coefficients[:order], output, variance, dtype)
+        own = (element.to(dtype) for element in self.elements(mean, variance))
+        return Prepared(centre, output, (*series, *own))
 
-    @abstractmethod
+    def series_elements(
+        self, coefficients: Tensor, output: Tensor, variance: Tensor, dtype: torch.dtype
+    ) -> Elements:
+        """1 / sigma, the tail after each order of LADDER, coefficients and their unit."""
+        inverse = inverse_deviation(variance)
+        if not len(coefficients):
+            nothing = coefficients.to(dtype)
+            return inverse.to(dtype), nothing, nothing, torch.ones_like(inverse, dtype=dtype)
+        largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as in `order`
+        units = series_units(coefficients, dtype)
+        coefficients = flushed(coefficients / units, dtype, largest)
+        tails = _relative_tails((coefficients * units).detach(), output.detach(), variance.detach())
+        return tuple(element.to(dtype) for element in (inverse, tails, coefficients, units))
+
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-        """Cov[g(y_i), g(y_j)] from what is prepared of i and of j, and Cov[y_i, y_j].
+        """The series at the cheapest order; pairs that it does not reach by `direct`."""
+        rho = correlation(covariance, left[0], right[0])
+        (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
+        order, beyond = self.split(rho.detach(), tails_i, tails_j) if len(a) else (0, None)
+        if order == 0:
+            return self.direct(left[4:], right[4:], covariance)
+        result = in_units(covariance, left[3], right[3]) * power_series(rho, a[:order], b[:order])
+        if beyond is None:
+            return result
+        index = beyond.nonzero(as_tuple=True)
+        if not len(index[0]):
+            return result
+        rows, columns = (
+            tuple(select_pairs(t, index, rho.shape) for t in side[4:]) for side in (left, right)
+        )
+        return result.index_put(index, self.direct(rows, columns, covariance[index]))
 
-        left has shapes (..., rows, 1), right (..., 1, columns), covariance (*batch, rows, columns).
-        """
+    def split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
+        """The cheapest order of the series for a block, and which pairs are beyond it, if any."""
+        if not rho.numel():
+            return LADDER[0], None
+        least, most = torch.aminmax(rho)
+        largest = max(-float(least), float(most))
+        heights = (tails_i.flatten(1).amax(1) * tails_j.flatten(1).amax(1)).tolist()
+        limits = [
+            (self.accuracy[rho.dtype] / max(height, 1e-300)) ** (1 / (order + 1))
+            for order, height in zip(LADDER, heights, strict=False)
+        ]
+        enough = next((i for i, limit in enumerate(limits) if largest <= limit), len(limits))
+        if enough < len(limits) and LADDER[enough] <= SPLIT_COST:  # nothing shorter would pay
+            return LADDER[enough], None
+        flat = rho.flatten()
+        some = flat[:: max(1, flat.numel() // SAMPLED_PAIRS)].abs()
+        beyond = (some[:, None] > some.new_tensor(limits[:enough])).sum(0).tolist()
+        costs = {
+            order: SPLIT_COST + order + self.direct_cost * max(count, 1) / len(some)
+            for order, count in zip(LADDER, beyond, strict=False)
+        }
+        costs[0] = self.direct_cost / 2  # of all pairs: nothing has to be selected
+        if enough < len(limits):
+            costs[LADDER[enough]] = LADDER[enough]
+        order = min(costs, key=costs.__getitem__)
+        at = LADDER.index(order) if order else enough
+        if at >= enough:
+            return order, None
+        if at < len(limits) - 1:
+            return order, rho.abs() > limits[at]
+        root = 1 / (order + 1)  # the last has a limit for each pair
+        limit = self.accuracy[rho.dtype] ** root
+        return order, rho.abs() * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
+
+
+def select_pairs(tensor: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    """The entries of pairs of a tensor (*any, ...) that broadcasts to this shape in the end."""
+    rows = tensor.shape[: tensor.dim() - len(shape)]
+    places: tuple[Any, ...] = (..., *index)
+    return tensor.expand(*rows, *shape)[places]
+
+
+def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> Tensor:
+    """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER that the coefficients reach.
+
+    What lies beyond the last coefficient is the rest of the variance, as far as rounding shows it,
+    and no more than coefficients of the size of the last ones would make.
+    """
+    squares = coefficients.square()
+    positive = (variance > 0) & (output > 0)
+    total = torch.where(positive, output / torch.where(positive, variance, 1), 1)
+    rest = (total - squares.sum(0)).clamp(min=0) + rounding(REMAINDER, total.dtype) * total
+    rest = torch.minimum(rest, 2 * len(squares) * squares[-LAST_COEFFICIENTS:].amax(0))
+    beyond = [squares[order:].sum(0) + rest for order in LADDER if order <= len(squares)]
+    return torch.stack([torch.where(positive, (tail / total).sqrt(), 0) for tail in beyond])

@@ -1,44 +1,61 @@
-"""Knots and narrow ramps of piecewise-linear functions, seen from Gaussians and from pairs of them.
+"""Piecewise-linear functions as sums of knots and narrow ramps: moments, and covariances of pairs.
 
-g(y) = linear + sum_t [ w_t relu(y - t) + h_t 1(y >= t) ]. Where the deviation is wide against a
-segment, the weights at its ends nearly cancel: it is a ramp instead, the average of steps. The pair
-formula needs nothing but the numbers of the elements, so that it is the same for two functions.
+g(y) = linear + sum_t [ w_t relu(y - t) + h_t 1(y >= t) ]: the covariance is the double sum of the
+pairwise covariances of these units, written so that what is far from a knot contributes nothing
+instead of cancelling. Where the deviation is wide against a segment, the weights at its ends nearly
+cancel: it is a ramp instead, the average of steps. The pair formula needs nothing but the numbers
+of the elements, so that it is the same for two functions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Elements
-from covprop.activations.correlated import picked
-from covprop.kernels.normal import correlation, cumulative, partial_expectation, standardise
+from covprop.activations.base import Elements, select_pairs
+from covprop.kernels.normal import (
+    SATURATION,
+    correlation,
+    cumulative,
+    density,
+    inverse_deviation,
+    partial_expectation,
+    standard_deviation,
+    standardise,
+)
 from covprop.kernels.plackett import (
+    NARROW,
     gap_to_one,
     plackett,
     plackett_degenerate,
     plackett_mixed,
+    ramp_excess,
+    ramp_nodes,
+    ramp_relu,
+    ramp_step,
 )
-from covprop.kernels.ramps import NARROW, nodes_of, ramp_excess, ramp_relu, ramp_step
+from covprop.kernels.polynomials import hermite_functions
 
 FINE = {torch.float32: 1.0, torch.float64: NARROW}
 """Widths of segments below which differences of K1 need float64, or ramps."""
-PART = 2**16
-"""Pairs with such segments that are treated at a time."""
+BLOCK = 2**16
+"""Pairs with such segments that are computed at a time."""
 
 
 @dataclass(frozen=True)
 class Knot:
-    """A knot seen from Gaussians: distance a in standard deviations, side, what lies beyond."""
+    """A knot seen from Gaussians: distance a in standard deviations, its sign, and the tails.
+
+    tail: Phi(-|a|); excess: m(-|a|).
+    """
 
     a: Tensor
     side: Tensor
     tail: Tensor
-    """Phi(-|a|)"""
     excess: Tensor
-    """m(-|a|)"""
 
     @classmethod
     def at(cls, distance: Tensor, stddev: Tensor) -> "Knot":
@@ -53,10 +70,6 @@ class Knot:
         first = self.tail * (1 - self.tail)
         return first, first - self.excess * (self.side * self.a + self.excess)
 
-    def with_other(self, other: "Knot") -> tuple[Tensor, Tensor]:
-        """The same for two thresholds of one variable."""
-        return plackett_degenerate(self.a, other.a)
-
 
 @dataclass(frozen=True)
 class Ramp:
@@ -69,19 +82,164 @@ class Ramp:
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Thresholds and heights of the steps whose average it is."""
-        for position, weight in zip(*nodes_of(self.a, self.width), strict=True):
+        for position, weight in zip(*ramp_nodes(self.a, self.width), strict=True):
             yield position, weight * self.height
 
-    def excess(self) -> Tensor:
-        """What its variance exceeds that of its steps."""
-        return self.height.square() * ramp_excess(self.a, self.width)
+
+class Pieces:
+    """The knots, slopes and narrow segments of a function, seen from Gaussians (*batch, n)."""
+
+    def __init__(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        knots: Sequence[float],
+        slopes: Sequence[float | Tensor],
+        jumps: Sequence[float],
+    ) -> None:
+        self._mean, self._variance, self._jumps = mean, variance, jumps
+        stddev = standard_deviation(variance)
+        self.knots = [Knot.at(mean - knot, stddev) for knot in knots]
+        self.slopes = list(slopes)  # without those of narrow segments
+        self.ramps: list[Ramp] = []
+        self.widths: list[Tensor] = []  # of segments; large if they have no slope
+        sloped = [isinstance(slope, Tensor) or slope != 0 for slope in slopes[1:-1]]
+        if not any(sloped):
+            return
+        lengths = [v - u for u, v in pairwise(knots)]
+        self.widths = [torch.full_like(stddev, SATURATION) for _ in lengths]
+        for k, length in enumerate(lengths):
+            if not sloped[k]:
+                continue
+            self.widths[k] = standardise(torch.full_like(stddev, length), stddev)
+            narrow = self.widths[k] < NARROW
+            if bool(narrow.any()):
+                slope = torch.as_tensor(slopes[k + 1], dtype=mean.dtype, device=mean.device)
+                parts = self.widths[k], slope * length
+                width, height = (torch.where(narrow, part, 0) for part in parts)
+                self.ramps.append(Ramp(k, self.knots[k].a, width, height))
+                self.slopes[k + 1] = torch.where(narrow, 0, slope)
+
+    @property
+    def weights(self) -> list[float | Tensor]:
+        """By how much the slope changes at each knot."""
+        return [after - before for before, after in pairwise(self.slopes)]
+
+    def expected_slope(self) -> Tensor:
+        """E of the slopes alone: the slope at the mean, corrected by the tails beyond each knot."""
+        mean = self._mean
+        result = torch.as_tensor(self.slopes[0], dtype=mean.dtype, device=mean.device)
+        for knot, slope in zip(self.knots, self.slopes[1:], strict=True):
+            result = torch.where(knot.side > 0, slope, result)
+        for knot, weight in zip(self.knots, self.weights, strict=True):
+            result = result - weight * knot.side * knot.tail
+        return result
+
+    def steps(self) -> list[tuple[Tensor, float | Tensor]]:
+        """Thresholds and heights of jumps, and of the steps whose averages are ramps."""
+        jumps = zip(self.knots, self._jumps, strict=True)
+        steps: list[tuple[Tensor, float | Tensor]] = [
+            (knot.a, jump) for knot, jump in jumps if jump
+        ]
+        return steps + [step for ramp in self.ramps for step in ramp.steps()]
+
+    def expected_jump(self) -> Tensor:
+        """sum h phi(a), with the steps of ramps."""
+        terms = [height * density(a) for a, height in self.steps()]
+        return torch.stack(terms).sum(0) if terms else torch.zeros_like(self.knots[0].a)
+
+    def mean(self, at_mean: Tensor) -> Tensor:
+        """g(mu) + sum_t [ w_t sigma m(-|a_t|) -+ h_t Phi(-|a_t|) ], a_t = (mu - t) / sigma."""
+        stddev = standard_deviation(self._variance)
+        result = at_mean
+        for knot, weight, jump in zip(self.knots, self.weights, self._jumps, strict=True):
+            result = result + weight * stddev * knot.excess
+            if jump:
+                result = result - jump * knot.side * knot.tail
+        for ramp in self.ramps:
+            for position, height in ramp.steps():
+                result = result + height * cumulative(position)
+        return result
+
+    def variance(self) -> Tensor:
+        """The covariance at rho = 1, with the factor sigma^2 explicit for its gradient at 0."""
+        variance, jumps = self._variance, self._jumps
+        slope = self.expected_slope()
+        share = slope.square()  # of sigma^2
+        result = variance * share
+        weights, stddev = self.weights, standard_deviation(variance)
+        if any(jumps) or self.ramps:
+            result = result + 2 * stddev * slope * self.expected_jump()
+        for i, one in enumerate(self.knots):
+            for j, other in enumerate(self.knots):
+                first, second = one.degenerate() if i == j else plackett_degenerate(one.a, other.a)
+                result = result + variance * (weights[i] * weights[j]) * second
+                if jumps[i]:
+                    mixed = plackett_mixed(one.a, other.a, torch.ones_like(one.a), first)
+                    result = result + 2 * stddev * (jumps[i] * weights[j]) * mixed
+                    result = result + jumps[i] * jumps[j] * first
+        result = result + self._variance_of_ramps(stddev)
+        # Rounding must not make the variance of a constant negative.
+        return torch.where(variance > 0, result, variance * share).clamp(min=0)
+
+    def _variance_of_ramps(self, stddev: Tensor) -> Tensor:
+        """The variance of narrow segments, and twice their covariance with the rest."""
+        total = torch.zeros_like(stddev)
+        steps = [step for ramp in self.ramps for step in ramp.steps()]
+        for a, height in steps:
+            for knot, weight, jump in zip(self.knots, self.weights, self._jumps, strict=True):
+                first = plackett_degenerate(a, knot.a)[0]
+                mixed = plackett_mixed(a, knot.a, torch.ones_like(a), first)
+                total = total + 2 * height * (stddev * weight * mixed + jump * first)
+            for b, other in steps:
+                total = total + height * other * plackett_degenerate(a, b)[0]
+        for ramp in self.ramps:
+            total = total + ramp.height.square() * ramp_excess(ramp.a, ramp.width)
+        return total
+
+    def coefficients(self, order: int) -> Tensor:
+        """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
+        rows = [self.expected_slope()]
+        rows += [torch.zeros_like(self._mean)] * (order - 1)
+        for knot, weight in zip(self.knots, self.weights, strict=True):
+            for k, hermite in zip(range(order - 1), hermite_functions(knot.a), strict=False):
+                sign = 1.0 if k % 2 == 0 else -1.0
+                term = sign * hermite / ((k + 1) * (k + 2)) ** 0.5
+                rows[k + 1] = rows[k + 1] + weight * term
+        inverse = inverse_deviation(self._variance)
+        for a, height in self.steps():
+            for k, hermite in zip(range(order), hermite_functions(a), strict=False):
+                sign = 1.0 if k % 2 == 0 else -1.0
+                rows[k] = rows[k] + sign / (k + 1) ** 0.5 * height * hermite * inverse
+        return torch.stack(rows)
+
+    def side(self) -> "Side":
+        """The numbers of each element that a pair needs."""
+        mean, stddev = self._mean, standard_deviation(self._variance)
+
+        def stacked(rows: list[Tensor]) -> Tensor:
+            return torch.stack(rows) if rows else mean.new_zeros(0, *mean.shape)
+
+        weights = [weight * stddev for weight in self.weights]
+        heights = [torch.full_like(mean, jump) for jump in self._jumps]
+        ramps = {ramp.segment: ramp.height for ramp in self.ramps}
+        return Side(
+            inverse_deviation(self._variance),
+            self.expected_slope(),
+            self.expected_jump(),
+            stacked([knot.a for knot in self.knots]),
+            stacked(weights),
+            stacked(heights if any(self._jumps) else []),
+            stacked(self.widths),
+            stacked([ramps.get(k, torch.zeros_like(mean)) for k in range(len(self.widths))]),
+        )
 
 
 class Side(NamedTuple):
     """What a pair needs of one of its elements; rows of knots and of the segments between them.
 
-    There are no heights if no function jumps, and no widths and ramps if no segment between two
-    knots has a slope.
+    There are no heights if the function has no jumps, and no widths and ramps if no segment between
+    two knots has a slope.
     """
 
     inverse: Tensor
@@ -113,10 +271,11 @@ def knots_covariance(left: Elements, right: Elements, covariance: Tensor) -> Ten
         result = _linear(one, other, covariance) + _knots(one, other, rho)
     else:
         result = torch.zeros_like(rho)
-    for start in range(0, len(index[0]), PART):
-        part = tuple(axis[start : start + PART] for axis in index)
+    for start in range(0, len(index[0]), BLOCK):
+        part = tuple(axis[start : start + BLOCK] for axis in index)
         rows, columns = (
-            Side(*(picked(t, part, rho.shape).double() for t in side)) for side in (one, other)
+            Side(*(select_pairs(t, part, rho.shape).double() for t in side))
+            for side in (one, other)
         )
         fine = _fine(rows, columns, covariance[part].double(), rho[part])
         result = result.index_put(part, fine.to(result.dtype))
@@ -129,8 +288,8 @@ def _with_narrow(left: Side, right: Side, rho: Tensor) -> tuple[Tensor, ...] | N
     masks = [(side.widths < limit).any(0) for side in (left, right) if len(side.widths)]
     if not any(bool(mask.any()) for mask in masks):
         return None
-    found = masks[0] if len(masks) == 1 else masks[0] | masks[1]
-    return found.broadcast_to(rho.shape).nonzero(as_tuple=True)
+    either = masks[0] if len(masks) == 1 else masks[0] | masks[1]
+    return either.broadcast_to(rho.shape).nonzero(as_tuple=True)
 
 
 def _linear(left: Side, right: Side, covariance: Tensor) -> Tensor:
@@ -162,7 +321,7 @@ def _knots(left: Side, right: Side, rho: Tensor) -> Tensor:
 
 def _fine(left: Side, right: Side, covariance: Tensor, rho: Tensor) -> Tensor:
     """The same in float64, for vectors of pairs, with ramps."""
-    # What float32 cannot tell from 1 must not be told from 1 by float64.
+    # float64 must not resolve a difference from 1 that is rounding in float32.
     certain = torch.where(gap_to_one(rho) > 0, rho, torch.sign(rho))
     rho = (rho + (certain - rho).detach()).double()
     left, right = (side._replace(positions=_placed(side)) for side in (left, right))

@@ -1,47 +1,148 @@
 """Mean, variance and Hermite coefficients of any function, by quadrature of its derivative.
 
 a_k = sigma E[g' He_{k-1}] / sqrt(k!), and g(y) - g(mu) is the integral of g': no moment is the
-small difference of large numbers. Grids are refined until nothing moves.
+small difference of large numbers. Grids are refined until mean and variance converge.
 """
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.grids import (
-    NODES,
-    REACH,
-    WIDE,
-    Scalar,
-    breakpoints,
-    hermite_basis,
-    panel_count,
-    value_and_slope,
-)
+from covprop.activations.base import Scalar, leading
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.gradients import first_order
-from covprop.kernels.hermite import hermite_functions
-from covprop.kernels.nodes import Panels
 from covprop.kernels.normal import density, standard_deviation
+from covprop.kernels.polynomials import Panels, hermite_functions
+from covprop.kernels.rounding import DEVIATION, DIFFERENCE_STEP, rounding
 
+REACH = 12.0
+"""Quadrature covers this many standard deviations on either side."""
+NODES = 10
+"""Gauss-Legendre nodes on each panel."""
+WIDE = 8.0
+"""Standard deviation above which an even grid would need too many panels."""
+GROWTH = 1.25
+"""Ratio of the distances from zero, or a kink, of neighbouring points for wide elements."""
 FINEST = 32
 """Multiple of the usual number of panels beyond which quadrature gives up."""
-HONEST = 1e-7
-"""Mismatch, relative to the standard deviation, between g and the integral of its derivative."""
-ROUNDING = 64.0
-"""In units of machine epsilon: what rounding alone may do to a deviation from the mean."""
+MISMATCH = 1e-7
+"""Largest mismatch, in standard deviations, between g and the integral of its derivative."""
 CONVERGED = 1e-8
-"""Agreement, relative to the standard deviation, of a grid and one of half as many panels: the
-error of the finer one is far smaller."""
-SMALLEST_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
-"""Below this standard deviation, second derivatives are taken at it: rounding would eat them."""
+"""Agreement, in standard deviations, of a grid and one of half as many panels: the error of the
+finer one is far smaller."""
 PART = 1024
 """Elements that are refined together."""
-HELD = 2**19
-"""Values of the function that are held at a time."""
+HELD_VALUES = 2**19
+"""Values of the function that are in memory at a time."""
+
+
+def breakpoints(
+    kinks: Sequence[float | Tensor],
+    mean: Tensor,
+    stddev: Tensor,
+    panels: int,
+    reach: float = REACH,
+    fineness: float = 1.0,
+) -> Tensor:
+    """An even grid over `reach` standard deviations, the kinks of each element sorted in.
+
+    Where the standard deviation is wide against features of unit size, panels that grow with the
+    distance from zero and from the kinks are sorted in too, as many as the fineness asks for. Shape
+    (*shape of mean, breakpoints), or (breakpoints,) if the grid is the same for all elements.
+    """
+    grid = torch.linspace(-reach, reach, panels + 1, dtype=mean.dtype, device=mean.device)
+    grid[panels // 2] = 0
+    widest = float(stddev.max()) if stddev.numel() else 0.0
+    points = list(kinks)
+    if widest > WIDE:
+        points = graded(kinks, 1 / fineness, fineness, widest * 2 * reach / panels)
+    scale = torch.where(stddev > 0, stddev, 1)
+    places = [(leading(point, mean) - mean) / scale for point in points]
+    return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
+
+
+def graded(
+    kinks: Sequence[float | Tensor], unit: float, fineness: float, even: float
+) -> list[float | Tensor]:
+    """Points around zero and the kinks whose distances grow with that from the nearest of them.
+
+    unit: the size of what there is to see close by, of which a panel takes two; even: the width of
+    the panels that there are anyway, which suffice from some distance on.
+    """
+    growth = GROWTH ** (1 / fineness)
+    distances = [0.0]
+    while distances[-1] * (growth - 1) < even:
+        distances.append(max(distances[-1] + 2 * unit, distances[-1] * growth))
+    centres = sorted({0.0, *(kink for kink in kinks if not isinstance(kink, Tensor))})
+    edges = [-math.inf, *((a + b) / 2 for a, b in pairwise(centres)), math.inf]
+    points = {
+        centre + side * distance
+        for centre, low, high in zip(centres, edges, edges[1:], strict=False)
+        for distance in distances
+        for side in (-1, 1)
+        if low <= centre + side * distance <= high
+    }
+    moving = [kink for kink in kinks if isinstance(kink, Tensor)]
+    around = [
+        kink + side * distance for kink in moving for distance in distances for side in (-1, 1)
+    ]
+    return [*sorted(points), *around]
+
+
+def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """Sort further breakpoints into an ascending grid, clamped to its ends."""
+    if not places:
+        return grid
+    inside = torch.stack(list(places), dim=-1)
+    inside = inside.maximum(grid[..., :1]).minimum(grid[..., -1:])
+    return torch.cat([grid, inside], dim=-1).sort(dim=-1).values
+
+
+def panel_count(stddev: Tensor, order: int = 1) -> int:
+    """A multiple of 4; narrow enough for features of unit size and for the waves of He_order.
+
+    In powers of two, so that few different grids are ever made.
+    """
+    widest = float(stddev.max()) if stddev.numel() else 0.0
+    needed = max(1.0, min(widest, WIDE) / 2, math.sqrt(order) / 8)
+    if widest > WIDE:  # the graded points resolve the function, the even ones the density
+        needed = max(1.0, math.sqrt(order) / 8)
+    return 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
+
+
+@lru_cache(maxsize=8)
+def hermite_basis(panels: int, order: int) -> Tensor:
+    """What turns g' at the nodes of an even grid into a_k / sigma, k = 1 ... order.
+
+    Shape (order, panels * NODES), float64: weights times He_{k-1} phi / sqrt(k!).
+    """
+    zero = torch.zeros((), dtype=torch.float64)
+    grid = Panels(breakpoints((), zero, zero, panels), NODES)
+    rows = zip(range(1, order + 1), hermite_functions(grid.nodes), strict=False)
+    return torch.stack([(grid.weights * h / math.sqrt(k)).flatten() for k, h in rows])
+
+
+def value_and_slope(scalar: Scalar, y: Tensor) -> tuple[Tensor, Tensor]:
+    """g(y) and g'(y), the latter by autograd, whatever the caller's mode of it."""
+    with torch.inference_mode(False), torch.enable_grad():
+        point = y.detach().clone().requires_grad_()  # a clone: y may be an inference tensor
+        value = scalar(point)
+        if not isinstance(value, Tensor) or value.shape != y.shape:
+            raise QuadratureError(
+                f"{name_of(scalar.function)} does not map a tensor to one of the same shape, so it "
+                "is not element-wise; write a rule for it with @cp.rule"
+            )
+        if value.requires_grad:
+            (slope,) = torch.autograd.grad(value.sum(), point)
+        else:
+            slope = torch.zeros_like(y)
+    return value.detach(), slope
 
 
 def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
@@ -51,17 +152,14 @@ def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[
     if mean.numel() == 0:
         return [mean, variance, mean.expand(order, *mean.shape), mean]
     # Elements of like width have like grids; wide ones do not burden the others with theirs.
-    order_of_width = variance.detach().flatten().argsort(stable=True)
+    by_width = variance.detach().flatten().argsort(stable=True)
     wide = int((variance > WIDE**2).sum())
-    pieces: list[tuple[Tensor, ...]] = []
-    for indices in order_of_width.split([mean.numel() - wide, wide]):
-        for part in indices.split(PART) if len(indices) else ():
-            pieces.append(
-                _Moments.apply(
-                    mean.flatten()[part], variance.flatten()[part], scalar.take(part), order
-                )
-            )
-    back = order_of_width.argsort()
+    pieces = [
+        _Moments.apply(mean.flatten()[part], variance.flatten()[part], scalar.take(part), order)
+        for indices in by_width.split([mean.numel() - wide, wide])
+        for part in (indices.split(PART) if len(indices) else ())
+    ]
+    back = by_width.argsort()
     joined = [torch.cat(piece, dim=-1)[..., back] for piece in zip(*pieces, strict=True)]
     return [result.reshape(*result.shape[:-1], *mean.shape) for result in joined]
 
@@ -75,10 +173,10 @@ class _Moments(Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(mean, variance)
         ctx.scalar, ctx.order = scalar, order
-        fineness, found = _converged(scalar, mean, standard_deviation(variance), order)
+        fineness, estimate = _converged(scalar, mean, standard_deviation(variance), order)
         needed = torch.full_like(mean, fineness)
         ctx.mark_non_differentiable(needed)
-        return found.mean, found.variance, found.coefficients, needed
+        return estimate.mean, estimate.variance, estimate.coefficients, needed
 
     @staticmethod
     @first_order
@@ -87,30 +185,29 @@ class _Moments(Function):
         mean, variance = ctx.saved_tensors
         order = ctx.order
         stddev = standard_deviation(variance)
-        _, found = _converged(ctx.scalar, mean, stddev, order + 2)
-        step = stddev.clamp(min=SMALLEST_STEP)
-        steep = found
-        if bool((step > stddev).any()):
-            _, steep = _converged(ctx.scalar, mean, step, order + 2)
-        rows = steep.coefficients  # a_k / sigma
-        into_mean = grad_mean * found.coefficients[0] + grad_variance * found.variance_by_mean
+        _, at = _converged(ctx.scalar, mean, stddev, order + 2)
+        step = stddev.clamp(min=DIFFERENCE_STEP)
+        rows = at.coefficients  # a_k / sigma
+        if bool((step > stddev).any()):  # rounding would swamp second derivatives
+            rows = _converged(ctx.scalar, mean, step, order + 2)[1].coefficients
+        into_mean = grad_mean * at.coefficients[0] + grad_variance * at.variance_by_mean
         into_variance = grad_mean * rows[1] / (math.sqrt(2) * step)
-        into_variance = into_variance + grad_variance * found.variance_by_variance
+        into_variance = into_variance + grad_variance * at.variance_by_variance
         for k in range(1, order + 1):
             # d a_k / d mu = sqrt(k+1) a_{k+1} / sigma, and the heat equation for the variance.
             into_mean = into_mean + grad_rows[k - 1] * math.sqrt(k + 1) * rows[k] / step
-            bend = (k - 1) * rows[k - 1] + math.sqrt((k + 1) * (k + 2)) * rows[k + 1]
-            into_variance = into_variance + grad_rows[k - 1] * bend / (2 * step.square())
+            heat = (k - 1) * rows[k - 1] + math.sqrt((k + 1) * (k + 2)) * rows[k + 1]
+            into_variance = into_variance + grad_rows[k - 1] * heat / (2 * step.square())
         return into_mean, into_variance, None, None
 
 
-class _Found(NamedTuple):
-    """What a grid says of each element."""
+class _Estimate(NamedTuple):
+    """Moments of each element on one grid."""
 
     mean: Tensor
     variance: Tensor
     mismatch: Tensor
-    """How far g' is from integrating back to g, in standard deviations; rounding aside."""
+    """Distance of g from the integral of g', in standard deviations; rounding aside."""
     rounding: Tensor
     """The square of what rounding, of values and of arguments, does to a deviation; the smallest
     normal number at least, as denormal ones have few digits."""
@@ -118,7 +215,7 @@ class _Found(NamedTuple):
     variance_by_variance: Tensor
     coefficients: Tensor
 
-    def agrees_with(self, coarse: "_Found") -> bool:
+    def agrees_with(self, coarse: "_Estimate") -> bool:
         """Whether mean and variance have not moved, but for rounding."""
         variance, floor = self.variance, self.rounding
         drift = (variance - coarse.variance).abs()
@@ -127,93 +224,74 @@ class _Found(NamedTuple):
         return bool(still.all())
 
 
-class _Grid:
-    """g and g' on panels around some elements, with the weights of the normal density.
+def _estimate(
+    scalar: Scalar, mean: Tensor, stddev: Tensor, panels: int, fineness: float, order: int
+) -> _Estimate:
+    """Moments by g and g' on panels around some elements, with the weights of the density."""
+    points = breakpoints(scalar.kinks, mean, stddev, panels, fineness=fineness)
+    grid = Panels(points, NODES)
+    normal = grid.weights * density(grid.nodes)
 
-    fineness multiplies the usual number of panels.
-    """
+    def expect(values: Tensor) -> Tensor:
+        return (values * normal).sum((-2, -1))
 
-    def __init__(
-        self, scalar: Scalar, mean: Tensor, stddev: Tensor, panels: int, fineness: float
-    ) -> None:
-        self._stddev = stddev
-        points = breakpoints(scalar.kinks, mean, stddev, panels, fineness=fineness)
-        grid = Panels(points, NODES)
-        self._nodes, self._weights = grid.nodes, grid.weights
-        self._even = grid.nodes.dim() == 2  # noqa: PLR2004  (panels, nodes), for all elements
-        self._normal = grid.weights * density(grid.nodes)
-        points = mean[..., None, None] + stddev[..., None, None] * grid.nodes
-        self._value, self._slope = value_and_slope(scalar, points)
-        self._centre = scalar(mean)
-        self._argument = mean.abs() + stddev
-        self._rise = stddev[..., None, None] * grid.integral_from_zero(self._slope)
+    value, slope = value_and_slope(
+        scalar, mean[..., None, None] + stddev[..., None, None] * grid.nodes
+    )
+    centre, varies = scalar(mean), stddev > 0
+    rise = stddev[..., None, None] * grid.integral_from_zero(slope)  # g(y) - g(mu)
+    expected = expect(rise)
+    deviation = rise - expected[..., None, None]
+    variance = expect(deviation.square())
+    size = expect(value.square()) + (mean.abs() + stddev).square()
+    floor = rounding(DEVIATION, size.dtype) ** 2 * size + torch.finfo(size.dtype).tiny
+    excess = expect((value - centre[..., None, None] - rise).square())
+    excess = (excess - floor).clamp(min=0)
+    share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
+    # 2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2.
+    product = deviation * slope
+    by_variance = expect(product * grid.nodes) / torch.where(varies, stddev, 1)
+    return _Estimate(
+        centre + expected,
+        variance,
+        share.sqrt(),
+        floor,
+        2 * expect(product),
+        torch.where(varies, by_variance, expect(slope).square()),
+        _coefficients(grid, slope, order),
+    )
 
-    def found(self, order: int) -> _Found:
-        """All that is asked of it, with coefficients up to an order."""
-        expected = self._expect(self._rise)
-        deviation = self._rise - expected[..., None, None]
-        variance = self._expect(deviation.square())
-        size = self._expect(self._value.square()) + self._argument.square()
-        limits = torch.finfo(size.dtype)
-        # Denormal numbers have few digits.
-        rounding = (ROUNDING * limits.eps) ** 2 * size + limits.tiny
-        return _Found(
-            self._centre + expected,
-            variance,
-            self._mismatch(variance, rounding),
-            rounding,
-            *self._variance_gradient(deviation),
-            self._coefficients(order),
-        )
 
-    def _coefficients(self, order: int) -> Tensor:
-        if not order:
-            return self._slope.new_empty(0, *self._stddev.shape)
-        if self._even:
-            basis = hermite_basis(len(self._nodes), order).to(self._slope)
-            return (self._slope.flatten(-2) @ basis.mT).movedim(-1, 0)
-        weighted = self._slope * self._weights
-        rows = zip(range(1, order + 1), hermite_functions(self._nodes), strict=False)
-        return torch.stack([(weighted * h).sum((-2, -1)) / math.sqrt(k) for k, h in rows])
-
-    def _variance_gradient(self, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2."""
-        product = deviation * self._slope
-        varies = self._stddev > 0
-        by_variance = self._expect(product * self._nodes) / torch.where(varies, self._stddev, 1)
-        return 2 * self._expect(product), torch.where(
-            varies, by_variance, self._expect(self._slope).square()
-        )
-
-    def _mismatch(self, variance: Tensor, rounding: Tensor) -> Tensor:
-        difference = self._value - self._centre[..., None, None] - self._rise
-        excess = (self._expect(difference.square()) - rounding).clamp(min=0)
-        share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
-        return share.sqrt()
-
-    def _expect(self, values: Tensor) -> Tensor:
-        return (values * self._normal).sum((-2, -1))
+def _coefficients(grid: Panels, slope: Tensor, order: int) -> Tensor:
+    if not order:
+        return slope.new_empty(0, *slope.shape[:-2])
+    if grid.nodes.dim() == 2:  # noqa: PLR2004  (panels, nodes), for all elements
+        basis = hermite_basis(len(grid.nodes), order).to(slope)
+        return (slope.flatten(-2) @ basis.mT).movedim(-1, 0)
+    weighted = slope * grid.weights
+    rows = zip(range(1, order + 1), hermite_functions(grid.nodes), strict=False)
+    return torch.stack([(weighted * h).sum((-2, -1)) / math.sqrt(k) for k, h in rows])
 
 
 def _on_grids(
     scalar: Scalar, mean: Tensor, stddev: Tensor, order: int, waves: int, fineness: float
-) -> _Found:
-    """Elements on grids of one fineness, narrow enough for He_waves, as many as may be held."""
+) -> _Estimate:
+    """Moments on grids of one fineness, narrow enough for He_waves, a bounded number at a time."""
     panels = int(panel_count(stddev, waves) * fineness)
     widest = stddev.argmax().reshape(1)
     kinks = scalar.take(widest).kinks
     nodes = breakpoints(kinks, mean[widest], stddev[widest], panels, fineness=fineness)
-    size = max(1, HELD // (NODES * nodes.shape[-1]))
+    size = max(1, HELD_VALUES // (NODES * nodes.shape[-1]))
     slices = [slice(start, start + size) for start in range(0, len(mean), size)]
     parts = [
-        _Grid(scalar.take(part), mean[part], stddev[part], panels, fineness).found(order)
+        _estimate(scalar.take(part), mean[part], stddev[part], panels, fineness, order)
         for part in slices
     ]
-    return _Found(*(torch.cat(column, dim=-1) for column in zip(*parts, strict=True)))
+    return _Estimate(*(torch.cat(column, dim=-1) for column in zip(*parts, strict=True)))
 
 
-def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tuple[int, _Found]:
-    """A grid on which mean and variance stand still and g' integrates back to g: its fineness."""
+def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tuple[int, _Estimate]:
+    """The fineness at which mean and variance converge and g' integrates back to g; moments."""
     name = name_of(scalar.function)
     with torch.no_grad():
         coarse = _on_grids(scalar, mean, stddev, 0, order, 0.5)
@@ -226,10 +304,10 @@ def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tupl
                     f"{name} is not finite within {REACH:g} standard deviations of the mean, so "
                     "its moments do not exist; bound it first"
                 )
-            mismatch, settled = float(fine.mismatch.max()), fine.agrees_with(coarse)
-            if settled and mismatch <= HONEST:
+            mismatch, converged = float(fine.mismatch.max()), fine.agrees_with(coarse)
+            if converged and mismatch <= MISMATCH:
                 return fineness, fine
-            if settled and mismatch > before / 2:
+            if converged and mismatch > before / 2:
                 raise QuadratureError(
                     f"autograd's derivative of {name} does not integrate back to it: it jumps, or "
                     "defines a gradient of its own; a piecewise-linear function with jumps is a "
@@ -256,8 +334,8 @@ def _check_parameters(scalar: Scalar, mean: Tensor) -> None:
 
 def _check_element_wise(scalar: Scalar, mean: Tensor) -> None:
     """The value at one element must be the same without the others."""
-    together, alone = scalar(mean)[-1:], scalar.take(slice(-1, None))(mean[-1:])
-    if not bool(torch.isclose(alone, together, rtol=HONEST, equal_nan=True).all()):
+    together, single = scalar(mean)[-1:], scalar.take(slice(-1, None))(mean[-1:])
+    if not bool(torch.isclose(single, together, rtol=MISMATCH, equal_nan=True).all()):
         raise QuadratureError(
             f"{name_of(scalar.function)} is not element-wise: an element's value depends on the "
             "others; write a rule for it with @cp.rule"

@@ -1,46 +1,99 @@
-"""The covariance of a pair by integrating one variable given the other.
+"""Covariances of pairs by integrating one variable given the other.
 
 For correlations near one, where a Hermite series is long, the second variable hardly varies given
-the first. |rho| = 1 is a one-dimensional integral.
+the first. |rho| = 1 is a one-dimensional integral. Where the second variable is wide, E[g(y2) | y1]
+is g blurred by s = sigma_2 sqrt(1 - rho^2): close to zero and to the kinks of g, an integral over
+places y that all y1 share; elsewhere g is smooth on the scale s.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.grids import (
+from covprop.activations.base import Activated, Scalar, ScalarPair
+from covprop.activations.moments import (
     NODES,
-    SOFTENED,
+    REACH,
     WIDE,
-    Scalar,
-    Two,
     breakpoints,
+    graded,
     insert,
     panel_count,
-    rest_of,
     value_and_slope,
 )
-from covprop.activations.wide import given_first, outer_rule
 from covprop.kernels.gradients import first_order
-from covprop.kernels.nodes import Panels, hermite_rule
-from covprop.kernels.normal import density
+from covprop.kernels.normal import (
+    SQRT_2PI,
+    correlation,
+    density,
+    inverse_deviation,
+    standard_deviation,
+)
+from covprop.kernels.polynomials import Panels, hermite_rule
+from covprop.kernels.rounding import REMAINDER, rounding
 
 INNER_REACH = 9.0
 """Standard deviations covered on either side by the variable that is integrated first."""
-GENTLE = {0.1: 8, 0.3: 16, 1.0: 40}
+HERMITE_NODES = {0.1: 8, 0.3: 16, 1.0: 40}
 """Gauss-Hermite nodes that suffice up to a standard deviation of the second given the first."""
-PART = 2**16
-"""Nodes of the first variable, of all pairs together, that are held at a time."""
-BUDGET = 2**19
-"""Function values held at a time."""
+SOFTENED = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
+"""Breakpoints around a kink of the second variable, in units of the width that blurs it."""
+NEAR, BLUR = 12, 9
+"""Distance from zero and the kinks, in units of s, up to which g is not smooth on that scale; and
+at which the density has fallen below rounding."""
+SMOOTH_NODES = 40
+"""Gauss-Hermite nodes that suffice where g is smooth."""
+HELD_NODES, HELD_VALUES, HELD_WIDE = 2**16, 2**19, 2**18
+"""Numbers in memory at a time: nodes of the first variable, of all pairs together; values of
+functions; and values for one wide pair."""
+ORDERS = (64, 512)
+"""Orders of the series of two different activations; the second where the first leaves more pairs
+to integrals than there are units."""
+ACCURACY = {torch.float32: 1e-6, torch.float64: 1e-11}
+"""Bound of the error of that series, relative to the standard deviations."""
+
+Places = tuple[Tensor, ...]
+"""The places of pairs in a matrix (*batch, rows, columns), one vector for each axis."""
+
+
+class _Gaussians(NamedTuple):
+    """Vectors of bivariate Gaussians."""
+
+    mean_1: Tensor
+    stddev_1: Tensor
+    mean_2: Tensor
+    stddev_2: Tensor
+    rho: Tensor
+
+    def take(self, index: Tensor) -> "_Gaussians":
+        return _Gaussians(*(tensor[index] for tensor in self))
+
+    @property
+    def rest(self) -> Tensor:
+        """sqrt(1 - rho^2): the share of the second deviation that the first variable leaves."""
+        return _rest(self.rho)
+
+    @property
+    def wide(self) -> bool:
+        """Whether this is one of the wide pairs, which come singly."""
+        return len(self.rho) == 1 and float(self.stddev_2) > WIDE
+
+    def given_first(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of y2 given the standardised y1 = x, (pairs, nodes)."""
+        centre = self.mean_2[:, None] + (self.stddev_2 * self.rho)[:, None] * x
+        return centre, (self.stddev_2 * self.rest)[:, None].expand_as(centre)
+
+
+def _rest(rho: Tensor) -> Tensor:
+    return ((1 - rho) * (1 + rho)).clamp(min=0).sqrt()
 
 
 def nested_covariance(
-    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+    two: ScalarPair, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
 ) -> Tensor:
     """Cov[g(y1), g(y2)] for vectors of pairs, in float64, the same for (1, 2) and (2, 1).
 
@@ -56,104 +109,183 @@ def nested_covariance(
     sides = list(zip(two.first.of_elements, two.second.of_elements, strict=True))
     first = two.first.having([torch.where(swap, other, one) for one, other in sides])
     second = two.second.having([torch.where(swap, one, other) for one, other in sides])
-    return _Nested.apply(Two(first, second), *ordered, rho)
+    return _Nested.apply(ScalarPair(first, second), *ordered, rho)
 
 
-def nested_cross(
-    one: Scalar,
-    other: Scalar,
-    mean_1: Tensor,
-    stddev_1: Tensor,
-    mean_2: Tensor,
-    stddev_2: Tensor,
-    rho: Tensor,
-) -> Tensor:
-    """Cov[g(y1), h(y2)] for vectors of pairs, in float64; one of the two may jump."""
-    # The slope of what jumps is integrated over its own variable; a closed mean is used for the
-    # other one.
-    closed = one.conditional_mean is not None and other.conditional_mean is None
-    if other.jumps or (closed and not one.jumps):
-        return _Nested.apply(Two(other, one), mean_2, stddev_2, mean_1, stddev_1, rho)
-    return _Nested.apply(Two(one, other), mean_1, stddev_1, mean_2, stddev_2, rho)
+def beyond_series(left: Activated, right: Activated, covariance: Tensor) -> tuple[int, Places]:
+    """An order of the series of two activations, and the pairs for which it is too short.
+
+    The error after K terms is at most |rho|^(K+1) r_i r_j, as for pairs of one activation.
+    """
+    degrees = [side.activation.degree for side in (left, right)]
+    ends = [degree for degree in degrees if degree is not None]
+    if ends:  # terms beyond are zero
+        nothing = torch.zeros(0, dtype=torch.long, device=covariance.device)
+        return min(ends), (nothing,) * covariance.dim()
+    values = covariance.detach()
+    inverse = [inverse_deviation(side.variance.detach()).to(values) for side in (left, right)]
+    size = correlation(values, inverse[0][..., :, None], inverse[1][..., None, :]).abs_()
+    for order in ORDERS:
+        root = 1 / (order + 1)
+        rows, columns = (_tail(side, order).pow(root).to(values) for side in (left, right))
+        limit = ACCURACY[values.dtype] ** root
+        pairs = (size * rows[..., :, None] * columns[..., None, :] > limit).nonzero(as_tuple=True)
+        if len(pairs[0]) <= left.mean.numel() + right.mean.numel():
+            break
+    return order, pairs
+
+
+def _tail(side: Activated, order: int) -> Tensor:
+    """The share of the deviation that is left after so many terms, and what rounding may hide."""
+    # Not without gradients: what is computed here is kept, and used with them.
+    coefficients, output = side.coefficients(order).detach(), side.output.detach()
+    varies = output > 0
+    share = side.variance.detach() * coefficients.square().sum(0) / torch.where(varies, output, 1)
+    rest = (1 - share).clamp(min=0) + rounding(REMAINDER, share.dtype)
+    return torch.where(varies, rest.sqrt(), 0)
+
+
+def integrated(left: Activated, right: Activated, covariance: Tensor, pairs: Places) -> Tensor:
+    """Cov[g(y_i), h(y_j)] = E[(g(y_i) - E g) (E[h(y_j) | y_i] - E h)] of pairs, in float64."""
+    rows, columns = pairs[:-1], (*pairs[:-2], pairs[-1])
+    inverse = inverse_deviation(left.variance)[rows], inverse_deviation(right.variance)[columns]
+    rho = correlation(covariance[pairs].double(), *inverse)
+    rho = rho + (rho.clamp(-1, 1) - rho).detach()  # beyond one by rounding
+    stddev_1, stddev_2 = (standard_deviation(side.variance) for side in (left, right))
+    one = left.mean[rows], stddev_1[rows]
+    two = right.mean[columns], stddev_2[columns]
+    total = torch.zeros_like(rho)
+    for factor, first in left.activation.scalars(left.mean, left.variance):
+        for weight, second in right.activation.scalars(right.mean, right.variance):
+            share = factor[rows] * weight[columns]
+            g, h = first.take(rows), second.take(columns)
+            # The slope of what jumps is integrated over its own variable; a closed mean is used
+            # for the other one.
+            closed = g.conditional_mean is not None and h.conditional_mean is None
+            if h.jumps or (closed and not g.jumps):
+                value = _Nested.apply(ScalarPair(h, g), *two, *one, rho)
+            else:
+                value = _Nested.apply(ScalarPair(g, h), *one, *two, rho)
+            total = total + share * value
+    return total
 
 
 class _Nested(Function):
+    """Cov[g(y1), h(y2)] for vectors of pairs; one of the two may jump."""
+
     @staticmethod
-    def forward(ctx: Any, two: Two, *pairs: Tensor) -> Tensor:
+    def forward(ctx: Any, two: ScalarPair, *pairs: Tensor) -> Tensor:
         ctx.save_for_backward(*pairs)
         ctx.two = two
-        return _in_parts(two, pairs, lambda *part: (_covariance(*part),))[0]
+        return _in_parts(two, _Gaussians(*pairs), lambda *part: (_covariance(*part),))[0]
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        partials = _in_parts(ctx.two, ctx.saved_tensors, _partials)
+        partials = _in_parts(ctx.two, _Gaussians(*ctx.saved_tensors), _partials)
         return None, *(gradient * partial for partial in partials)
 
 
 def _in_parts(
-    two: Two, pairs: Sequence[Tensor], function: Callable[..., tuple[Tensor, ...]]
+    two: ScalarPair, pairs: _Gaussians, function: Callable[..., tuple[Tensor, ...]]
 ) -> list[Tensor]:
-    """Vectors of pairs, in parts whose nodes may be held: wide ones singly, others by width."""
-    width = pairs[1]
-    wide = pairs[3] > WIDE
-    singly = [indices.reshape(1) for indices in wide.nonzero().flatten()]
+    """Vectors of pairs, in parts whose nodes fit into memory: wide ones singly, others by width."""
+    wide = pairs.stddev_2 > WIDE
+    parts = [indices.reshape(1) for indices in wide.nonzero().flatten()]
     rest = (~wide).nonzero().flatten()
-    rest = rest[width[rest].argsort(stable=True)]
-    parts = [*singly]
+    rest = rest[pairs.stddev_1[rest].argsort(stable=True)]
     while len(rest):
         widest = rest[-1:]
-        count = _outer_count(two.take(widest), [p[widest] for p in pairs])
-        size = min(len(rest), PART // count + 1)
+        count = _outer(two.take(widest), pairs.take(widest))[0].shape[-1]
+        size = min(len(rest), HELD_NODES // count + 1)
         parts.append(rest[-size:])
         rest = rest[:-size]
-    columns = zip(
-        *(function(two.take(part), *(p[part] for p in pairs)) for part in parts), strict=True
-    )
+    columns = zip(*(function(two.take(part), pairs.take(part)) for part in parts), strict=True)
     back = torch.cat(parts).argsort() if parts else torch.zeros(0, dtype=torch.long)
     return [torch.cat(column)[back] for column in columns]
 
 
-def _outer_count(two: Two, pair: Sequence[Tensor]) -> int:
-    return _outer(two, *pair)[0].shape[-1]
+def _covariance(two: ScalarPair, pairs: _Gaussians) -> Tensor:
+    """E[(g(y1) - E g) (E[h(y2) | y1] - E h)]."""
+    x, weight = _outer(two, pairs)
+    mean, stddev = pairs.given_first(x)
+    if two.second.conditional_mean is not None:
+        second = two.second.conditional_mean(mean, stddev.square())
+    elif pairs.wide and _is_blurred(two.second, stddev):
+        second = _wide_given_first(two.second, mean[0], stddev[0, 0], slopes=False)
+    else:
+        second = _given_first(two.second, mean, stddev, x, pairs.rest)[0]
+    first = two.first(pairs.mean_1[:, None] + pairs.stddev_1[:, None] * x)
+    first = first - (weight * first).sum(-1, keepdim=True)
+    second = second - (weight * second).sum(-1, keepdim=True)
+    return (weight * first * second).sum(-1)
 
 
-def _inner_panels(stddev: Tensor) -> int:
-    return 2 * math.ceil(INNER_REACH / 4 * max(1.0, float(stddev.max()))) * 2
+def _partials(two: ScalarPair, pairs: _Gaussians) -> tuple[Tensor, ...]:
+    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, from g, h, g' and h' alone.
+
+    d/drho = sigma_1 sigma_2 E[g'(y1) h'(y2)] (Price); the others move one argument.
+    """
+    mean_1, stddev_1 = pairs.mean_1, pairs.stddev_1
+    x, weight = _outer(two, pairs)
+    first, first_slope = value_and_slope(two.first, mean_1[:, None] + stddev_1[:, None] * x)
+    # A jump has its slope at one place, where the density is that of y1.
+    places = [(kink - mean_1) / stddev_1 for kink, _ in two.first.jumps]
+    peaks = [
+        jump * density(z) / stddev_1 for z, (_, jump) in zip(places, two.first.jumps, strict=True)
+    ]
+    x = torch.cat([x, *(place[:, None] for place in places)], dim=-1)
+    steep = torch.cat([weight * first_slope, *(peak[:, None] for peak in peaks)], dim=-1)
+    nothing = torch.zeros(len(x), len(places), dtype=x.dtype, device=x.device)
+    weight, first = torch.cat([weight, nothing], dim=-1), torch.cat([first, nothing], dim=-1)
+    mean, stddev = pairs.given_first(x)
+    positions = pairs.rho[:, None] * x
+    if pairs.wide and _is_blurred(two.second, stddev):
+        rows = _wide_given_first(two.second, mean[0], stddev[0, 0], slopes=True)
+        second, second_slope, turned = rows[:, None]
+        stretched = positions * second_slope + pairs.rest[:, None] * turned
+    else:
+        second, second_slope, stretched = _given_first(
+            two.second, mean, stddev, positions, pairs.rest
+        )
+    first = weight * (first - (weight * first).sum(-1, keepdim=True))
+    second = second - (weight * second).sum(-1, keepdim=True)
+    return (
+        (steep * second).sum(-1),
+        (steep * x * second).sum(-1),
+        (first * second_slope).sum(-1),
+        (first * stretched).sum(-1),
+        stddev_1 * pairs.stddev_2 * (steep * second_slope).sum(-1),
+    )
 
 
-def _outer(
-    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
-) -> tuple[Tensor, Tensor]:
+def _outer(two: ScalarPair, pairs: _Gaussians) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the first variable: (pairs, nodes)."""
-    if _is_wide(stddev_2):
-        moments = torch.cat([mean_1, mean_2]), torch.cat([stddev_1, stddev_2])
-        nodes, weights = outer_rule(two, *moments, rho[0])
-        return nodes[None], weights[None]
-    fineness = two.fineness
-    panels = panel_count(torch.maximum(stddev_1, stddev_2)) * fineness
-    grid = breakpoints(two.first.kinks, mean_1, stddev_1, panels, fineness=fineness)
+    if pairs.wide:
+        return _wide_outer(two, pairs)
+    mean_2, stddev_2, rho, fineness = pairs.mean_2, pairs.stddev_2, pairs.rho, two.fineness
+    panels = panel_count(torch.maximum(pairs.stddev_1, stddev_2)) * fineness
+    grid = breakpoints(two.first.kinks, pairs.mean_1, pairs.stddev_1, panels, fineness=fineness)
     # Given y1, a kink of h(y2) is blurred over the width sqrt(1 - rho^2).
     slope = torch.where(rho != 0, rho, 1)
-    width = rest_of(rho) / slope.abs()
+    width = pairs.rest / slope.abs()
     places = [
         (kink - mean_2) / (torch.where(stddev_2 > 0, stddev_2, 1) * slope) + offset * width
         for kink in two.second.kinks
         for offset in SOFTENED
     ]
-    quadrature = Panels(insert(grid.expand(len(mean_1), -1), places), NODES)
+    return _weighted(Panels(insert(grid.expand(len(mean_2), -1), places), NODES))
+
+
+def _weighted(quadrature: Panels) -> tuple[Tensor, Tensor]:
+    """Nodes and weights, with the density, of all panels."""
     nodes = quadrature.nodes.flatten(-2)
     return nodes, quadrature.weights.flatten(-2) * density(nodes)
 
 
-def _is_wide(stddev: Tensor) -> bool:
-    """Whether this is one of the pairs that come singly."""
-    return len(stddev) == 1 and float(stddev) > WIDE
-
-
 def _is_blurred(scalar: Scalar, stddev: Tensor) -> bool:
-    """Whether a few Gauss-Hermite nodes do not suffice for the second variable given the first."""
-    return bool(scalar.kinks) or float(stddev.max()) * scalar.fineness > max(GENTLE)
+    """Whether Gauss-Hermite nodes do not suffice for the second variable given the first."""
+    return bool(scalar.kinks) or float(stddev.max()) * scalar.fineness > max(HERMITE_NODES)
 
 
 def _given_first(
@@ -162,10 +294,10 @@ def _given_first(
     """E[g(y2) | y1], E[g'(y2) | y1] and E[x2 g'(y2) | y1], x2 the standardised y2.
 
     mean and stddev (pairs, nodes) of y2 given y1; x2 = positions + rest z for standard normal z.
-    A few nodes of the first variable at a time, as many as fit into the budget.
+    A few nodes of the first variable at a time, as many as fit into memory.
     """
     nodes, _ = _inner_rule(scalar, mean[:, :1], stddev[:, :1])
-    size = max(1, BUDGET // (len(mean) * nodes.shape[-1]))
+    size = max(1, HELD_VALUES // (len(mean) * nodes.shape[-1]))
     columns: list[tuple[Tensor, ...]] = []
     for centre, spread, place in zip(
         mean.split(size, -1), stddev.split(size, -1), positions.split(size, -1), strict=True
@@ -179,76 +311,88 @@ def _given_first(
 
 
 def _inner_rule(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor]:
-    """A few Gauss-Hermite nodes where a smooth function hardly bends, panels elsewhere."""
-    spread = float(stddev.max()) * scalar.fineness
-    for limit, count in GENTLE.items():
-        if spread <= limit and not scalar.kinks:
-            rule = hermite_rule(count)
-            return torch.as_tensor(rule[0]).to(mean), torch.as_tensor(rule[1]).to(mean)
-    panels = _inner_panels(stddev) * scalar.fineness
-    quadrature = Panels(breakpoints(scalar.kinks, mean, stddev, panels, INNER_REACH), NODES)
-    nodes = quadrature.nodes.flatten(-2)
-    return nodes, quadrature.weights.flatten(-2) * density(nodes)
+    """Gauss-Hermite nodes where a smooth function is nearly a polynomial, panels elsewhere."""
+    widest = float(stddev.max())
+    for limit, count in HERMITE_NODES.items():
+        if widest * scalar.fineness <= limit and not scalar.kinks:
+            return _hermite_nodes(count, mean)
+    panels = 4 * math.ceil(INNER_REACH / 4 * max(1.0, widest)) * scalar.fineness
+    return _weighted(Panels(breakpoints(scalar.kinks, mean, stddev, panels, INNER_REACH), NODES))
 
 
-def _covariance(
-    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
-) -> Tensor:
-    """E[(g(y1) - E g) (E[h(y2) | y1] - E h)]."""
-    x, weight = _outer(two, mean_1, stddev_1, mean_2, stddev_2, rho)
-    mean, stddev = _conditional(mean_2, stddev_2, rho, x)
-    if two.second.conditional_mean is not None:
-        second = two.second.conditional_mean(mean, stddev.square())
-    elif _is_wide(stddev_2) and _is_blurred(two.second, stddev):
-        second = given_first(two.second, mean[0], stddev[0, 0], slopes=False)
-    else:
-        second = _given_first(two.second, mean, stddev, x, rest_of(rho))[0]
-    first = two.first(mean_1[:, None] + stddev_1[:, None] * x)
-    first = first - (weight * first).sum(-1, keepdim=True)
-    second = second - (weight * second).sum(-1, keepdim=True)
-    return (weight * first * second).sum(-1)
+def _hermite_nodes(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    nodes, weights = hermite_rule(count)
+    return torch.as_tensor(nodes).to(like), torch.as_tensor(weights).to(like)
 
 
-def _partials(
-    two: Two, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
-) -> tuple[Tensor, ...]:
-    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, from g, h, g' and h' alone.
-
-    d/drho = sigma_1 sigma_2 E[g'(y1) h'(y2)] (Price); the others move one argument.
-    """
-    x, weight = _outer(two, mean_1, stddev_1, mean_2, stddev_2, rho)
-    first, first_slope = value_and_slope(two.first, mean_1[:, None] + stddev_1[:, None] * x)
-    # A jump has its slope at one place, where the density is that of y1.
-    places = [(kink - mean_1) / stddev_1 for kink, _ in two.first.jumps]
-    peaks = [
-        jump * density(z) / stddev_1 for z, (_, jump) in zip(places, two.first.jumps, strict=True)
+def _wide_outer(two: ScalarPair, pair: _Gaussians) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for the standardised first variable of one wide pair, (1, nodes)."""
+    mean_1, stddev_1, mean_2, stddev_2, rho = (tensor[0] for tensor in pair)
+    fineness, even = two.fineness, 1 / two.fineness
+    grid = torch.linspace(-REACH, REACH, int(2 * REACH * fineness) + 1, dtype=mean_1.dtype)
+    places = [
+        grid.to(mean_1.device),
+        (_graded(two.first.kinks, 1, fineness, even * stddev_1) - mean_1) / stddev_1,
     ]
-    x = torch.cat([x, *(place[:, None] for place in places)], dim=-1)
-    steep = torch.cat([weight * first_slope, *(peak[:, None] for peak in peaks)], dim=-1)
-    nothing = torch.zeros(len(x), len(places), dtype=x.dtype, device=x.device)
-    weight, first = torch.cat([weight, nothing], dim=-1), torch.cat([first, nothing], dim=-1)
-    mean, stddev = _conditional(mean_2, stddev_2, rho, x)
-    positions = rho[:, None] * x
-    if _is_wide(stddev_2) and _is_blurred(two.second, stddev):
-        found = given_first(two.second, mean[0], stddev[0, 0], slopes=True)
-        second, second_slope, turned = found[:, None]
-        stretched = positions * second_slope + rest_of(rho)[:, None] * turned
-    else:
-        second, second_slope, stretched = _given_first(
-            two.second, mean, stddev, positions, rest_of(rho)
-        )
-    first = weight * (first - (weight * first).sum(-1, keepdim=True))
-    second = second - (weight * second).sum(-1, keepdim=True)
-    return (
-        (steep * second).sum(-1),
-        (steep * x * second).sum(-1),
-        (first * second_slope).sum(-1),
-        (first * stretched).sum(-1),
-        stddev_1 * stddev_2 * (steep * second_slope).sum(-1),
-    )
+    slope = stddev_2 * rho
+    if float(slope) != 0:
+        # What h(y2) has to show is blurred by s; two panels for what s leaves.
+        blur = stddev_2 * _rest(rho)
+        unit = max(1.0, float(blur))
+        visible = _graded(two.second.kinks, unit / 2, fineness, even * slope.abs())
+        places.append((visible - mean_2) / slope)
+        if two.second.kinks:
+            around = mean_2.new_tensor(two.second.kinks)[:, None] + blur * mean_2.new_tensor(
+                SOFTENED
+            )
+            places.append((around.flatten() - mean_2) / slope)
+    points = torch.cat(places).clamp(-REACH, REACH).unique()
+    nodes, weights = _weighted(Panels(points, NODES))
+    return nodes[None], weights[None]
 
 
-def _conditional(mean: Tensor, stddev: Tensor, rho: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of y2 given the standardised y1 = x."""
-    centre = mean[:, None] + (stddev * rho)[:, None] * x
-    return centre, (stddev * rest_of(rho))[:, None].expand_as(centre)
+def _wide_given_first(scalar: Scalar, centre: Tensor, spread: Tensor, slopes: bool) -> Tensor:
+    """E[g(y2) | y1], and with slopes E[g' | y1] and E[z g' | y1], z the standardised y2 given y1.
+
+    centre: the means of y2 given y1, (nodes,); spread: their standard deviation, a number. The
+    result has a row for each of the three, (1 or 3, nodes).
+    """
+    distance = torch.full_like(centre, torch.inf)
+    for place in {0.0, *scalar.kinks}:
+        distance = torch.minimum(distance, (centre - place).abs())
+    near = distance < NEAR * spread
+    results = centre.new_zeros(3 if slopes else 1, len(centre))
+    for inside, integrate in ((near, _near), (~near, _far)):
+        if bool(inside.any()):
+            results[:, inside] = integrate(scalar, centre[inside], spread, slopes)
+    return results
+
+
+def _far(scalar: Scalar, centre: Tensor, spread: Tensor, slopes: bool) -> Tensor:
+    z, weight = _hermite_nodes(SMOOTH_NODES, centre)
+    y = centre[:, None] + spread * z
+    if not slopes:
+        return (scalar(y) @ weight)[None]
+    value, slope = value_and_slope(scalar, y)
+    return torch.stack([value @ weight, slope @ weight, slope @ (z * weight)])
+
+
+def _near(scalar: Scalar, centre: Tensor, spread: Tensor, slopes: bool) -> Tensor:
+    ticks = spread * torch.arange(-NEAR - BLUR, NEAR + BLUR + 1).to(centre)
+    places = [place + ticks for place in {0.0, *scalar.kinks}]
+    places.append(_graded(scalar.kinks, 1, scalar.fineness, spread))
+    rule = Panels(torch.cat(places).unique(), NODES)
+    y = rule.nodes.flatten()
+    weight = rule.weights.flatten() / (spread * SQRT_2PI)
+    value, slope = (weight * part for part in value_and_slope(scalar, y))
+    rows = []
+    for some in centre.split(max(1, HELD_WIDE // len(y))):
+        z = (y - some[:, None]) / spread
+        bell = torch.square(z).mul_(-0.5).exp_()
+        row = [bell @ value]
+        rows.append([*row, bell @ slope, bell.mul_(z) @ slope] if slopes else row)
+    return torch.stack([torch.cat(row) for row in zip(*rows, strict=True)])
+
+
+def _graded(kinks: Sequence[float | Tensor], unit: float, fineness: int, even: Tensor) -> Tensor:
+    return even.new_tensor(graded(kinks, unit / fineness, fineness, float(even)))

@@ -1,37 +1,21 @@
-"""Piecewise-linear functions with any number of kinks and jumps.
-
-g(y) = linear + sum_t [ w_t relu(y - t) + h_t 1(y >= t) ]: the covariance is the double sum of the
-pairwise covariances of these units, written so that what is far from a knot contributes nothing
-instead of cancelling. A segment that is narrow against the deviation is the average of steps.
-"""
+"""Piecewise-linear functions with any number of kinks and jumps: ReLU and its relatives."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import Elements
-from covprop.activations.correlated import Correlated
-from covprop.activations.grids import Scalar
-from covprop.activations.knots import Knot, Ramp, Side, knots_covariance
-from covprop.kernels.hermite import hermite_functions
-from covprop.kernels.normal import (
-    SATURATION,
-    cumulative,
-    density,
-    inverse_deviation,
-    standard_deviation,
-    standardise,
-)
-from covprop.kernels.plackett import plackett_degenerate, plackett_mixed
-from covprop.kernels.ramps import NARROW
-from covprop.kernels.rectified import ORDER as RECTIFIED_ORDER
-from covprop.kernels.rectified import rectified_coefficients, rectified_moments
+from covprop.activations.base import Activation, Correlated, Elements, Scalar
+from covprop.activations.closed import power
+from covprop.activations.knots import Pieces, knots_covariance
+from covprop.activations.registry import INTEGRAL, declare
+from covprop.errors import RandomDraws, UnsupportedOperation
+from covprop.kernels.normal import RECTIFIED_ORDER, rectified_coefficients, rectified_moments
 
 
 @final
@@ -39,9 +23,16 @@ from covprop.kernels.rectified import rectified_coefficients, rectified_moments
 class Piecewise(Correlated):
     """A piecewise-linear function.
 
-    function: the function itself, which says what its value is at a jump when nothing varies;
-    knots: ascending; slopes: one more than knots, numbers or tensors of shape (*batch, n);
-    start: the value just left of the first knot; jumps: one per knot.
+    Args:
+        function: The function itself, which gives the value at a jump when nothing varies.
+        knots: Places where the slope changes or the function jumps, ascending.
+        slopes: One more than knots; numbers, or tensors of shape (*batch, n).
+        start: The value just left of the first knot.
+        jumps: The height of the jump at each knot.
+
+    Example:
+        step = cp.activations.Piecewise(torch.sign, [0.0], [0.0, 0.0], -1.0, [2.0])
+        step.variance(torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
     """
 
     function: Callable[[Tensor], Tensor]
@@ -49,6 +40,8 @@ class Piecewise(Correlated):
     slopes: Sequence[float | Tensor]
     start: float
     jumps: Sequence[float]
+
+    key: ClassVar[Hashable] = None  # knots are in the elements
 
     def __post_init__(self) -> None:
         """Check that the pieces fit together."""
@@ -67,46 +60,19 @@ class Piecewise(Correlated):
         """Whether the function is discontinuous."""
         return any(self.jumps)
 
-    def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """g(mu) + sum_t [ w_t sigma m(-|a_t|) -+ h_t Phi(-|a_t|) ], a_t = (mu - t) / sigma."""
-        return self._mean(mean, variance, self._pieces(mean, variance))
-
-    def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """The covariance at rho = 1, with the factor sigma^2 explicit for its gradient at 0."""
-        return self._variance(mean, variance, self._pieces(mean, variance))
+    def at(self, y: Tensor) -> Tensor:
+        """The function itself."""
+        return self.function(y)
 
     @property
     def uniform(self) -> bool:
-        """Unless slopes are those of single elements."""
+        """Whether no slope is a tensor."""
         return not any(isinstance(slope, Tensor) for slope in self.slopes)
 
     @property
-    def rises(self) -> bool:
-        """Where no slope and no jump is negative."""
+    def nondecreasing(self) -> bool:
+        """Whether no slope and no jump is negative."""
         return self.uniform and all(step >= 0 for step in (*self.slopes, *self.jumps))
-
-    def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
-        """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
-        return self._coefficients(mean, variance, order, self._pieces(mean, variance))
-
-    def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
-        """All from the same positions; those of a ReLU, without gradients, in few operations."""
-        if self._is_relu and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
-            first, spread, rows = rectified_coefficients(mean, variance)
-            return first, spread, rows[:order]
-        pieces = self._pieces(mean, variance)
-        return (
-            self._mean(mean, variance, pieces),
-            self._variance(mean, variance, pieces),
-            self._coefficients(mean, variance, order, pieces),
-        )
-
-    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance from the same positions; those of a ReLU in few operations."""
-        if self._is_relu:
-            return rectified_moments(mean, variance)
-        pieces = self._pieces(mean, variance)
-        return self._mean(mean, variance, pieces), self._variance(mean, variance, pieces)
 
     @property
     def _is_relu(self) -> bool:
@@ -114,92 +80,48 @@ class Piecewise(Correlated):
         shape = list(self.knots), slopes, self.start, list(self.jumps)
         return shape == ([0.0], [0.0, 1.0], 0.0, [0.0])
 
-    def _mean(self, mean: Tensor, variance: Tensor, pieces: "_Pieces") -> Tensor:
-        stddev = standard_deviation(variance)
-        result = self._value(mean, pieces.slopes)
-        for knot, weight, jump in zip(pieces.knots, pieces.weights, self.jumps, strict=True):
-            result = result + weight * stddev * knot.excess
-            if jump:
-                result = result - jump * knot.side * knot.tail
-        for ramp in pieces.ramps:
-            for position, height in ramp.steps():
-                result = result + height * cumulative(position)
+    def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """g(mu) + sum_t [ w_t sigma m(-|a_t|) -+ h_t Phi(-|a_t|) ], a_t = (mu - t) / sigma."""
+        return self._mean(mean, variance, self._pieces(mean, variance))
+
+    def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """The covariance at rho = 1."""
+        return self._pieces(mean, variance).variance()
+
+    def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
+        """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
+        return self._pieces(mean, variance).coefficients(order)
+
+    def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
+        """All from the same positions; those of a ReLU, without gradients, in few operations."""
+        if self._is_relu and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
+            first, spread, rows = rectified_coefficients(mean, variance)
+            return first, spread, rows[:order]
+        pieces = self._pieces(mean, variance)
+        centre = self._mean(mean, variance, pieces)
+        return centre, pieces.variance(), pieces.coefficients(order)
+
+    def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance from the same positions; those of a ReLU in few operations."""
+        if self._is_relu:
+            return rectified_moments(mean, variance)
+        pieces = self._pieces(mean, variance)
+        return self._mean(mean, variance, pieces), pieces.variance()
+
+    def _pieces(self, mean: Tensor, variance: Tensor) -> Pieces:
+        return Pieces(mean, variance, self.knots, self.slopes, self.jumps)
+
+    def _mean(self, mean: Tensor, variance: Tensor, pieces: Pieces) -> Tensor:
+        result = pieces.mean(self._value(mean, pieces.slopes))
         return torch.where(variance > 0, result, self.function(mean)) if self.has_jumps else result
 
-    def _variance(self, mean: Tensor, variance: Tensor, pieces: "_Pieces") -> Tensor:
-        slope = pieces.expected_slope(mean)
-        share = slope.square()  # of sigma^2
-        result = variance * share
-        weights, stddev = pieces.weights, standard_deviation(variance)
-        if self.has_jumps or pieces.ramps:
-            result = result + 2 * stddev * slope * self._expected_jump(pieces)
-        for i, one in enumerate(pieces.knots):
-            for j, other in enumerate(pieces.knots):
-                first, second = one.degenerate() if i == j else one.with_other(other)
-                result = result + variance * (weights[i] * weights[j]) * second
-                if self.jumps[i]:
-                    mixed = plackett_mixed(one.a, other.a, torch.ones_like(one.a), first)
-                    result = result + 2 * stddev * (self.jumps[i] * weights[j]) * mixed
-                    result = result + self.jumps[i] * self.jumps[j] * first
-        result = result + self._variance_of_ramps(stddev, pieces)
-        # Rounding must not make the variance of a constant negative.
-        return torch.where(variance > 0, result, variance * share).clamp(min=0)
-
-    def _variance_of_ramps(self, stddev: Tensor, pieces: "_Pieces") -> Tensor:
-        """What narrow segments have with each other and with the rest."""
-        total = torch.zeros_like(stddev)
-        steps = [step for ramp in pieces.ramps for step in ramp.steps()]
-        for a, height in steps:
-            for knot, weight, jump in zip(pieces.knots, pieces.weights, self.jumps, strict=True):
-                first = plackett_degenerate(a, knot.a)[0]
-                mixed = plackett_mixed(a, knot.a, torch.ones_like(a), first)
-                total = total + 2 * height * (stddev * weight * mixed + jump * first)
-            for b, other in steps:
-                total = total + height * other * plackett_degenerate(a, b)[0]
-        for ramp in pieces.ramps:
-            total = total + ramp.excess()
-        return total
-
-    def _coefficients(
-        self, mean: Tensor, variance: Tensor, order: int, pieces: "_Pieces"
-    ) -> Tensor:
-        rows = [pieces.expected_slope(mean)]
-        rows += [torch.zeros_like(mean)] * (order - 1)
-        for knot, weight in zip(pieces.knots, pieces.weights, strict=True):
-            for k, hermite in zip(range(order - 1), hermite_functions(knot.a), strict=False):
-                sign = 1.0 if k % 2 == 0 else -1.0
-                term = sign * hermite / ((k + 1) * (k + 2)) ** 0.5
-                rows[k + 1] = rows[k + 1] + weight * term
-        inverse = inverse_deviation(variance)
-        for a, height in self._steps(pieces):
-            for k, hermite in zip(range(order), hermite_functions(a), strict=False):
-                sign = 1.0 if k % 2 == 0 else -1.0
-                rows[k] = rows[k] + sign / (k + 1) ** 0.5 * height * hermite * inverse
-        return torch.stack(rows)
-
-    @property
-    def key(self) -> Hashable:
-        """All of them share the double sum over knots, which are in the elements."""
-        return None
-
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
-        """As `Side` has them."""
-        pieces, stddev = self._pieces(mean, variance), standard_deviation(variance)
-        nothing = mean.new_zeros(0, *mean.shape)
-        weights = [weight * stddev for weight in pieces.weights]
-        heights = [torch.full_like(mean, jump) for jump in self.jumps] if self.has_jumps else []
-        ramps = {ramp.segment: ramp.height for ramp in pieces.ramps}
-        ups = [ramps.get(k, torch.zeros_like(mean)) for k in range(len(pieces.widths))]
-        return Side(
-            inverse_deviation(variance),
-            pieces.expected_slope(mean),
-            self._expected_jump(pieces),
-            torch.stack([knot.a for knot in pieces.knots]),
-            torch.stack(weights),
-            torch.stack(heights) if heights else nothing,
-            torch.stack(list(pieces.widths)) if pieces.widths else nothing,
-            torch.stack(ups) if ups else nothing,
-        )
+        """The fields of `Side`."""
+        return self._pieces(mean, variance).side()
+
+    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+        """c E[g'] E[g'] + sum_tu w_t w_u sigma sigma K1, and K0 and mixed terms for the jumps."""
+        return knots_covariance(left, right, covariance)
 
     def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
         """The function itself, or its segments if their slopes are those of single elements."""
@@ -208,21 +130,15 @@ class Piecewise(Correlated):
             jumps = [(t, h) for t, h in zip(self.knots, self.jumps, strict=True) if h]
             scalar = Scalar(self.function, self.knots, self.mean, jumps=jumps)
             return [(torch.ones_like(mean), scalar)]
-        parts = [self._steps_alone()] if self.has_jumps else []
-        found = [scalar for part in parts for scalar in part.scalars(mean, mean)]
+        terms: list[tuple[Tensor, Scalar]] = []
+        if self.has_jumps:
+            flat = [0.0] * len(self.slopes)
+            steps = partial(self._value, slopes=flat)
+            terms = Piecewise(steps, self.knots, flat, self.start, self.jumps).scalars(mean, mean)
         for k, slope in enumerate(self.slopes):
             factor = torch.as_tensor(slope, dtype=mean.dtype, device=mean.device).expand_as(mean)
-            found.append((factor, self._segment(k)))
-        return found
-
-    def _steps_alone(self) -> "Piecewise":
-        """The function without its slopes."""
-        flat = [0.0] * len(self.slopes)
-
-        def function(y: Tensor) -> Tensor:
-            return self._value(y, flat)
-
-        return Piecewise(function, self.knots, flat, self.start, self.jumps)
+            terms.append((factor, self._segment(k)))
+        return terms
 
     def _segment(self, k: int) -> Scalar:
         """A function of slope one on a segment, and constant elsewhere."""
@@ -231,10 +147,6 @@ class Piecewise(Correlated):
         knots = [end for end in ends if math.isfinite(end)]
         slopes = [0.0] * (k > 0) + [1.0] + [0.0] * (k < len(self.knots))
         return Scalar(function, knots, continuous(function, knots, slopes, knots[0]).mean)
-
-    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-        """c E[g'] E[g'] + sum_tu w_t w_u sigma sigma K1, and K0 and mixed terms for the jumps."""
-        return knots_covariance(left, right, covariance)
 
     def value(self, y: Tensor) -> Tensor:
         """g(y), continuous from the right."""
@@ -251,62 +163,6 @@ class Piecewise(Correlated):
             result = torch.where(y >= knot, level + slopes[i + 1] * (y - knot), result)
         return result
 
-    def _pieces(self, mean: Tensor, variance: Tensor) -> "_Pieces":
-        stddev = standard_deviation(variance)
-        knots = [Knot.at(mean - knot, stddev) for knot in self.knots]
-        slopes, lengths = list(self.slopes), [v - u for u, v in pairwise(self.knots)]
-        sloped = [isinstance(slope, Tensor) or slope != 0 for slope in slopes[1:-1]]
-        if not any(sloped):
-            return _Pieces(knots, slopes, [], [])
-        ramps, widths = [], [torch.full_like(stddev, SATURATION) for _ in lengths]
-        for k, length in enumerate(lengths):
-            if not sloped[k]:
-                continue
-            widths[k] = standardise(torch.full_like(stddev, length), stddev)
-            narrow = widths[k] < NARROW
-            if bool(narrow.any()):
-                slope = torch.as_tensor(slopes[k + 1], dtype=mean.dtype, device=mean.device)
-                width, height = (torch.where(narrow, t, 0) for t in (widths[k], slope * length))
-                ramps.append(Ramp(k, knots[k].a, width, height))
-                slopes[k + 1] = torch.where(narrow, 0, slope)
-        return _Pieces(knots, slopes, widths, ramps)
-
-    def _steps(self, pieces: "_Pieces") -> list[tuple[Tensor, float | Tensor]]:
-        """Thresholds and heights of jumps, and of those whose averages ramps are."""
-        jumps = zip(pieces.knots, self.jumps, strict=True)
-        steps: list[tuple[Tensor, float | Tensor]] = [
-            (knot.a, jump) for knot, jump in jumps if jump
-        ]
-        return steps + [step for ramp in pieces.ramps for step in ramp.steps()]
-
-    def _expected_jump(self, pieces: "_Pieces") -> Tensor:
-        terms = [height * density(a) for a, height in self._steps(pieces)]
-        return torch.stack(terms).sum(0) if terms else torch.zeros_like(pieces.knots[0].a)
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """Knots of a function, slopes without narrow segments, widths of segments, narrow ones."""
-
-    knots: Sequence[Knot]
-    slopes: Sequence[float | Tensor]
-    widths: Sequence[Tensor]
-    ramps: Sequence[Ramp]
-
-    @property
-    def weights(self) -> list[float | Tensor]:
-        """By how much the slope changes at each knot."""
-        return [after - before for before, after in pairwise(self.slopes)]
-
-    def expected_slope(self, mean: Tensor) -> Tensor:
-        """E of the slopes alone: the slope at the mean, corrected by the tails beyond each knot."""
-        result = torch.as_tensor(self.slopes[0], dtype=mean.dtype, device=mean.device)
-        for knot, slope in zip(self.knots, self.slopes[1:], strict=True):
-            result = torch.where(knot.side > 0, slope, result)
-        for knot, weight in zip(self.knots, self.weights, strict=True):
-            result = result - weight * knot.side * knot.tail
-        return result
-
 
 def continuous(
     function: Callable[[Tensor], Tensor],
@@ -316,3 +172,150 @@ def continuous(
 ) -> Piecewise:
     """Build a piecewise-linear function without jumps."""
     return Piecewise(function, knots, slopes, start, [0.0] * len(knots))
+
+
+@declare("relu", treatment=INTEGRAL)
+def relu(inplace: bool = False) -> Activation:
+    """max(y, 0)."""
+    return continuous(torch.relu, [0.0], [0.0, 1.0], 0.0)
+
+
+@declare("leaky_relu", treatment=INTEGRAL)
+def leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> Activation:
+    """y above 0, negative_slope y below."""
+    function = partial(F.leaky_relu, negative_slope=negative_slope)
+    return continuous(function, [0.0], [negative_slope, 1.0], 0.0)
+
+
+@declare("rrelu", treatment=INTEGRAL)
+def rrelu(
+    lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Activation:
+    """In evaluation, leaky ReLU with the mean of the two slopes."""
+    if training:
+        raise RandomDraws("rrelu in training mode draws random slopes; call model.eval() first")
+    return leaky_relu((lower + upper) / 2)
+
+
+@declare("relu6", treatment=INTEGRAL)
+def relu6(inplace: bool = False) -> Activation:
+    """min(max(y, 0), 6)."""
+    return hardtanh(0.0, 6.0)
+
+
+@declare("hardtanh", treatment=INTEGRAL)
+def hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Activation:
+    """y clamped between two values."""
+    if min_val > max_val:
+        raise ValueError(f"hardtanh needs min_val <= max_val, not {min_val:g} and {max_val:g}")
+    return _clamped("hardtanh", float(min_val), float(max_val))
+
+
+@declare("clamp", "clip", treatment=INTEGRAL)
+def clamp(min: Any = None, max: Any = None) -> Activation:
+    """y clamped between two numbers, either of which may be missing."""
+    if min is None and max is None:
+        raise ValueError("clamp needs at least one of min and max")
+    low, high = _number("clamp", min), _number("clamp", max)
+    return _clamped("clamp", -math.inf if low is None else low, math.inf if high is None else high)
+
+
+@declare("clamp_min", treatment=INTEGRAL)
+def clamp_min(min: Any) -> Activation:
+    """max(y, min)."""
+    return clamp(min=min)
+
+
+@declare("clamp_max", treatment=INTEGRAL)
+def clamp_max(max: Any) -> Activation:
+    """min(y, max)."""
+    return clamp(max=max)
+
+
+@declare("threshold", "_threshold", treatment=INTEGRAL)
+def threshold(threshold: float, value: float, inplace: bool = False) -> Activation:
+    """y above the threshold, value below."""
+    if threshold == -math.inf:
+        return power(1)
+    function = partial(F.threshold, threshold=threshold, value=value)
+    return Piecewise(function, [threshold], [0.0, 1.0], value, [threshold - value])
+
+
+@declare("hardsigmoid", treatment=INTEGRAL)
+def hardsigmoid(inplace: bool = False) -> Activation:
+    """y / 6 + 1/2 clamped between 0 and 1."""
+    return continuous(F.hardsigmoid, [-3.0, 3.0], [0.0, 1 / 6, 0.0], 0.0)
+
+
+absolute = declare("abs", "absolute", treatment=INTEGRAL)(
+    lambda: continuous(torch.abs, [0.0], [-1.0, 1.0], 0.0)
+)
+sign = declare("sign", "sgn", treatment=INTEGRAL)(
+    lambda: Piecewise(torch.sign, [0.0], [0.0, 0.0], -1.0, [2.0])
+)
+
+
+@declare("heaviside", treatment=INTEGRAL)
+def heaviside(values: Tensor) -> Activation:
+    """0 below 0, 1 above, `values` at 0."""
+    if not isinstance(values, Tensor) or values.numel() != 1:
+        raise UnsupportedOperation("heaviside has a rule for one number as its value at zero")
+    at_zero = values.detach().reshape(())
+
+    def function(y: Tensor) -> Tensor:
+        # torch.heaviside has no derivative, which is zero.
+        return torch.where(y == 0, at_zero.to(y), (y > 0).to(y))
+
+    return Piecewise(function, [0.0], [0.0, 0.0], 0.0, [1.0])
+
+
+@declare("softshrink", treatment=INTEGRAL)
+def softshrink(lambd: float = 0.5) -> Activation:
+    """y moved towards 0 by lambd."""
+    if lambd < 0:
+        raise ValueError(f"softshrink needs lambd >= 0, not {lambd:g}")
+    return continuous(partial(F.softshrink, lambd=lambd), [-lambd, lambd], [1.0, 0.0, 1.0], 0.0)
+
+
+@declare("hardshrink", treatment=INTEGRAL)
+def hardshrink(lambd: float = 0.5) -> Activation:
+    """y where |y| > lambd, 0 elsewhere."""
+    if lambd < 0:  # no number is as small
+        return power(1)
+    function = partial(F.hardshrink, lambd=lambd)
+    return Piecewise(function, [-lambd, lambd], [1.0, 0.0, 1.0], -lambd, [lambd, lambd])
+
+
+def _clamped(name: str, low: float, high: float) -> Activation:
+    """y between two bounds, of which an infinite one is none."""
+    if not (low < math.inf and high > -math.inf):  # which NaN fails too
+        raise UnsupportedOperation(
+            f"{name} between {low:g} and {high:g} has no finite moments; use bounds that are "
+            "numbers, or infinities that leave room between them"
+        )
+    if high == math.inf:
+        if low == -math.inf:
+            return power(1)
+        return continuous(partial(torch.clamp, min=low), [low], [0.0, 1.0], low)
+    if low == -math.inf:
+        return continuous(partial(torch.clamp, max=high), [high], [1.0, 0.0], high)
+    low = min(low, high)  # torch: min > max makes all max
+    function = partial(torch.clamp, min=low, max=high)
+    return continuous(function, [low, high], [0.0, 1.0, 0.0], low)
+
+
+def prelu(weight: Tensor) -> Activation:
+    """y above 0, weight y below; a weight for each element, of shape (*batch, n) or ()."""
+
+    def function(y: Tensor) -> Tensor:
+        return torch.where(y >= 0, y, weight * y)
+
+    return continuous(function, [0.0], [weight, torch.ones_like(weight)], 0.0)
+
+
+def _number(name: str, bound: Any) -> float | None:
+    if isinstance(bound, Tensor):
+        if bound.numel() == 1 and not bound.requires_grad:
+            return float(bound)
+        raise UnsupportedOperation(f"{name} has a rule for numbers as bounds, not for tensors")
+    return None if bound is None else float(bound)

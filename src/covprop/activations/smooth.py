@@ -1,20 +1,30 @@
-"""Smooth functions: normal-cdf and entire ones in closed form, the others by quadrature."""
+"""Smooth functions, and those that are smooth but for a kink at zero.
+
+Those of the normal cdf and entire ones are in closed form, the others by quadrature. The mean of
+ELU, SELU and CELU is closed, so strongly correlated pairs are a one-dimensional integral; the
+closed form of their covariance (tilted bivariate normal cdfs) cancels for small variances.
+"""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations.base import Activation
-from covprop.activations.entire import Exponential, Sinusoid, power
-from covprop.activations.gaussian_error import GaussianErrorLinear, Probit
-from covprop.activations.quadrature import Quadrature
+from covprop.activations.closed import (
+    Exponential,
+    GaussianErrorLinear,
+    Probit,
+    Sinusoid,
+    power,
+)
+from covprop.activations.quadrature import Quadrature, Rescaled
 from covprop.activations.registry import CLOSED, INTEGRAL, QUADRATURE, declare
-from covprop.activations.rescaled import Rescaled
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import (
     SQRT_2,
@@ -27,50 +37,26 @@ from covprop.kernels.normal import (
 
 SMOOTH_THRESHOLD = 20.0
 """At torch's default threshold its softplus jumps by 2e-9; below it by more than is promised."""
+ONE_INTEGRAL = "exact: one-dimensional integral"
+SELU_SCALE = 1.0507009873554804934193349852946
+SELU_ALPHA = 1.6732632423543772848170429916717
 
 
 @declare("gelu", treatment="exact (erf form) or accurate to 1e-8 (tanh form)")
 def gelu(approximate: str = "none") -> Activation:
-    """Y Phi(y), or its tanh approximation."""
+    """y Phi(y), or its tanh approximation."""
     if approximate == "none":
         return GaussianErrorLinear()
     return Quadrature(partial(F.gelu, approximate=approximate))
 
 
-@declare("erf", treatment=INTEGRAL)
-def erf() -> Activation:
-    """The error function, 2 Phi(sqrt2 y) - 1."""
-    return Probit(rate=SQRT_2, height=2.0, offset=-1.0)
-
-
-@declare("ndtr", treatment=INTEGRAL)
-def normal_cdf() -> Activation:
-    """Phi(y)."""
-    return Probit()
-
-
-@declare("exp", treatment=CLOSED)
-def exponential() -> Activation:
-    """The log-normal variable."""
-    return Exponential()
-
-
-@declare("sin", treatment=CLOSED)
-def sine() -> Activation:
-    """sin(y)."""
-    return Sinusoid()
-
-
-@declare("cos", treatment=CLOSED)
-def cosine() -> Activation:
-    """cos(y)."""
-    return Sinusoid(cosine=True)
-
-
-@declare("square", treatment=CLOSED)
-def square() -> Activation:
-    """y^2."""
-    return power(2)
+# Functions without options.
+erf = declare("erf", treatment=INTEGRAL)(lambda: Probit(SQRT_2, height=2.0, offset=-1.0))
+normal_cdf = declare("ndtr", treatment=INTEGRAL)(lambda: Probit())
+exponential = declare("exp", treatment=CLOSED)(lambda: Exponential())
+sine = declare("sin", treatment=CLOSED)(lambda: Sinusoid())
+cosine = declare("cos", treatment=CLOSED)(lambda: Sinusoid(cosine=True))
+square = declare("square", treatment=CLOSED)(lambda: power(2))
 
 
 @declare("pow", "__pow__", treatment=CLOSED)
@@ -89,27 +75,24 @@ def integer_power(exponent: Any) -> Activation:
     return power(int(number))
 
 
-@declare("sigmoid", "expit", treatment=QUADRATURE)
-def sigmoid() -> Activation:
-    """The logistic function."""
-    return Quadrature(torch.sigmoid, rises=True)
-
-
-@declare("tanh", treatment=QUADRATURE)
-def tanh() -> Activation:
-    """The hyperbolic tangent."""
-    return Quadrature(torch.tanh, rises=True)
+sigmoid = declare("sigmoid", "expit", treatment=QUADRATURE)(
+    lambda: Quadrature(torch.sigmoid, nondecreasing=True)
+)
+tanh = declare("tanh", treatment=QUADRATURE)(lambda: Quadrature(torch.tanh, nondecreasing=True))
+arctangent = declare("atan", "arctan", treatment=QUADRATURE)(
+    lambda: Quadrature(torch.atan, nondecreasing=True)
+)
 
 
 @declare("silu", treatment=QUADRATURE)
 def silu(inplace: bool = False) -> Activation:
-    """Y sigmoid(y)."""
+    """y sigmoid(y)."""
     return Quadrature(F.silu)
 
 
 @declare("mish", treatment=QUADRATURE)
 def mish(inplace: bool = False) -> Activation:
-    """Y tanh(softplus(y))."""
+    """y tanh(softplus(y))."""
     return Quadrature(F.mish)
 
 
@@ -125,33 +108,70 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
         raise ValueError("softplus needs a beta other than 0")
     function = _softplus_of(float(beta))
     if abs(beta) <= 1:
-        return Quadrature(function, rises=True)
-    unit = Quadrature(_softplus_of(math.copysign(1.0, beta)), rises=True)
+        return Quadrature(function, nondecreasing=True)
+    unit = Quadrature(_softplus_of(math.copysign(1.0, beta)), nondecreasing=True)
     return Rescaled(unit, abs(float(beta)), function)
 
 
-@declare("logsigmoid", treatment=QUADRATURE)
-def logsigmoid() -> Activation:
-    """log(sigmoid(y))."""
-    return Quadrature(F.logsigmoid, rises=True)
-
-
-@declare("softsign", treatment=QUADRATURE)
-def softsign() -> Activation:
-    """Y / (1 + |y|)."""
-    return Quadrature(F.softsign, kinks=(0.0,), rises=True)
+logsigmoid = declare("logsigmoid", treatment=QUADRATURE)(
+    lambda: Quadrature(F.logsigmoid, nondecreasing=True)
+)
+softsign = declare("softsign", treatment=QUADRATURE)(
+    lambda: Quadrature(F.softsign, kinks=(0.0,), nondecreasing=True)
+)
 
 
 @declare("hardswish", treatment=QUADRATURE)
 def hardswish(inplace: bool = False) -> Activation:
-    """Y relu6(y + 3) / 6."""
+    """y relu6(y + 3) / 6."""
     return Quadrature(F.hardswish, kinks=(-3.0, 3.0), conditional_mean=_hardswish_mean)
 
 
-@declare("tanhshrink", treatment=QUADRATURE)
-def tanhshrink() -> Activation:
-    """Y - tanh(y)."""
-    return Quadrature(wraps(F.tanhshrink)(partial(_Tanhshrink.apply)), rises=True)
+tanhshrink = declare("tanhshrink", treatment=QUADRATURE)(
+    lambda: Quadrature(wraps(F.tanhshrink)(partial(_Tanhshrink.apply)), nondecreasing=True)
+)
+
+
+@declare("elu", treatment=ONE_INTEGRAL)
+def elu(
+    alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0, inplace: bool = False
+) -> Activation:
+    """scale times y above 0, and scale alpha (exp(input_scale y) - 1) below."""
+    return _elu(F.elu, alpha, scale, input_scale)
+
+
+def _elu(
+    named: Callable[..., Tensor], alpha: float, scale: float, input_scale: float
+) -> Quadrature:
+    """ELU under the name of a torch function."""
+
+    def function(y: Tensor) -> Tensor:
+        below = alpha * torch.expm1(input_scale * y.clamp(max=0))
+        return scale * torch.where(y > 0, y, below)
+
+    return Quadrature(
+        wraps(named)(function),
+        kinks=(0.0,),
+        conditional_mean=_ExponentialMean(alpha, scale, input_scale),
+        nondecreasing=scale >= 0 and alpha * input_scale >= 0,
+    )
+
+
+@declare("selu", treatment=ONE_INTEGRAL)
+def selu(inplace: bool = False) -> Activation:
+    """ELU with the constants that keep mean 0 and variance 1."""
+    return _elu(F.selu, SELU_ALPHA, SELU_SCALE, 1.0)
+
+
+@declare("celu", treatment=ONE_INTEGRAL)
+def celu(alpha: float = 1.0, inplace: bool = False) -> Activation:
+    """ELU with a continuous derivative for every alpha."""
+    if alpha == 0:
+        raise ValueError("celu needs an alpha other than 0")
+    whole = _elu(F.celu, alpha, 1.0, 1 / alpha)
+    if not 0 < alpha < 1:
+        return whole
+    return Rescaled(_elu(F.celu, 1.0, 1.0, 1.0), 1 / alpha, whole.function)
 
 
 @lru_cache
@@ -177,6 +197,28 @@ def _truncated(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     beyond = variance * ((1 + tail.square()) * cumulative(tail) + tail * density(tail))
     square = torch.where(mean > 0, mean.square() + variance - beyond, beyond)
     return mean.clamp(min=0) + stddev * partial_expectation(tail), square
+
+
+@final
+@dataclass(frozen=True)
+class _ExponentialMean:
+    """E[g(y)] = scale { sigma m(a) + alpha (E[exp(k y) 1(y < 0)] - Phi(-a)) }, a = mu / sigma."""
+
+    alpha: float
+    scale: float
+    rate: float
+
+    def __call__(self, mean: Tensor, variance: Tensor) -> Tensor:
+        stddev = variance.sqrt()
+        a = standardise(mean, stddev)
+        tilted = a + self.rate * stddev
+        # exp(k mu + k^2 sigma^2 / 2) Phi(-tilted): both factors in one exponent.
+        upper = torch.exp(-a.square() / 2) * torch.special.erfcx(tilted.clamp(min=0) / SQRT_2) / 2
+        exponent = self.rate * (mean + self.rate * variance / 2)
+        lower = torch.exp(exponent.clamp(max=0)) * cumulative(-tilted)
+        below = torch.where(tilted > 0, upper, lower) - cumulative(-a)
+        relu = mean.clamp(min=0) + stddev * partial_expectation(-a.abs())
+        return self.scale * (relu + self.alpha * below)
 
 
 class _Tanhshrink(torch.autograd.Function):

@@ -4,9 +4,9 @@ import importlib
 from typing import Any
 
 from covprop.bayes import metrics
+from covprop.bayes import moments as moments  # registers the rule of the layers
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
-from covprop.bayes.evaluation import log_predictive, predict_target
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
 from covprop.bayes.likelihoods import (
     Bernoulli,
@@ -19,7 +19,16 @@ from covprop.bayes.likelihoods import (
     Poisson,
     Prediction,
 )
-from covprop.bayes.prediction import Decomposition, decompose, kl, predict
+from covprop.bayes.prediction import (
+    Decomposition,
+    LocalReparametrisation,
+    decompose,
+    draws,
+    kl,
+    log_predictive,
+    predict,
+    predict_target,
+)
 from covprop.bayes.priors import (
     EmpiricalBayes,
     FixedPrior,
@@ -31,54 +40,22 @@ from covprop.bayes.priors import (
     WideHePrior,
     XavierPrior,
 )
-from covprop.bayes.sampling import LocalReparametrisation, draws
 from covprop.bayes.training import History, fit
 
 __all__ = [
-    "ELBO",
-    "BayesConv1d",
-    "BayesConv2d",
-    "BayesLinear",
-    "Bernoulli",
-    "Categorical",
-    "Cubature",
-    "Decomposition",
-    "Delta",
-    "EmpiricalBayes",
-    "FixedPrior",
-    "HePrior",
-    "HeteroskedasticGaussian",
-    "History",
-    "HomoskedasticGaussian",
-    "Likelihood",
-    "LinearAnnealing",
-    "LocalReparametrisation",
-    "Poisson",
-    "Posterior",
-    "Prediction",
-    "Prior",
-    "ScaleMixturePrior",
-    "TrainedPrior",
-    "WideHePrior",
-    "XavierPrior",
-    "decompose",
-    "draws",
-    "fit",
-    "kl",
-    "log_predictive",
-    "metrics",
-    "moments_of",
-    "predict",
-    "predict_target",
-    "to_bayesian",
-    "with_posterior",
-]
+    "ELBO", "BayesConv1d", "BayesConv2d", "BayesLinear", "Bernoulli", "Categorical", "Cubature",
+    "Decomposition", "Delta", "EmpiricalBayes", "FixedPrior", "HePrior", "HeteroskedasticGaussian",
+    "History", "HomoskedasticGaussian", "Likelihood", "LinearAnnealing", "LocalReparametrisation",
+    "Poisson", "Posterior", "Prediction", "Prior", "ScaleMixturePrior", "TrainedPrior",
+    "WideHePrior", "XavierPrior", "decompose", "draws", "fit", "kl", "log_predictive", "metrics",
+    "moments_of", "predict", "predict_target", "to_bayesian", "with_posterior",
+]  # fmt: skip
 
 ESTIMATORS = ("BayesClassifier", "BayesRegressor")
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators, which need scikit-learn, when they are asked for."""
+    # The estimators need scikit-learn, so they are imported at first use.
     if name not in ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -19,22 +19,25 @@ REPLACED = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 def to_bayesian(
-    model: nn.Module,
-    prior: Prior | None = None,
-    *,
-    keep_weights: bool = True,
-    members: int | None = None,
-    shared: bool = False,
-) -> nn.Module:
-    """A copy of a network whose linear and convolutional layers have random weights.
+    model: nn.Module, prior: Prior | None = None, *, keep_weights: bool = True,
+    members: int | None = None, shared: bool = False,
+) -> nn.Module:  # fmt: skip
+    """Copy a network with random weights in its linear and convolutional layers.
 
-    nn.Linear, nn.Conv1d and nn.Conv2d are replaced, all others kept. prior: `HePrior()` if not
-    given; `TrainedPrior(ratio)` is MOPED: prior and posterior begin around the trained weights,
-    with deviations of that part of them. keep_weights: the means begin at the weights of the model;
-    else as new layers do. members and shared are those of the layers.
+    nn.Linear, nn.Conv1d and nn.Conv2d are replaced, all others kept. New layers are trained, also
+    where the old ones were frozen. To keep a part of a network as it is, convert the rest of it:
+    `model.head = to_bayesian(model.head)`.
 
-    New layers are trained, also where the old ones were frozen. To keep a part of a network as it
-    is, convert the rest of it: `model.head = to_bayesian(model.head)`.
+    Args:
+        model: The network.
+        prior: `HePrior()` by default. `TrainedPrior(ratio)` is MOPED: prior and posterior begin
+            around the trained weights, with deviations of that part of them.
+        keep_weights: Whether the means begin at the weights of the model, or as new layers do.
+        members: As in `BayesLinear`.
+        shared: As in `BayesLinear`.
+
+    Example:
+        model = bayes.to_bayesian(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)))
     """
     if isinstance(prior, TrainedPrior) and not keep_weights:
         raise ValueError("TrainedPrior is centred at trained weights: leave keep_weights=True")
@@ -47,7 +50,7 @@ def to_bayesian(
     for layer in layers:
         bayesian = _bayesian(layer, prior, members, shared)
         if keep_weights:
-            _begin_at(bayesian, layer)
+            _initialise(bayesian, layer)
         made[id(layer)] = bayesian.train(layer.training)
     for parent in list(result.modules()):
         for name, child in list(parent._modules.items()):
@@ -57,20 +60,25 @@ def to_bayesian(
 
 
 def with_posterior(
-    model: nn.Module,
-    mean_state: State,
-    variance_state: State,
-    *,
-    prior: Prior | None = None,
-    fixed: Collection[str] = (),
-    shared: bool = False,
-) -> nn.Module:
-    """A copy of a network with weights of these means and variances, found elsewhere.
+    model: nn.Module, mean_state: State, variance_state: State, *, prior: Prior | None = None,
+    fixed: Collection[str] = (), shared: bool = False,
+) -> nn.Module:  # fmt: skip
+    """Copy a network with weights of these means and variances, found elsewhere.
 
-    mean_state: a state dict of the model; variance_state: variances by its names, all of those of
-    linear and convolutional layers. What other layers have, parameters or running statistics, is
-    not random here: a variance of theirs must be zero, or their names be in `fixed`. prior, for
-    `kl`: N(0, 1) if not given. shared: whether layers may be used twice, as in `to_bayesian`.
+    Other layers' parameters and running statistics are not random here: a variance of theirs must
+    be zero, or their names be in `fixed`.
+
+    Args:
+        model: The network.
+        mean_state: A state dict of the model.
+        variance_state: Variances by its names, all of those of linear and convolutional layers.
+        prior: For `kl`, N(0, 1) by default.
+        fixed: Names of entries that are kept at their means.
+        shared: Whether layers may be used twice, as in `to_bayesian`.
+
+    Example:
+        mean, variance = bayes.moments_of([nn.Linear(3, 2).state_dict() for _ in range(5)])
+        model = bayes.with_posterior(nn.Linear(3, 2), mean, variance)
     """
     plain = copy.deepcopy(model)
     expected = plain.state_dict()
@@ -81,10 +89,10 @@ def with_posterior(
     plain.load_state_dict(dict(mean_state))
     result = to_bayesian(plain, FixedPrior() if prior is None else prior, shared=shared)
     random = {
-        f"{name}.{kind}" if name else kind: parameter
-        for name, layer in result.named_modules(remove_duplicate=False)
+        f"{path}.{name}" if path else name: log_stddev
+        for path, layer in result.named_modules(remove_duplicate=False)
         if isinstance(layer, BayesLayer)
-        for kind, parameter in _log_stddevs(layer)
+        for name, _, log_stddev in layer.named_moments()
     }
     unknown = sorted(set(fixed) - set(expected))
     if unknown:
@@ -99,24 +107,18 @@ def with_posterior(
     return result
 
 
-def _check_variances(variance_state: State, settled: Collection[str]) -> None:
-    """They are numbers from zero, and zero but for what can be random or was said to be fixed."""
-    for name, variance in variance_state.items():
-        if not bool((variance >= 0).all()) or not bool(torch.isfinite(variance).all()):
-            raise ValueError(f"the variances of {name} are not finite numbers from zero")
-    left = [name for name, variance in variance_state.items()
-            if name not in settled and bool((variance > 0).any())]  # fmt: skip
-    if left:
-        raise UnsupportedOperation(
-            f"what is no weight of a linear or convolutional layer cannot be random; pass "
-            f"fixed={left} to keep it at its mean"
-        )
-
-
 def moments_of(states: Sequence[State]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Means and unbiased variances over state dicts of one model, as SWAG collects them.
+    """Average state dicts of one model, as SWAG collects them.
 
-    Entries that are not floating point (counts) are those of the last one, without a variance.
+    Args:
+        states: At least two state dicts.
+
+    Returns:
+        Means and unbiased variances by name. Entries that are not floating point (counts) are
+        those of the last state dict, without a variance.
+
+    Example:
+        mean, variance = bayes.moments_of([nn.Linear(3, 2).state_dict() for _ in range(5)])
     """
     states = list(states)
     if len(states) < 2:  # noqa: PLR2004
@@ -133,8 +135,20 @@ def moments_of(states: Sequence[State]) -> tuple[dict[str, Tensor], dict[str, Te
     return mean, variance
 
 
+def _check_variances(variance_state: State, allowed: Collection[str]) -> None:
+    for name, variance in variance_state.items():
+        if not bool((variance >= 0).all()) or not bool(torch.isfinite(variance).all()):
+            raise ValueError(f"the variances of {name} are not finite numbers from zero")
+    left = [name for name, variance in variance_state.items()
+            if name not in allowed and bool((variance > 0).any())]  # fmt: skip
+    if left:
+        raise UnsupportedOperation(
+            f"what is no weight of a linear or convolutional layer cannot be random; pass "
+            f"fixed={left} to keep it at its mean"
+        )
+
+
 def _check_untied(model: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """No parameter of the layers is that of another layer as well (embeddings tie theirs)."""
     owners = Counter(id(one) for each in model.modules() for one in each.parameters(recurse=False))
     if any(owners[id(one)] > 1 for each in layers for one in each.parameters(recurse=False)):
         raise UnsupportedOperation(
@@ -143,14 +157,13 @@ def _check_untied(model: nn.Module, layers: Sequence[nn.Module]) -> None:
         )
 
 
-def _check_names(what: str, given: State, needed: State, known: State) -> None:
-    """All that is needed is there, nothing is unknown, and shapes are right."""
-    missing, strange = sorted(set(needed) - set(given)), sorted(set(given) - set(known))
-    if missing or strange:
+def _check_names(what: str, state: State, needed: State, known: State) -> None:
+    missing, unknown = sorted(set(needed) - set(state)), sorted(set(state) - set(known))
+    if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has {', '.join(strange)}, which the model has not"] if strange else []
+        parts += [f"has {', '.join(unknown)}, which the model has not"] if unknown else []
         raise ValueError(f"{what} {' and '.join(parts)}")
-    for name, value in given.items():
+    for name, value in state.items():
         if value.shape != known[name].shape:
             raise ValueError(
                 f"{what} has {name} of shape {tuple(value.shape)}, and the model of shape "
@@ -161,7 +174,6 @@ def _check_names(what: str, given: State, needed: State, known: State) -> None:
 def _bayesian(
     layer: nn.Module, prior: Prior | None, members: int | None, shared: bool
 ) -> BayesLayer:
-    """A Bayesian layer of the same shape."""
     assert isinstance(layer, REPLACED)
     if layer._forward_hooks or layer._forward_pre_hooks:
         raise UnsupportedOperation(
@@ -186,21 +198,12 @@ def _bayesian(
     )  # fmt: skip
 
 
-def _log_stddevs(layer: BayesLayer) -> Iterator[tuple[str, nn.Parameter]]:
-    yield "weight", layer.weight_log_stddev
-    if layer.bias_log_stddev is not None:
-        yield "bias", layer.bias_log_stddev
-
-
 @torch.no_grad()
-def _begin_at(made: BayesLayer, layer: nn.Module) -> None:
-    """Means at the weights of a layer, and prior and deviations around them for MOPED."""
-    pairs = [("weight", made.weight_mean, made.weight_log_stddev)]
-    if made.bias_mean is not None and made.bias_log_stddev is not None:
-        pairs.append(("bias", made.bias_mean, made.bias_log_stddev))
-    for name, mean, log_stddev in pairs:
+def _initialise(bayesian: BayesLayer, layer: nn.Module) -> None:
+    """Copy the weights to the means; for MOPED centre the prior there and scale the deviations."""
+    for name, mean, log_stddev in bayesian.named_moments():
         mean.copy_(getattr(layer, name))
-        if isinstance(made.prior, TrainedPrior):
+        if isinstance(bayesian.prior, TrainedPrior):
             centre = mean.detach().clone()
-            setattr(made, f"{name}_centre", centre)
-            log_stddev.copy_(made.prior.stddev(centre, made.members is not None).log())
+            setattr(bayesian, f"{name}_centre", centre)
+            log_stddev.copy_(bayesian.prior.stddev(centre, bayesian.members is not None).log())

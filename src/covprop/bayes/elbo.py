@@ -8,12 +8,10 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
+from covprop.bayes.layers import BayesLayer
 from covprop.bayes.likelihoods import Likelihood
-from covprop.bayes.prediction import EXACT, kl, predict
-from covprop.bayes.sampling import LocalReparametrisation, draws
-from covprop.bayes.weights import Weights
+from covprop.bayes.prediction import EXACT, Inference, LocalReparametrisation, draws, kl, predict
 from covprop.gaussian import Gaussian
-from covprop.methods import Method
 
 Schedule: TypeAlias = Callable[[int], float]
 """The weight of the divergence at a step of training."""
@@ -22,7 +20,15 @@ Schedule: TypeAlias = Callable[[int], float]
 @final
 @dataclass(frozen=True)
 class LinearAnnealing:
-    """The weight of the divergence grows from `start` to 1 within so many steps."""
+    """A weight of the divergence that grows linearly to 1.
+
+    Args:
+        steps: After how many steps of training it is 1.
+        start: The weight at step 0.
+
+    Example:
+        bayes.ELBO(bayes.Poisson(), data_size=1000, annealing=bayes.LinearAnnealing(500))
+    """
 
     steps: int
     start: float = 0.0
@@ -32,14 +38,14 @@ class LinearAnnealing:
             raise ValueError("annealing takes at least one step and starts between 0 and 1")
 
     def __call__(self, step: int) -> float:
-        """At this step, counted from 0."""
+        """Return the weight at a step, counted from 0."""
         return self.start + (1 - self.start) * min(1.0, step / self.steps)
 
 
 @final
 @dataclass(frozen=True)
 class Terms:
-    """What an ELBO is made of, for each member of an ensemble (members,) or for one network ()."""
+    """The terms of an ELBO, for each member of an ensemble (members,) or for one network ()."""
 
     loss: Tensor
     """To minimise: a scalar, the sum over members, which do not share parameters."""
@@ -48,7 +54,7 @@ class Terms:
     kl: Tensor
     """Divergence of the weights from the prior, of all of them together."""
     kl_weight: float
-    """By which the loss multiplied it: annealing times temperature."""
+    """The factor of the divergence in the loss: annealing times temperature."""
     data_size: int | Tensor
 
     @property
@@ -57,14 +63,9 @@ class Terms:
         return self.expected_log_prob - self.kl / self.data_size
 
     def record(self) -> dict[str, float]:
-        """Numbers for a log, averaged over members."""
-        terms = {
-            "loss": self.loss,
-            "elbo": self.elbo,
-            "expected_log_prob": self.expected_log_prob,
-            "kl": self.kl,
-        }
-        averages = {name: float(term.detach().mean()) for name, term in terms.items()}
+        """Return numbers for a log, averaged over members."""
+        names = ("loss", "elbo", "expected_log_prob", "kl")
+        averages = {name: float(getattr(self, name).detach().mean()) for name in names}
         return averages | {"kl_weight": self.kl_weight}
 
 
@@ -73,22 +74,30 @@ class Terms:
 class ELBO:
     """The evidence lower bound for one datum: mean E[log p(t | f)] - KL / data_size.
 
-    data_size is the number of data that the network is trained on, not that of a batch; members of
-    an ensemble may have their own, (members,). Without Bayesian layers the divergence is zero, and
-    for uncertain inputs this is probabilistic training as of Gast & Roth.
+    Without Bayesian layers the divergence is zero, and for uncertain inputs this is probabilistic
+    training as of Gast & Roth.
+
+    Args:
+        likelihood: The distribution p(t | f) of the target given the outputs.
+        data_size: The number of training data, not that of a batch; members of an ensemble may have
+            their own, (members,).
+        annealing: The weight of the divergence at each step, 1 by default.
+        likelihood_temperature: T, for the likelihood p^(1/T).
+        kl_temperature: A factor of the divergence; below 1 the posterior is cold.
+        log: Called with the terms of every call, as numbers: a list's append, or your own writer.
+
+    Example:
+        elbo = bayes.ELBO(bayes.HomoskedasticGaussian(), data_size=100)
+        elbo(bayes.BayesLinear(3, 1), torch.ones(10, 3), torch.ones(10)).loss.backward()
     """
 
     likelihood: Likelihood
     data_size: int | Tensor
     _: KW_ONLY
     annealing: Schedule | None = None
-    """The weight of the divergence at each step; 1 at all of them if None."""
     likelihood_temperature: float = 1.0
-    """T: the likelihood is p^(1/T)."""
     kl_temperature: float = 1.0
-    """T: the divergence counts T times; below 1 the posterior is cold."""
     log: Callable[[dict[str, float]], object] | None = None
-    """Is given the terms of every call, as numbers: a list's append, or a writer of your own."""
 
     def __post_init__(self) -> None:
         size = self.data_size
@@ -101,54 +110,47 @@ class ELBO:
             raise ValueError("the likelihood's temperature is positive, the KL's not negative")
 
     def __call__(
-        self,
-        model: nn.Module,
-        x: Tensor | Gaussian,
-        target: Tensor,
-        method: Method | LocalReparametrisation = EXACT,
-        *,
-        step: int = 0,
-        weight: Tensor | None = None,
-    ) -> Terms:
-        """The terms for a batch.
+        self, model: nn.Module, x: Tensor | Gaussian, target: Tensor, method: Inference = EXACT,
+        *, step: int = 0, weight: Tensor | None = None,
+    ) -> Terms:  # fmt: skip
+        """Return the terms for a batch.
 
-        method: how outputs are found, see `bayes.predict`; step: for annealing; weight (*batch):
-        how much each datum counts, as where batches of different sizes are padded.
+        Args:
+            model: The network.
+            x: Inputs, as in `bayes.predict`.
+            target: Targets of the batch.
+            method: As in `bayes.predict`.
+            step: The step of training, for annealing.
+            weight: How much each datum counts, (*batch), as where batches are padded.
         """
         log_prob = self.log_likelihood(model, x, target, method)  # (*members, batch)
         return self.combine(log_prob, self.divergence(model), step=step, weight=weight)
 
     def divergence(self, model: nn.Module) -> Tensor:
-        """KL of the weights of a model, zero for one without Bayesian layers."""
-        random = any(isinstance(layer, Weights) for layer in model.modules())
+        """Return the KL of the weights of a model, zero for one without Bayesian layers."""
+        random = any(isinstance(layer, BayesLayer) for layer in model.modules())
         return kl(model) if random else torch.zeros(())
 
     def log_likelihood(
-        self,
-        model: nn.Module,
-        x: Tensor | Gaussian,
-        target: Tensor,
-        method: Method | LocalReparametrisation = EXACT,
+        self, model: nn.Module, x: Tensor | Gaussian, target: Tensor, method: Inference = EXACT
     ) -> Tensor:
-        """E[log p(t | f)] of every datum: from the moments of the outputs, or averaged draws."""
+        """Return E[log p(t | f)] of every datum, from moments of the outputs or from draws."""
         if isinstance(method, LocalReparametrisation):
             values = draws(model, x, method.samples, method.generator)
             return self.likelihood.log_prob(values, target).mean(0)
-        output = predict(model, x, method)
-        return self.likelihood.expected_log_prob(output, target)
+        return self.likelihood.expected_log_prob(predict(model, x, method), target)
 
     def combine(
         self, log_prob: Tensor, divergence: Tensor, *, step: int = 0, weight: Tensor | None = None
     ) -> Terms:
-        """The terms from E[log p(t | f)] of each datum (*members, batch) and KL (*members,)."""
+        """Combine E[log p(t | f)] of each datum (*members, batch) and KL (*members,)."""
         if weight is None:
             expected = log_prob.mean(-1)
         else:
             expected = (weight * log_prob).sum(-1) / weight.expand(log_prob.shape).sum(-1)
         divergence = divergence.to(expected).expand(expected.shape)
         anneal = 1.0 if self.annealing is None else self.annealing(step)
-        kl_weight = anneal * self.kl_temperature
-        size = self.data_size
+        kl_weight, size = anneal * self.kl_temperature, self.data_size
         each = kl_weight * divergence / size - expected / self.likelihood_temperature
         terms = Terms(each.sum(), expected, divergence, kl_weight, size)
         if self.log is not None:

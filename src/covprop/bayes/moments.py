@@ -7,125 +7,108 @@ Where the same weights are used in several positions, outputs of one channel o s
 with t(p) the input that weight t meets in position p. Nothing is added between channels.
 """
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.bayes.geometry import Dot, Geometry
-from covprop.bayes.weights import Weights
-from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, Sketch, Zero
-from covprop.covariance.base import symmetric
+from covprop.bayes.layers import BayesLayer, BayesLinear, random_linear
+from covprop.covariance import Covariance, LinearMap
 from covprop.errors import UnsupportedOperation
-from covprop.tensor import GaussianTensor
+from covprop.flow.table import TWICE, Kind, rule
+from covprop.flow.tensor import GaussianTensor
 
 GATHERED = 2**22
 """Entries of covariances between taps that are gathered at a time."""
 
 
-def propagated(x: GaussianTensor, geometry: Geometry, weights: Weights) -> GaussianTensor:
-    """Mean, covariance and ties of the output; the noise of the weights is new."""
-    members = weights.members is not None
-    loc = geometry.apply(x.loc, weights.weight_mean, weights.bias_mean, members)
-    # Made when it is needed, and without x, which would live as long as its result.
-    linear = partial(linear_map, x.event_shape, geometry, weights)
-    covariance: Covariance
-    if x.method.variances_only:
-        noise = _independent_noise(x, geometry, weights)
-        covariance = Diagonal(linear().variances(x.covariance.diagonal()) + noise, assumed=True)
-    elif geometry.positions(weights.kernel, x.event_shape) == 1:
-        covariance = _of_one_position(x, loc, geometry, weights, linear)
-    elif isinstance(x.covariance, Sketch):
-        raise UnsupportedOperation(
-            "random weights that are used in several places have no rule with cp.Sketched; use "
-            "cp.Exact() or cp.MonteCarlo()"
-        )
-    else:
-        x.expect(loc)
-        shared = geometry.blocks(_shared_noise(x, geometry, weights))
-        if not isinstance(x.covariance, Zero):
-            shared = shared + x.covariance.push(linear()).matrix()
-        covariance = Dense(symmetric(shared))
-    return x.replace(loc, covariance, transfer=lambda cross: linear()(cross.mT).mT)
+def at_means(input: Tensor, _weight: Tensor, layer: BayesLayer) -> Tensor:
+    """Apply a layer with its mean weights."""
+    return layer.linear(input, layer.weight_mean, layer.bias_mean)
 
 
-def linear_map(event_shape: torch.Size, geometry: Geometry, weights: Weights) -> LinearMap:
-    """The mean weights as a map of the event."""
-    mean = weights.weight_mean
-    if weights.members is None:
-        return geometry.linear(mean, event_shape)
-    return LinearMap(
-        lambda v: geometry.apply(v, mean, None, members=True), event_shape, leading=True,
-        squared=lambda v: geometry.apply(v, mean.square(), None, members=True),
-    )  # fmt: skip
+def weights_of(_input: Tensor, _weight: Tensor, layer: BayesLayer) -> object:
+    """Identify the weights of a layer, unless it is declared to be used several times."""
+    return None if layer.shared else layer.weight_mean
 
 
-def _of_one_position(
-    x: GaussianTensor,
-    loc: Tensor,
-    geometry: Geometry,
-    weights: Weights,
-    linear: Callable[[], LinearMap],
-) -> Covariance:
-    """Every weight meets one input, so that what it adds is independent."""
-    noise = _independent_noise(x, geometry, weights)
-    if isinstance(x.covariance, Zero):
-        return Diagonal(noise)
-    if isinstance(x.covariance, Sketch):
-        return x.covariance.push(linear()).plus(noise)
-    if isinstance(x.covariance, Diagonal) and isinstance(geometry, Dot):
-        members = weights.members is not None
-        rows = loc.itemsize * loc.numel() * max(loc.shape[-1], x.loc.shape[-1])
-        x.lineage.expect(rows)
-        mean = weights.weight_mean[:, None] if members else weights.weight_mean
-        matrix = geometry.apply(  # W V W^T, without the matrix V
-            mean * x.covariance.values[..., None, :], weights.weight_mean, None, members
-        )
-    else:
-        x.expect(loc)
-        matrix = x.covariance.push(linear()).matrix()
-    return Dense(symmetric(matrix + torch.diag_embed(noise)))
+@rule(random_linear, kind=Kind.RANDOM_WEIGHTS, weights=weights_of)
+def random_linear_rule(
+    _function: Any, input: GaussianTensor, weight: Tensor, layer: BayesLayer
+) -> GaussianTensor:
+    """Propagate moments through a layer, whose weights may enter a pass once."""
+    layer.check_input(input.loc, len(input.batch_shape))
+    if not layer.shared and not input.lineage.claim(layer.weight_mean):
+        raise UnsupportedOperation(TWICE)
+    loc = at_means(input.loc, weight, layer)
+    weights = RandomWeights(layer, input.event_shape, len(input.batch_shape))
+    return GaussianTensor(loc, input.carrier.random_linear(loc, input.flat, weights))
 
 
-def _independent_noise(x: GaussianTensor, geometry: Geometry, weights: Weights) -> Tensor:
-    """sum_j Var(W_ij) E[x_j^2] + Var(b_i), flat."""
-    second = x.loc.square()
-    if not isinstance(x.covariance, Zero):
-        second = second + x.covariance.diagonal().reshape(x.loc.shape)
-    noise = geometry.apply(
-        second, weights.weight_variance, weights.bias_variance, weights.members is not None
-    )
-    batch = len(x.batch_shape)
-    return noise if noise.dim() == batch + 1 else noise.flatten(batch)
+@final
+@dataclass(frozen=True)
+class RandomWeights:
+    """A layer on events of a shape: a `covprop.flow.carrier.RandomLinear`."""
 
+    layer: BayesLayer
+    event_shape: torch.Size
+    batch_dims: int
 
-def _shared_noise(x: GaussianTensor, geometry: Geometry, weights: Weights) -> Tensor:
-    """What weights add between the positions of each output, (*batch, out, p, q)."""
-    batch = x.batch_shape
-    taps = geometry.taps(weights.kernel, x.event_shape)  # (groups * t, places)
-    variance = weights.weight_variance.flatten(-weights.kernel.dim() + 1)  # (*members, out, t)
-    groups = len(taps) // variance.shape[-1]
-    variance = variance.unflatten(-2, (groups, -1))  # (*members, groups, out, t)
-    if weights.members is not None:
-        variance = variance[:, None]
-    mean = x.loc.reshape(*batch, x.event_shape.numel())
-    met = F.pad(mean, (1, 0))[..., taps].unflatten(-2, (groups, -1))  # (*batch, groups, t, p)
-    weighted = variance[..., None] * met[..., None, :, :]  # (*batch, groups, out, t, p)
-    total = weighted.mT @ met[..., None, :, :]  # (*batch, groups, out, p, q)
-    if isinstance(x.covariance, Diagonal):
-        # A weight meets the same input in one position only.
-        spread = F.pad(x.covariance.values, (1, 0))[..., taps].unflatten(-2, (groups, -1))
-        total = total + torch.diag_embed(variance @ spread)
-    elif not isinstance(x.covariance, Zero):
-        total = total + _between_taps(x.covariance.matrix(), taps, variance)
-    total = total.flatten(-4, -3)
-    if weights.bias_mean is None:
-        return total
-    offset = weights.bias_variance
-    assert offset is not None
-    return total + (offset if weights.members is None else offset[:, None])[..., None, None]
+    @property
+    def shared(self) -> bool:
+        """Whether a weight meets inputs of several positions."""
+        return self.layer.positions(self.event_shape) > 1
+
+    def mean_map(self) -> LinearMap:
+        """The mean weights as a map of the event."""
+        return self.layer.linear_map(self.event_shape)
+
+    def independent_noise(self, second_moment: Tensor) -> Tensor:
+        """sum_j Var(W_ij) E[x_j^2] + Var(b_i), flat."""
+        layer, batch = self.layer, self.batch_dims
+        squares = second_moment.reshape(*second_moment.shape[:batch], *self.event_shape)
+        noise = layer.linear(squares, layer.weight_variance, layer.bias_variance)
+        return noise if noise.dim() == batch + 1 else noise.flatten(batch)
+
+    def congruence(self, covariance: Covariance) -> Tensor | None:
+        """W V W^T of independent features, without the matrix V."""
+        layer = self.layer
+        if not (covariance.independent and isinstance(layer, BayesLinear)):
+            return None
+        mean = layer.weight_mean if layer.members is None else layer.weight_mean[:, None]
+        return layer.linear(mean * covariance.diagonal()[..., None, :], layer.weight_mean)
+
+    def shared_noise(self, mean: Tensor, covariance: Covariance) -> Tensor:
+        """What weights add between the positions p, q of each output, (*batch, m, m)."""
+        layer = self.layer
+        taps = layer.taps(self.event_shape)  # (groups * t, places)
+        variance, offset = layer.weight_variance, layer.bias_variance
+        variance = variance.flatten(-layer.kernel.dim() + 1)  # (*members, out, t)
+        groups = len(taps) // variance.shape[-1]
+        variance = variance.unflatten(-2, (groups, -1))  # (*members, groups, out, t)
+        if layer.members is not None:
+            variance = variance[:, None]
+            offset = None if offset is None else offset[:, None]
+
+        def met(values: Tensor) -> Tensor:
+            return F.pad(values, (1, 0))[..., taps].unflatten(-2, (groups, -1))
+
+        inputs = met(mean)[..., None, :, :]
+        total = (variance[..., None] * inputs).mT @ inputs  # (*batch, groups, out, p, q)
+        if covariance.independent:
+            # A weight meets the same input in one position only.
+            total = total + torch.diag_embed(variance @ met(covariance.diagonal()))
+        else:
+            total = total + _between_taps(covariance.matrix(), taps, variance)
+        total = total.flatten(-4, -3)  # (*batch, out, p, q)
+        if offset is not None:
+            total = total + offset[..., None, None]
+        full = torch.diag_embed(total.movedim(-3, -1)).movedim(-2, -3)  # (*batch, p, out, q, out)
+        if not isinstance(layer, BayesLinear):  # convolutions have channels before places
+            full = full.transpose(-4, -3).transpose(-2, -1)
+        return full.flatten(-4, -3).flatten(-2)
 
 
 def _between_taps(matrix: Tensor, taps: Tensor, variance: Tensor) -> Tensor:
@@ -134,12 +117,12 @@ def _between_taps(matrix: Tensor, taps: Tensor, variance: Tensor) -> Tensor:
     padded = F.pad(matrix, (1, 0, 1, 0))
     index = taps.unflatten(0, (groups, each))  # (groups, t, places)
     entries = matrix[..., 0, 0].numel() * groups * places**2
-    total: Tensor | None = None
     step = max(1, GATHERED // max(1, entries))
+    total: Tensor | None = None
     for start in range(0, each, step):
         part = index[:, start : start + step]
-        found = padded[..., part[..., :, None], part[..., None, :]]  # (*batch, groups, t, p, q)
-        share = variance[..., start : start + step] @ found.flatten(-2)
+        gathered = padded[..., part[..., :, None], part[..., None, :]]  # (*batch, groups, t, p, q)
+        share = variance[..., start : start + step] @ gathered.flatten(-2)
         total = share if total is None else total + share
     assert total is not None
     return total.unflatten(-1, (places, places))

@@ -6,27 +6,49 @@ KL(N(m, s^2) || N(c, p^2)) = log(p / s) + (s^2 + (m - c)^2) / (2 p^2) - 1/2 for 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
-from covprop.bayes.mixture import expected_bump
+from covprop.kernels.gradients import first_order
+from covprop.kernels.normal import SQRT_2PI
+from covprop.kernels.polynomials import unit_interval
 
 HE = 2.0
 """He et al. (2015): the variance of a weight times its fan-in that keeps the size of ReLU units."""
 WIDE = 4.0
 """How much larger than He's the variance of the wide prior is: twice the standard deviation."""
 LEAST_RATIO = 0.1
-"""Of the root mean square of the trained weights: the size below which none is taken."""
+"""The smallest size of a trained weight, relative to the root mean square of its layer."""
+NODES = 96
+"""Gauss-Legendre nodes: the error is below 1e-8 for components of any two widths."""
+REACH = 9.0
+"""Standard deviations of the posterior, on either side, over which to integrate."""
+NEGLIGIBLE = 28.0
+"""Minus the logarithm of the bump where the integral is cut off."""
+TOGETHER = 2**20
+"""Evaluations at a time."""
 
 
 @final
 @dataclass(frozen=True)
 class Posterior:
-    """A factorised Gaussian over the weights, or the biases, of a layer; members lead if there are.
+    """A factorised Gaussian over the weights, or over the biases, of a layer.
 
-    centre: where the prior is centred, if it is not at zero.
+    Args:
+        mean: Of every weight; members lead if there are any.
+        log_stddev: Logarithms of the standard deviations, in the same shape.
+        fan_in: Inputs of one output of the layer.
+        fan_out: Outputs of one input of the layer.
+        members: Whether the first dimension is that of members.
+        centre: Where the prior is centred, if not at zero.
+
+    Example:
+        mean = torch.zeros(2, 3)
+        bayes.HePrior().divergence(bayes.Posterior(mean, mean - 1, fan_in=3, fan_out=2))
     """
 
     mean: Tensor
@@ -36,8 +58,13 @@ class Posterior:
     members: bool = False
     centre: Tensor | None = None
 
+    @property
+    def count(self) -> int:
+        """The number of weights of one network."""
+        return self.mean[0].numel() if self.members else self.mean.numel()
+
     def total(self, each: Tensor) -> Tensor:
-        """The sum over weights: one number, or (members,)."""
+        """Sum over weights: one number, or (members,)."""
         return each.flatten(1).sum(1) if self.members else each.sum()
 
     @property
@@ -51,75 +78,104 @@ class Posterior:
 
     def divergence_from(self, stddev: float) -> Tensor:
         """KL from N(c, stddev^2), summed; few operations, because training steps are short."""
-        count = self.mean[0].numel() if self.members else self.mean.numel()
         weighted = self.second_moment() * (0.5 / stddev**2) - self.log_stddev
-        return self.total(weighted) + count * (math.log(stddev) - 0.5)
+        return self.total(weighted) + self.count * (math.log(stddev) - 0.5)
 
 
 class Prior(ABC):
-    """What weights are before data: a divergence for each layer's weights and biases."""
+    """The distribution of weights before data: a divergence for each layer's weights and biases.
+
+    Example:
+        class Narrow(bayes.Prior):
+            def divergence(self, posterior):
+                return posterior.divergence_from(0.1)
+    """
 
     @abstractmethod
     def divergence(self, posterior: Posterior) -> Tensor:
-        """KL(posterior || prior), or what stands for it: one number, or (members,)."""
+        """KL(posterior || prior), or a stand-in for it: one number, or (members,)."""
 
 
-def _positive(name: str, value: float) -> None:
+class _GaussianPrior(Prior, ABC):
+    @abstractmethod
+    def _stddev(self, posterior: Posterior) -> float: ...
+
+    def divergence(self, posterior: Posterior) -> Tensor:
+        """KL(posterior || prior) in closed form: one number, or (members,)."""
+        return posterior.divergence_from(self._stddev(posterior))
+
+
+def _check_positive(name: str, value: float) -> None:
     if not value > 0 or not math.isfinite(value):
         raise ValueError(f"{name} is a positive number, not {value}")
 
 
 @final
 @dataclass(frozen=True)
-class FixedPrior(Prior):
-    """N(0, stddev^2) for every weight and bias."""
+class FixedPrior(_GaussianPrior):
+    """N(0, stddev^2) for every weight and bias.
+
+    Args:
+        stddev: The standard deviation.
+
+    Example:
+        bayes.BayesLinear(3, 2, prior=bayes.FixedPrior(0.5))
+    """
 
     stddev: float = 1.0
 
     def __post_init__(self) -> None:
-        """A deviation is positive."""
-        _positive("the stddev of a prior", self.stddev)
+        _check_positive("the stddev of a prior", self.stddev)
 
-    def divergence(self, posterior: Posterior) -> Tensor:
-        """In closed form."""
-        return posterior.divergence_from(self.stddev)
+    def _stddev(self, posterior: Posterior) -> float:  # noqa: ARG002
+        return self.stddev
 
 
 @final
 @dataclass(frozen=True)
-class HePrior(Prior):
-    """N(0, 2 / fan_in): networks of ReLUs neither grow nor shrink with depth."""
+class HePrior(_GaussianPrior):
+    """N(0, 2 / fan_in): networks of ReLUs neither grow nor shrink with depth (He et al. 2015).
 
-    def divergence(self, posterior: Posterior) -> Tensor:
-        """In closed form."""
-        return posterior.divergence_from(math.sqrt(HE / posterior.fan_in))
+    Example:
+        bayes.BayesLinear(3, 2, prior=bayes.HePrior())
+    """
+
+    def _stddev(self, posterior: Posterior) -> float:
+        return math.sqrt(HE / posterior.fan_in)
 
 
 @final
 @dataclass(frozen=True)
-class WideHePrior(Prior):
-    """N(0, widening * 2 / fan_in), four times He's variance if not said otherwise."""
+class WideHePrior(_GaussianPrior):
+    """N(0, widening * 2 / fan_in).
+
+    Args:
+        widening: The variance in units of He's.
+
+    Example:
+        bayes.BayesLinear(3, 2, prior=bayes.WideHePrior(widening=2.0))
+    """
 
     widening: float = WIDE
 
     def __post_init__(self) -> None:
-        """A factor is positive."""
-        _positive("the widening of a prior", self.widening)
+        _check_positive("the widening of a prior", self.widening)
 
-    def divergence(self, posterior: Posterior) -> Tensor:
-        """In closed form."""
-        return posterior.divergence_from(math.sqrt(self.widening * HE / posterior.fan_in))
+    def _stddev(self, posterior: Posterior) -> float:
+        return math.sqrt(self.widening * HE / posterior.fan_in)
 
 
 @final
 @dataclass(frozen=True)
-class XavierPrior(Prior):
-    """N(0, 2 / (fan_in + fan_out)), of Glorot & Bengio (2010)."""
+class XavierPrior(_GaussianPrior):
+    """N(0, 2 / (fan_in + fan_out)), of Glorot & Bengio (2010).
 
-    def divergence(self, posterior: Posterior) -> Tensor:
-        """In closed form."""
-        fans = posterior.fan_in + posterior.fan_out
-        return posterior.divergence_from(math.sqrt(2 / fans))
+    Example:
+        bayes.BayesLinear(3, 2, prior=bayes.XavierPrior())
+    """
+
+    def _stddev(self, posterior: Posterior) -> float:
+        return math.sqrt(2 / (posterior.fan_in + posterior.fan_out))
 
 
 @final
@@ -127,8 +183,15 @@ class XavierPrior(Prior):
 class ScaleMixturePrior(Prior):
     """share N(0, wide^2) + (1 - share) N(0, narrow^2), of Blundell et al. (2015).
 
-    narrow must be the smaller. There is no closed form; quadrature (`mixture.py`) finds the
-    divergence to 1e-8.
+    There is no closed form of the divergence; quadrature finds it to 1e-8.
+
+    Args:
+        share: The weight of the wide component, between 0 and 1.
+        wide: Its standard deviation.
+        narrow: The standard deviation of the other one, which must be smaller.
+
+    Example:
+        bayes.BayesLinear(3, 2, prior=bayes.ScaleMixturePrior(share=0.25))
     """
 
     share: float = 0.5
@@ -136,21 +199,66 @@ class ScaleMixturePrior(Prior):
     narrow: float = math.exp(-6)
 
     def __post_init__(self) -> None:
-        """A share and two deviations."""
         if not 0 < self.share < 1:
             raise ValueError(f"the share of the wide component is between 0 and 1: {self.share}")
-        _positive("the narrow stddev", self.narrow)
+        _check_positive("the narrow stddev", self.narrow)
         if not self.narrow < self.wide < math.inf:
             raise ValueError(f"narrow {self.narrow} is to be less than wide {self.wide}")
 
     def divergence(self, posterior: Posterior) -> Tensor:
-        """From the wide component in closed form, less the bump that the narrow one makes."""
+        """KL from the wide component in closed form, less the bump that the narrow one adds.
+
+        The logarithm of the mixture is that of the wide component, a quadratic, and a bump,
+        softplus(b - d w^2 / 2), b = log((1 - s) wide / (s narrow)), d = 1/narrow^2 - 1/wide^2.
+        """
         height = math.log((1 - self.share) * self.wide / (self.share * self.narrow))
         decay = 1 / self.narrow**2 - 1 / self.wide**2
         stddev = torch.exp(posterior.log_stddev)
-        bump = posterior.total(expected_bump(posterior.distance, stddev, height, decay))
-        count = _count(posterior)
-        return posterior.divergence_from(self.wide) - bump - count * math.log(self.share)
+        bump = posterior.total(_ExpectedBump.apply(posterior.distance, stddev, height, decay))
+        wide = posterior.divergence_from(self.wide)
+        return wide - bump - posterior.count * math.log(self.share)
+
+
+class _ExpectedBump(Function):
+    """E softplus(height - decay w^2 / 2) for w ~ N(mean, stddev^2), element by element."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, stddev: Tensor, height: float, decay: float) -> Tensor:
+        means, stddevs = mean.detach().flatten().double(), stddev.detach().flatten().double()
+        step = max(1, TOGETHER // NODES)
+        parts = [
+            torch.stack(_integrals(m, s, height, decay))
+            for m, s in zip(means.split(step), stddevs.split(step), strict=True)
+        ]
+        value, by_mean, by_stddev = torch.cat(parts, -1).to(mean.dtype).unbind()
+        ctx.save_for_backward(by_mean.reshape(mean.shape), by_stddev.reshape(mean.shape))
+        return value.reshape(mean.shape)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        by_mean, by_stddev = ctx.saved_tensors
+        return gradient * by_mean, gradient * by_stddev, None, None
+
+
+def _integrals(
+    mean: Tensor, stddev: Tensor, height: float, decay: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """E[f(w)], E[f'(w)] and E[f'(w) (w - m) / s], the derivatives by m and by s.
+
+    The interval is where neither the bump nor the posterior is negligible, so that a posterior
+    much wider or much narrower than the bump does not miss it.
+    """
+    nodes, weights = mean.new_tensor(unit_interval(NODES)).T[..., None]
+    edge = math.sqrt(2 * (max(height, 0.0) + NEGLIGIBLE) / decay)
+    low = (mean - REACH * stddev).clamp(-edge, edge)
+    high = (mean + REACH * stddev).clamp(-edge, edge)
+    w = low + (high - low) * nodes  # (nodes, n)
+    z = (w - mean) / stddev
+    mass = torch.exp(-z.square() / 2) * (weights * (high - low) / (SQRT_2PI * stddev))
+    level = height - decay / 2 * w.square()
+    slope = -decay * w * torch.sigmoid(level)
+    return (mass * F.softplus(level)).sum(0), (mass * slope).sum(0), (mass * slope * z).sum(0)
 
 
 @final
@@ -158,39 +266,40 @@ class ScaleMixturePrior(Prior):
 class EmpiricalBayes(Prior):
     """N(0, v) with a variance v of its own for the weights, and for the biases, of every layer.
 
-    v has an inverse-gamma hyperprior (shape a, scale b) and is at its optimum, in closed form, as
-    in Wu et al. (2019):  v = (2 b + sum E w^2) / (2 a + 2 + count).  The divergence is
-    KL(q || N(0, v)) - log p(v), so that v minimises it and gradients need not know of v.
+    v has an inverse-gamma hyperprior and is at its optimum, in closed form (Wu et al. 2019):
+    v = (2 b + sum E w^2) / (2 a + 2 + count).  The divergence is KL(q || N(0, v)) - log p(v), so
+    that v minimises it and gradients need not pass through v.
+
+    Args:
+        shape: a of the inverse gamma.
+        scale: b of the inverse gamma.
+
+    Example:
+        bayes.BayesLinear(3, 2, prior=bayes.EmpiricalBayes())
     """
 
     shape: float = 4.4798
     scale: float = 10.0
 
     def __post_init__(self) -> None:
-        """Both are positive."""
-        _positive("the shape of the inverse gamma", self.shape)
-        _positive("the scale of the inverse gamma", self.scale)
+        _check_positive("the shape of the inverse gamma", self.shape)
+        _check_positive("the scale of the inverse gamma", self.scale)
 
     def variance(self, posterior: Posterior) -> Tensor:
-        """The best variance: one number, or (members,)."""
+        """Return the best variance: one number, or (members,)."""
         return self._best(posterior, posterior.total(posterior.second_moment()))
 
     def divergence(self, posterior: Posterior) -> Tensor:
-        """In closed form, at the best variance."""
+        """KL(q || N(0, v)) - log p(v) at the best variance, in closed form."""
         second = posterior.total(posterior.second_moment())
         best = self._best(posterior, second)
-        count = _count(posterior)
-        given = second / (2 * best) - posterior.total(posterior.log_stddev)
-        given = given + count / 2 * (best.log() - 1)
+        kl = second / (2 * best) - posterior.total(posterior.log_stddev)
+        kl = kl + posterior.count / 2 * (best.log() - 1)
         hyper = -(self.shape + 1) * best.log() - self.scale / best
-        return given - hyper - (self.shape * math.log(self.scale) - math.lgamma(self.shape))
+        return kl - hyper - (self.shape * math.log(self.scale) - math.lgamma(self.shape))
 
     def _best(self, posterior: Posterior, second: Tensor) -> Tensor:
-        return (second + 2 * self.scale) / (2 * self.shape + 2 + _count(posterior))
-
-
-def _count(posterior: Posterior) -> int:
-    return posterior.mean[0].numel() if posterior.members else posterior.mean.numel()
+        return (second + 2 * self.scale) / (2 * self.shape + 2 + posterior.count)
 
 
 @final
@@ -200,23 +309,28 @@ class TrainedPrior(Prior):
 
     A weight below a tenth of the root mean square of its layer's has the deviation of that tenth:
     one that happens to be zero would otherwise be fixed there.
+
+    Args:
+        ratio: The standard deviation in units of the trained weight.
+
+    Example:
+        model = bayes.to_bayesian(nn.Linear(3, 2), prior=bayes.TrainedPrior(0.1))
     """
 
     ratio: float = 0.1
 
     def __post_init__(self) -> None:
-        """A ratio is positive."""
-        _positive("the ratio of deviations to weights", self.ratio)
+        _check_positive("the ratio of deviations to weights", self.ratio)
 
     def stddev(self, centre: Tensor, members: bool) -> Tensor:
-        """Of every weight, from where it was trained to."""
+        """Return the standard deviation of every weight from its trained value."""
         dims = tuple(range(int(members), centre.dim()))
         size = centre.square().mean(dims, keepdim=True).sqrt()
         size = torch.where(size > 0, size, 1)  # all weights zero: biases that were reset
         return self.ratio * torch.maximum(centre.abs(), LEAST_RATIO * size)
 
     def divergence(self, posterior: Posterior) -> Tensor:
-        """In closed form."""
+        """KL(posterior || prior) in closed form: one number, or (members,)."""
         if posterior.centre is None:
             raise ValueError(
                 "TrainedPrior is centred at trained weights, and this layer has none; make it with "

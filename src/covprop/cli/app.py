@@ -1,33 +1,32 @@
-"""The commands of `covprop`: what they are called with, and who answers."""
+"""The commands of `covprop`: their options, and who computes their results."""
 
+import dataclasses
 import functools
+import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import Annotated, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from covprop.cli import (
-    comparing,
-    demonstration,
-    doctor,
-    options,
-    output,
-    planning,
-    propagation,
-    reporting,
-)
+from covprop.cli import doctor, propagation
 from covprop.cli import robustness as deciding
-from covprop.cli.answers import Answer
-from covprop.cli.gaussians import Input
-from covprop.cli.methods import method
-from covprop.cli.question import asked
-from covprop.cli.refusals import ExitCode
+from covprop.cli.output import WRITERS, ExitCode, Refusal, Result, check_writable, write_moments
+from covprop.cli.request import (
+    METHOD_NAMES,
+    MOST_SAMPLES,
+    Request,
+    method,
+    read_request,
+    running,
+)
+from covprop.diagnostics.compare import SAMPLES as DEFAULT_SAMPLES
+from covprop.propagate import plan as plan_of
 from covprop.ranks import Ranks
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from covprop.robustness.analysis import SAMPLES as ANALYSIS_SAMPLES
 
 app = typer.Typer(
     name="covprop",
@@ -39,16 +38,57 @@ app = typer.Typer(
     "4 a process lost, 130 interrupted.",
 )
 
+METHOD = f"One of {METHOD_NAMES}."
+METHODS = f"Of {METHOD_NAMES}; may be given several times, and the first is judged. All by default."
+OUT = "Write the moments: .npz, .pt or .json."
+SAMPLES = "Of the network, to check with."
+REFERENCE_SAMPLES = (
+    "Plain ones, for the reference; by default a control variate where it takes fewer, and else "
+    f"{DEFAULT_SAMPLES:,}."
+)
+TOLERANCE = (
+    "Exit with 3 if the first method's mean is off by more than this many standard deviations, or "
+    "its covariance by more than this share."
+)
+LABEL = "The class to keep, N or N,N,... or a file of them; by default the network's own decision."
+PROBABILITY = "With which the noise budget keeps the label."
+REQUIRED = "Exit with 3 if a label is kept with less than this."
+RADIUS = "Of the attack by PGD; by default the noise's length."
+NORM = "In which the attack is bounded."
+SEED = "Of everything that is drawn."
+PAGE = "The page that it ends with."
 
-def undisturbed(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """What a model prints goes to standard error: standard output is for the answer."""
+Reader: TypeAlias = Callable[[], Request]
+MethodName = Annotated[str, typer.Option("--method", metavar="NAME", help=METHOD)]
+Report = Annotated[str | None, typer.Option(metavar="FILE.html", help="Write a page with figures.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help=SEED)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
+
+
+def with_request(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command the options of `read_request`, and as its second argument what reads them.
+
+    A command reads when its own options are known to be good. Meanwhile what a model prints goes
+    to standard error: standard output is for the result.
+    """
 
     @functools.wraps(command)
-    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def wrapped(context: typer.Context, **values: Any) -> Result:
+        read = functools.partial(read_request, **{name: values.pop(name) for name in shared})
         with redirect_stdout(sys.stderr):
-            return command(*args, **kwargs)
+            return command(context, read, **values)
 
+    shared = inspect.signature(read_request).parameters
+    context, _, *own = inspect.signature(command).parameters.values()
+    parameters = [context, *shared.values(), *own]
+    keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    wrapped.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {item.name: item.annotation for item in parameters}
     return wrapped
+
+
+def _page(report: str | None) -> Path | None:
+    return None if report is None else check_writable(report, (".html",), "--report")
 
 
 @app.callback()
@@ -64,149 +104,139 @@ def covprop(
 
 
 @app.command()
-@undisturbed
+@with_request
 def propagate(
     context: typer.Context,
-    model: options.ModelName,
-    mean: options.Mean,
-    covariance: options.Covariance = None,
-    stddev: options.Stddev = None,
-    method_name: options.MethodName = "exact",
-    out: options.Out = None,
-    report: options.Report = None,
-    batch_dims: options.BatchDims = 0,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    which: options.Output = None,
-    allow_pickle: options.AllowPickle = False,
-    seed: options.Seed = 0,
-    as_json: options.Json = False,
-) -> Answer:
+    read: Reader,
+    method_name: MethodName = "exact",
+    out: Annotated[str | None, typer.Option(metavar="FILE", help=OUT)] = None,
+    report: Report = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> Result:
     """Mean and covariance of the output for a Gaussian input."""
     ranks: Ranks = context.obj
     chosen = method(method_name, seed + ranks.rank)
-    file = output.wanted(out, tuple(output.WRITERS), "--out")
-    page = output.wanted(report, (reporting.SUFFIX,), "--report")
-    given = Input(mean, covariance, stddev, batch_dims, shape)
-    question = asked(model, given, weights, allow_pickle, which)
-    y = propagation.run(question, chosen, seed, ranks)
-    answer = propagation.answer(question, y, as_json)
+    file = None if out is None else check_writable(out, tuple(WRITERS), "--out")
+    page = _page(report)
+    request = read()
+    y = propagation.run(request, chosen, seed, ranks)
+    result = propagation.result(request, y, as_json)
     if page is not None:
-        reporting.write(page, question, y, seed)
+        propagation.write_report(page, request, y, seed)
     if file is not None:
-        output.write_moments(file, y, propagation.told(question, y))
-    return answer
+        write_moments(file, y, propagation.record(request, y))
+    return result
 
 
 @app.command()
-@undisturbed
+@with_request
 def compare(
     context: typer.Context,
-    model: options.ModelName,
-    mean: options.Mean,
-    covariance: options.Covariance = None,
-    stddev: options.Stddev = None,
-    method_names: options.MethodNames = None,
-    samples: options.PlainSamples = None,
-    tolerance: options.Tolerance = None,
-    report: options.Report = None,
-    batch_dims: options.BatchDims = 0,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    which: options.Output = None,
-    allow_pickle: options.AllowPickle = False,
-    seed: options.Seed = 0,
-    as_json: options.Json = False,
-) -> Answer:
+    read: Reader,
+    method_names: Annotated[
+        list[str] | None, typer.Option("--method", metavar="NAME", help=METHODS)
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=2, max=MOST_SAMPLES, metavar="N", help=REFERENCE_SAMPLES)
+    ] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, metavar="X", help=TOLERANCE)] = None,
+    report: Report = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> Result:
     """Methods against samples, on this network and input."""
-    context.obj.first_alone()
+    context.obj.finish_unless_first()
     methods = [method(name, seed) for name in method_names or ()]
-    page = output.wanted(report, (reporting.SUFFIX,), "--report")
-    given = Input(mean, covariance, stddev, batch_dims, shape)
-    question = asked(model, given, weights, allow_pickle, which)
-    comparison = comparing.run(question, methods, samples, seed)
+    page = _page(report)
+    request = read()
+    comparison = propagation.run_comparison(request, methods, samples, seed)
     if page is not None:
         y = comparison.rows[0].gaussian
-        reporting.write(page, question, y, seed, comparison=comparison)
-    return comparing.answer(question, comparison, tolerance, as_json)
+        propagation.write_report(page, request, y, seed, comparison=comparison)
+    return propagation.comparison_result(request, comparison, tolerance, as_json)
 
 
 @app.command()
-@undisturbed
+@with_request
 def plan(
     context: typer.Context,
-    model: options.ModelName,
-    mean: options.Mean,
-    covariance: options.Covariance = None,
-    stddev: options.Stddev = None,
-    method_name: options.MethodName = "exact",
-    batch_dims: options.BatchDims = 0,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    which: options.Output = None,
-    allow_pickle: options.AllowPickle = False,
-    as_json: options.Json = False,
-) -> Answer:
+    read: Reader,
+    method_name: MethodName = "exact",
+    as_json: Json = False,
+) -> Result:
     """Shape, memory and work of every operation, before it is run."""
-    context.obj.first_alone()
-    given = Input(mean, covariance, stddev, batch_dims, shape)
-    question = asked(model, given, weights, allow_pickle, which)
-    return planning.answer(question, method(method_name, seed=0), as_json)
+    context.obj.finish_unless_first()
+    request = read()
+    chosen = method(method_name, seed=0)
+    with running():
+        planned = plan_of(request.module, request.x, method=chosen)
+    record = {
+        "model": request.name, "steps": [dataclasses.asdict(step) for step in planned.steps],
+        "peak_bytes": planned.peak_bytes, "free_bytes": planned.free_bytes, "work": planned.work,
+        "fits": planned.fits,
+    }  # fmt: skip
+    verdict, code = ("it fits", ExitCode.OK) if planned.fits else ("it does not fit", ExitCode.NO)
+    return Result(record, (planned.table, verdict), as_json, code)
 
 
 @app.command()
-@undisturbed
+@with_request
 def robustness(
     context: typer.Context,
-    model: options.ModelName,
-    mean: options.Mean,
-    covariance: options.Covariance = None,
-    stddev: options.Stddev = None,
-    label: options.Label = None,
-    probability: options.Probability = 0.99,
-    require_probability: options.RequireProbability = None,
-    method_name: options.MethodName = "exact",
-    samples: options.Samples = deciding.SAMPLES,
-    radius: options.Radius = None,
-    norm: options.Norm = "2",
-    report: options.Report = None,
-    batch_dims: options.BatchDims = 0,
-    shape: options.Shape = None,
-    weights: options.Weights = None,
-    which: options.Output = None,
-    allow_pickle: options.AllowPickle = False,
-    seed: options.Seed = 0,
-    as_json: options.Json = False,
-) -> Answer:
+    read: Reader,
+    label: Annotated[str | None, typer.Option(metavar="N|FILE", help=LABEL)] = None,
+    probability: Annotated[float, typer.Option(metavar="P", help=PROBABILITY)] = 0.99,
+    require_probability: Annotated[
+        float | None, typer.Option(min=0, max=1, metavar="P", help=REQUIRED)
+    ] = None,
+    method_name: MethodName = "exact",
+    samples: Annotated[
+        int, typer.Option(min=2, max=MOST_SAMPLES, metavar="N", help=SAMPLES)
+    ] = ANALYSIS_SAMPLES,
+    radius: Annotated[float | None, typer.Option(min=0, metavar="X", help=RADIUS)] = None,
+    norm: Annotated[str, typer.Option(metavar="2|inf", help=NORM)] = "2",
+    report: Report = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> Result:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
     ranks: Ranks = context.obj
     chosen = method(method_name, seed + ranks.rank)
-    page = output.wanted(report, (reporting.SUFFIX,), "--report")
-    given = Input(mean, covariance, stddev, batch_dims, shape)
-    question = asked(model, given, weights, allow_pickle, which)
-    settings = deciding.Settings(label, probability, samples, radius, norm, seed)
-    found = deciding.run(question, chosen, settings, ranks)
+    page = _page(report)
+    request = read()
+    analysis = deciding.run(
+        request, ranks, seed, label, norm, method=chosen, probability=probability,
+        samples=samples, radius=radius,
+    )  # fmt: skip
     if page is not None:
-        y = propagation.run(question, chosen, seed, Ranks())
-        reporting.write(page, question, y, seed, robustness=found)
-    return deciding.answer(question, found, require_probability, as_json)
+        y = propagation.run(request, chosen, seed, Ranks())
+        propagation.write_report(page, request, y, seed, robustness=analysis)
+    return deciding.result(request, analysis, require_probability, as_json)
 
 
 @app.command()
 def demo(
     context: typer.Context,
-    report: options.DemoReport = "covprop-demo.html",
-    as_json: options.Json = False,
-) -> Answer:
+    report: Annotated[str, typer.Option(metavar="FILE.html", help=PAGE)] = "covprop-demo.html",
+    as_json: Json = False,
+) -> Result:
     """A classifier of digits behind a noisy sensor, trained and asked."""
-    context.obj.first_alone()
-    page = output.check_writable(report, (reporting.SUFFIX,), "--report")
-    return demonstration.answer(page, as_json)
+    context.obj.finish_unless_first()
+    page = check_writable(report, (".html",), "--report")
+    try:
+        module = importlib.import_module("covprop.demo")
+    except ModuleNotFoundError as error:
+        raise Refusal(
+            f"the demo needs {error.name}; install it with "
+            "pip install '.[demo]' in covprop's folder"
+        ) from error
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # it prints as it goes
+        return Result(module.main(page), (), as_json)
 
 
 @app.command("doctor")
-@undisturbed
-def examine(context: typer.Context, as_json: options.Json = False) -> Answer:
+def examine(context: typer.Context, as_json: Json = False) -> Result:
     """Versions, device, and a self-test against known values."""
-    context.obj.first_alone()
-    return doctor.answer(as_json)
+    context.obj.finish_unless_first()
+    return doctor.result(as_json)

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covprop.cli.answers import Answer
-from covprop.cli.refusals import ExitCode
+from covprop.cli.output import ExitCode, Result
+from covprop.flow.memory import free_bytes
 from covprop.gaussian import Gaussian
 from covprop.propagate import propagate
-from covprop.report.table import Table, in_bytes
-from covprop.room import free_bytes
+from covprop.text_table import Table, in_bytes
 
-PACKAGES = ("torch", "numpy", "tqdm", "typer", "rich", "safetensors", "onnx", "onnx2pytorch",
-            "scikit-learn", "matplotlib")  # fmt: skip
+PACKAGES = ("covprop", "torch", "numpy", "tqdm", "typer", "rich", "safetensors", "onnx",
+            "onnx2pytorch", "scikit-learn", "matplotlib")  # fmt: skip
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # in standard deviations of the output
 
 
 class Row(NamedTuple):
-    """An activation of a pair of Gaussians, and the moments of what comes out."""
+    """An activation of a pair of Gaussians, and the moments of its output."""
 
     name: str
     function: Callable[[Tensor], Tensor]
@@ -54,90 +54,63 @@ ROWS = (
 )  # fmt: skip
 """Rows of the table of oracles, shared/oracles/activation_covariance.csv: float128 quadrature, of
 which a second route (mpmath, or a two-dimensional trapezoidal rule) agreed to 1e-15."""
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Errors in units of the standard deviations that come out."""
 
 
-class Check(NamedTuple):
-    """One activation in one dtype: its largest error, and whether that is fine."""
-
-    name: str
-    dtype: str
-    error: float
-    tolerance: float
-
-    @property
-    def passed(self) -> bool:
-        """False for NaN too."""
-        return self.error <= self.tolerance
-
-
-def checked(row: Row, dtype: torch.dtype) -> Check:
-    """The largest error of mean, variance and covariance."""
-    mean, stddev = (
-        torch.tensor(values, dtype=torch.float64) for values in (row.means, row.stddevs)
+def error_of(row: Row, dtype: torch.dtype) -> float:
+    """The largest error of mean, variance and covariance; infinite for NaN."""
+    mean, stddev, true_mean, variance = (
+        torch.tensor(values, dtype=torch.float64)
+        for values in (row.means, row.stddevs, row.mean, row.variance)
     )
     pattern = torch.tensor([[1.0, row.correlation], [row.correlation, 1.0]], dtype=torch.float64)
     matrix = pattern * stddev[:, None] * stddev
     y = propagate(row.function, Gaussian(mean.to(dtype), matrix.to(dtype), validate_args=False))
-    variance = torch.tensor(row.variance, dtype=torch.float64)
     deviation = variance.sqrt()
     errors = torch.cat([
-        (y.mean.double() - torch.tensor(row.mean, dtype=torch.float64)) / deviation,
+        (y.mean.double() - true_mean) / deviation,
         y.variance.double() / variance - 1,
         (y.covariance_matrix[0, 1].double() - row.covariance)[None] / deviation.prod(),
     ])  # fmt: skip
-    error = float(errors.abs().nan_to_num(nan=math.inf).max())
-    return Check(row.name, str(dtype).removeprefix("torch."), error, TOLERANCE[dtype])
+    return float(errors.abs().nan_to_num(nan=math.inf).max())
 
 
-def versions() -> dict[str, str | None]:
-    """Of Python, covprop and what it can use; None is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("covprop", *PACKAGES):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """Where it computes."""
-    cuda = torch.cuda.is_available()
-    return {
+def result(as_json: bool) -> Result:
+    """Versions, machine and self-tests; the answer is no if a test fails."""
+    checks: list[dict[str, Any]] = []
+    for row in ROWS:
+        for dtype, tolerance in TOLERANCE.items():
+            error = error_of(row, dtype)
+            checks.append({
+                "name": row.name, "dtype": str(dtype).removeprefix("torch."), "error": error,
+                "tolerance": tolerance, "passed": error <= tolerance,
+            })  # fmt: skip
+    passed = all(check["passed"] for check in checks)
+    machine: dict[str, Any] = {
         "system": platform.platform(),
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "free_bytes": free_bytes(torch.device("cpu")),
     }
-
-
-def answer(as_json: bool) -> Answer:
-    """Everything, and no if a check fails."""
-    checks = [checked(row, dtype) for row in ROWS for dtype in TOLERANCE]
-    passed = all(check.passed for check in checks)
-    installed, where = versions(), machine()
-    told = {
-        "versions": installed,
-        "machine": where,
-        "checks": [{**check._asdict(), "passed": check.passed} for check in checks],
-        "passed": passed,
-    }
-    said = [(name, version or "not installed") for name, version in installed.items()]
-    said += [
-        (key, in_bytes(value) if "bytes" in key else str(value)) for key, value in where.items()
-    ]
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    record = {"versions": versions, "machine": machine, "checks": checks, "passed": passed}
+    cells = {name: version or "not installed" for name, version in versions.items()}
+    cells |= {name: str(value) for name, value in machine.items()}
+    cells["free_bytes"] = in_bytes(machine["free_bytes"])
     rows = [
-        (check.name, check.dtype, f"{check.error:.1e}", f"{check.tolerance:.0e}",
-         "right" if check.passed else "WRONG")
+        (check["name"], check["dtype"], f"{check['error']:.1e}", f"{check['tolerance']:.0e}",
+         "right" if check["passed"] else "WRONG")
         for check in checks
     ]  # fmt: skip
-    head = ("self-test", "dtype", "error", "at most", "")
-    verdict = "all is well" if passed else "a self-test failed: do not trust results from here"
     parts = (
-        Table(("what", "found"), tuple(said), remarks=1), "",
-        Table(head, tuple(rows), words=2, remarks=1), verdict,
-    )  # fmt: skip
-    return Answer(told, parts, as_json, ExitCode.FINE if passed else ExitCode.NO)
+        Table(("what", "found"), tuple(cells.items()), remarks=1),
+        "",
+        Table(("self-test", "dtype", "error", "at most", ""), tuple(rows), words=2, remarks=1),
+        "all is well" if passed else "a self-test failed: do not trust results from here",
+    )
+    return Result(record, parts, as_json, ExitCode.OK if passed else ExitCode.NO)

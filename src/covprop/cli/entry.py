@@ -2,48 +2,55 @@
 
 import contextlib
 import importlib
+import importlib.util
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from covprop.cli.memory import limited
-from covprop.cli.refusals import ExitCode, Note, Refusal, named, printable, sentence
+from covprop.cli.output import ExitCode, Note, Refusal, describe_error, printable, sentence
 from covprop.errors import ApproximationWarning, LostRank
-from covprop.ranks import Ranks, joined, own_rank
+from covprop.flow.memory import free_bytes
+from covprop.ranks import Ranks, own_rank, process_group, raise_on_sigterm
 
-EXTRA = ("typer", "rich")
+EXTRA = ("typer", "rich")  # packages of the extra `cli`
 DEBUG = "--debug"
+resource: Any = (
+    importlib.import_module("resource") if importlib.util.find_spec("resource") else None
+)  # Windows has none
+STATUS = Path("/proc/self/status")
 
 
 class Terminated(BaseException):
-    """Somebody asked the process to end."""
+    """SIGTERM was received."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; whatever happens becomes an exit code, and one sentence if it is not 0."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    code: int = ExitCode.FINE  # of a process whose findings another one tells
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    code: int = ExitCode.OK  # of a process whose results another one prints
     try:
-        with joined() as ranks:
-            code = _answered(given, ranks)
+        with process_group() as ranks:
+            code = _run(words, ranks)
     except BrokenPipeError:
-        # Whoever read the answer has seen enough; Python would complain once more at its end.
+        # Nobody reads on; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.BROKEN_PIPE
+        code = ExitCode.BROKEN_PIPE
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        return _ended(error, given)
+        if DEBUG in words[:1]:
+            raise
+        code, message = _failure(error)
+        if own_rank() == (error.speaker if isinstance(error, LostRank) else 0):
+            sys.stderr.write(f"covprop: {printable(' '.join(message.split()))}\n")
     return int(code)
 
 
-def _ending(error: BaseException) -> tuple[ExitCode, str]:
-    """The exit code and the sentence of what ended a command."""
+def _failure(error: BaseException) -> tuple[ExitCode, str]:
     match error:
         case Refusal():
             return ExitCode.REFUSED, str(error)
@@ -53,37 +60,14 @@ def _ending(error: BaseException) -> tuple[ExitCode, str]:
             return ExitCode.INTERRUPTED, "interrupted; nothing was written"
         case Terminated():
             return ExitCode.TERMINATED, "terminated; nothing was written"
-    told = f"a fault of covprop itself, please report what {DEBUG} shows: {named(error)}"
-    return ExitCode.BUG, told
+    what = describe_error(error)
+    return ExitCode.BUG, f"a fault of covprop itself, please report what {DEBUG} shows: {what}"
 
 
-def _answered(arguments: list[str], ranks: Ranks) -> int:
-    """The exit code of a command that came to an end."""
-    app, answers, typer = _application()
-    command = typer.main.get_command(app)
-    with _surroundings() as notes:
-        try:
-            answer = command.main(arguments, prog_name="covprop", standalone_mode=False, obj=ranks)
-        except typer.TyperException as error:
-            told = _flat(error.format_message())
-            raise Refusal(f"{told} (covprop --help tells more)") from error
-    if answer == ExitCode.INTERRUPTED:  # as typer tells of Ctrl-C
-        raise KeyboardInterrupt
-    if isinstance(answer, int) or answer is None:  # --help and its like
-        return answer or ExitCode.FINE
-    ranks.first_alone()
-    for note in notes:
-        sys.stderr.write(f"covprop: note: {note}\n")
-    answers.show(answer)
-    return answer.code
-
-
-def _application() -> tuple[Any, Any, Any]:
-    """The commands, which need the extra `cli`."""
+def _run(arguments: list[str], ranks: Ranks) -> int:
     try:
-        typer = importlib.import_module("typer")
-        answers = importlib.import_module("covprop.cli.answers")
-        return importlib.import_module("covprop.cli.app").app, answers, typer
+        typer, _ = map(importlib.import_module, EXTRA)
+        app = importlib.import_module("covprop.cli.app").app
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
@@ -91,18 +75,34 @@ def _application() -> tuple[Any, Any, Any]:
             f"the command line needs {error.name}; install it with "
             "pip install '.[cli]' in covprop's folder"
         ) from error
+    command = typer.main.get_command(app)
+    with _isolated() as notes:
+        try:
+            result = command.main(arguments, prog_name="covprop", standalone_mode=False, obj=ranks)
+        except typer.TyperException as error:
+            message = " ".join(error.format_message().split())
+            raise Refusal(f"{message} (covprop --help tells more)") from error
+    if result == ExitCode.INTERRUPTED:  # as typer reports Ctrl-C
+        raise KeyboardInterrupt
+    if isinstance(result, int) or result is None:  # --help and its like
+        return result or ExitCode.OK
+    ranks.finish_unless_first()
+    for note in notes:
+        sys.stderr.write(f"covprop: note: {note}\n")
+    result.show()
+    return int(result.code)
 
 
 @contextmanager
-def _surroundings() -> Iterator[list[str]]:
-    """Limits, seeds, paths and warnings that a command may change, and that are put back."""
+def _isolated() -> Iterator[list[str]]:
+    """Collect warnings; restore limits, seeds, paths and handlers that a command may change."""
     paths = list(sys.path)
     notes: list[str] = []
     with (
-        limited(),
+        limited_memory(),
         torch.random.fork_rng(devices=[]),
         warnings.catch_warnings(record=True) as seen,
-        _terminable(),
+        raise_on_sigterm(Terminated),
     ):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ApproximationWarning)
@@ -112,38 +112,28 @@ def _surroundings() -> Iterator[list[str]]:
             yield notes
         finally:
             sys.path[:] = paths
-            notes += dict.fromkeys(sentence(item.message) for item in seen)  # type: ignore[arg-type]
+            notes += dict.fromkeys(sentence(item.message) for item in seen)
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds as Ctrl-C does, so that nothing is left behind."""
+def limited_memory() -> Iterator[None]:
+    """Let this process take no more memory than is free now, where the system can do that.
 
-    def terminate(number: int, frame: FrameType | None) -> NoReturn:
-        del number, frame
-        raise Terminated
-
-    try:
-        before = signal.signal(signal.SIGTERM, terminate)
-    except ValueError:  # not in the main thread
+    The kernel promises more memory than there is and kills who uses it; a model in a file may ask
+    for any size, and gets an error instead.
+    """
+    lines = STATUS.read_text().splitlines() if STATUS.exists() and resource is not None else []
+    mapped = [int(line.split()[1]) for line in lines if line.startswith("VmData:")]
+    if not mapped:
         yield
         return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    wanted = min([1024 * mapped[0] + free_bytes(torch.device("cpu")), *limits])
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _ended(error: BaseException, arguments: list[str]) -> int:
-    """One of several processes says what has happened; with --debug all show where."""
-    if DEBUG in arguments[:1]:
-        raise error
-    code, told = _ending(error)
-    if own_rank() == (error.speaker if isinstance(error, LostRank) else 0):
-        sys.stderr.write(f"covprop: {printable(_flat(told))}\n")
-    return code
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

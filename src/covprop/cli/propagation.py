@@ -1,120 +1,247 @@
-"""`covprop propagate`: the moments of the output, in a table, an object or a file."""
+"""`covprop propagate` and `covprop compare`, their reports, and batches that processes share."""
 
+import dataclasses
 import math
 import sys
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from covprop.cli import output
-from covprop.cli.answers import Answer
-from covprop.cli.question import Question, one, running
-from covprop.cli.shares import bare, one_batch, shared
-from covprop.compare import method_name
-from covprop.gaussian import Gaussian
-from covprop.methods import Method
+from covprop.cli.output import ExitCode, Result, check_dense, writing
+from covprop.cli.request import Request, running, single_output
+from covprop.covariance import Covariance
+from covprop.diagnostics.compare import METHODS, compare, method_name
+from covprop.diagnostics.comparison import Comparison, ComparisonRow
+from covprop.diagnostics.trace import trace
+from covprop.diagnostics.verdict import ADVISED_SAMPLES
+from covprop.errors import ApproximationWarning
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.methods import LayerwiseMethod, Method, MonteCarlo
+from covprop.mixture import Mixture
 from covprop.propagate import propagate
 from covprop.ranks import Ranks
-from covprop.report.table import Table, in_digits
+from covprop.report import page
+from covprop.text_table import Table, in_digits
 
-SHOWN = 20
-"""Outputs in the table."""
-LARGEST_SEARCH = 2000
-"""Outputs whose correlations are searched for the strongest."""
+SHOWN = 20  # outputs in the table
+LARGEST_SEARCH = 2000  # outputs whose correlations are searched for the strongest
 DIGITS = 5
-WIDTH = 1.959963984540054
-"""Standard deviations on both sides that hold 95 % of a Gaussian: ndtri(0.975)."""
+WIDTH = 1.959963984540054  # ndtri(0.975): this many standard deviations hold 95 % of a Gaussian
+TRACE_SAMPLES = 2000  # through every layer, to see where its output is not Gaussian
+Partial = TypeVar("Partial")
 
 
-def run(question: Question, method: Method, seed: int, ranks: Ranks) -> Gaussian:
-    """The Gaussian of the output, with a bar on a terminal."""
+def run(request: Request, method: Method, seed: int, ranks: Ranks) -> Gaussian:
+    """The Gaussian of the output, with a progress bar on a terminal."""
     torch.manual_seed(seed + ranks.rank)  # for models that draw random numbers themselves
 
-    def work(question: Question, part: slice) -> Gaussian:
-        del part
+    def work(request: Request, _: slice) -> Gaussian:
         with running(), torch.no_grad():
             bar = sys.stderr.isatty() and not ranks.rank
-            y = one(propagate(question.module, question.x, method=method, progress=bar))
-        return y if ranks.size == 1 else bare(y)
+            y = single_output(propagate(request.module, request.x, method=method, progress=bar))
+        return y if ranks.size == 1 else _without_method(y)
 
-    return shared(question, ranks, work, lambda parts: one_batch(parts, method))
+    return distribute(request, ranks, work, lambda parts: concatenate(parts, method))
 
 
-def told(question: Question, y: Gaussian) -> dict[str, Any]:
-    """Everything, for scripts."""
-    output.check_dense(y)
-    found: dict[str, Any] = {
-        "model": question.name,
-        "method": method_name(y.method),
-        "dtype": str(y.dtype).removeprefix("torch."),
-        "batch_shape": list(y.batch_shape),
-        "event_shape": list(y.event_shape),
-        "mean": y.mean.tolist(),
-        "stddev": y.stddev.tolist(),
+def record(request: Request, y: Gaussian) -> dict[str, Any]:
+    """The moments as JSON has them."""
+    check_dense(y)
+    values: dict[str, Any] = {
+        "model": request.name, "method": method_name(y.method),
+        "dtype": str(y.dtype).removeprefix("torch."), "batch_shape": list(y.batch_shape),
+        "event_shape": list(y.event_shape), "mean": y.mean.tolist(), "stddev": y.stddev.tolist(),
         "covariance": y.covariance_matrix.tolist(),
-    }
+    }  # fmt: skip
     if y.mean_stderr is not None and y.covariance_stderr is not None:
-        found["samples"] = y.samples
-        found["mean_stderr"] = y.mean_stderr.tolist()
-        found["covariance_stderr"] = y.covariance_stderr.tolist()
-    return found
+        values["samples"] = y.samples
+        values["mean_stderr"] = y.mean_stderr.tolist()
+        values["covariance_stderr"] = y.covariance_stderr.tolist()
+    return values
 
 
-def answer(question: Question, y: Gaussian, as_json: bool) -> Answer:
-    """For scripts or for people, and nothing computed for the other."""
+def result(request: Request, y: Gaussian, as_json: bool) -> Result:
+    """The record or the table; the other is not computed."""
     if as_json:
-        return Answer(told(question, y), (), True)
-    inputs = "x".join(map(str, question.x.mean.shape)) or "1"
-    head = f"{question.name}: {inputs} in, {_shape(y)} out, by {method_name(y.method)}"
-    return Answer({}, (head, table(y)), False)
+        return Result(record(request, y), (), True)
+    inputs, outputs = ("x".join(map(str, mean.shape)) or "1" for mean in (request.x.mean, y.mean))
+    head = f"{request.name}: {inputs} in, {outputs} out, by {method_name(y.method)}"
+    return Result({}, (head, table(y)), False)
 
 
 def table(y: Gaussian) -> Table:
-    """A row for each output, as many as one reads."""
-    columns = [y.mean.flatten(), y.stddev.flatten()]
+    """A row for each output, the first `SHOWN`."""
+    means, stddevs = y.mean.flatten(), y.stddev.flatten()
     rows = []
-    for number in range(min(SHOWN, y.mean.numel())):
-        mean, stddev = (float(column[number]) for column in columns)
-        low, high = mean - WIDTH * stddev, mean + WIDTH * stddev
-        cells = (mean, stddev, low, high)
+    for number in range(min(SHOWN, means.numel())):
+        mean, stddev = float(means[number]), float(stddevs[number])
+        cells = (mean, stddev, mean - WIDTH * stddev, mean + WIDTH * stddev)
         rows.append((_index(number, y.mean.shape), *(in_digits(cell, DIGITS) for cell in cells)))
     notes = []
-    rest = y.mean.numel() - SHOWN
-    if rest > 0:
-        notes.append(f"and {rest:,} more: --out and --json have them all")
-    none = columns[1].isnan().nonzero()[:, 0].tolist()
-    if none:
-        names = ", ".join(_index(number, y.mean.shape) for number in none[:SHOWN])
+    if means.numel() > SHOWN:
+        notes.append(f"and {means.numel() - SHOWN:,} more: --out and --json have them all")
+    undefined = stddevs.isnan().nonzero()[:, 0].tolist()
+    if undefined:
+        names = ", ".join(_index(number, y.mean.shape) for number in undefined[:SHOWN])
         least = in_digits(float(y.variance.min()), DIGITS)
         notes.append(
-            f"no standard deviation for {len(none):,} with a negative variance (the least is "
+            f"no standard deviation for {len(undefined):,} with a negative variance (the least is "
             f"{least}; outputs {names}): the method does not suit this model, take another"
         )
-    strongest = _strongest(y)
-    if strongest:
-        notes.append(strongest)
+    if not y.batch_shape and 1 < y.event_shape.numel() <= LARGEST_SEARCH:
+        notes.append(_strongest_correlation(y))
     return Table(("output", "mean", "stddev", "2.5 %", "97.5 %"), tuple(rows), notes=tuple(notes))
 
 
-def _strongest(y: Gaussian) -> str:
-    size = y.event_shape.numel()
-    if y.batch_shape or not 1 < size <= LARGEST_SEARCH:
-        return ""
+def _strongest_correlation(y: Gaussian) -> str:
     matrix = y.correlation_matrix.triu(1)
-    place = int(matrix.abs().argmax())
-    first, second = divmod(place, size)
-    value = float(matrix[first, second])
+    pair = divmod(int(matrix.abs().argmax()), len(matrix))
+    value = float(matrix[pair])
     if value == 0 or math.isnan(value):
         return "no two outputs are correlated"
-    names = " and ".join(_index(number, y.event_shape) for number in (first, second))
+    names = " and ".join(_index(number, y.event_shape) for number in pair)
     return f"strongest correlation: outputs {names}, {value:.3f}"
-
-
-def _shape(y: Gaussian) -> str:
-    return "x".join(map(str, y.mean.shape)) or "1"
 
 
 def _index(number: int, shape: torch.Size) -> str:
     """`3`, or `0,3` where there are more dimensions."""
     place = torch.unravel_index(torch.tensor(number), tuple(shape)) if shape else ()
     return ",".join(str(int(part)) for part in place) or "0"
+
+
+def run_comparison(
+    request: Request, methods: Sequence[Method], samples: int | None, seed: int
+) -> Comparison:
+    """Compare methods with so many samples, or as many as are needed."""
+    with running():  # a model of several outputs is refused here, with advice
+        single_output(propagate(request.module, request.x, method=MonteCarlo(2)))
+    torch.manual_seed(seed)  # for models that draw random numbers themselves
+    generator = torch.Generator(request.x.device).manual_seed(seed)
+    with running():
+        return compare(
+            request.module, request.x, methods=methods or METHODS, samples=samples,
+            generator=generator, show=False, progress=sys.stderr.isatty(),
+        )  # fmt: skip
+
+
+def comparison_result(
+    request: Request, comparison: Comparison, tolerance: float | None, as_json: bool
+) -> Result:
+    """The table; the answer is no if the error of the first method exceeds the tolerance."""
+    first = comparison.rows[0]
+    values = {"model": request.name, **comparison.to_dict(), "tolerance": tolerance}
+    parts: list[str | Table] = [comparison.table]
+    if comparison.advice(first):
+        name = f"controlvariate:{ADVISED_SAMPLES}"
+        parts.append(f"on the command line: covprop propagate ... --method {name}")
+    if tolerance is None:
+        return Result(values, tuple(parts), as_json)
+    error = _largest_error(first)
+    within = error <= tolerance
+    values |= {"error": error, "within_tolerance": within}
+    word = "within" if within else "beyond"
+    parts.append(f"{first.name} is off by {error:.3g} at most, {word} the tolerance {tolerance:g}")
+    return Result(values, tuple(parts), as_json, ExitCode.OK if within else ExitCode.NO)
+
+
+def _largest_error(row: ComparisonRow) -> float:
+    """The largest error of a mean, in standard deviations, or of a covariance."""
+    if row.agreement is None:
+        return math.inf
+    errors = (row.agreement.mean_error, row.agreement.covariance_error)
+    known = torch.cat([error.flatten().abs() for error in errors])
+    known = known[~known.isnan()]
+    return float(known.max()) if known.numel() else 0.0
+
+
+def write_report(
+    path: Path, request: Request, y: Gaussian | None, seed: int, **findings: Any
+) -> None:
+    """Write a page with `findings` of `page.write`, and with every layer of a layerwise method."""
+    layers = None
+    if y is not None and isinstance(y.method, LayerwiseMethod):
+        generator = torch.Generator(request.x.device).manual_seed(seed)
+        with running():
+            layers = trace(
+                request.module, request.x, method=y.method, samples=TRACE_SAMPLES,
+                generator=generator,
+            )  # fmt: skip
+    with writing(path):
+        page.write(path, model_name=request.name, x=request.x, y=y, trace=layers, **findings)
+
+
+def distribute(
+    request: Request,
+    ranks: Ranks,
+    work: Callable[[Request, slice], Partial],
+    join: Callable[[Sequence[Partial]], Partial],
+) -> Partial:
+    """Share a batch among the processes of torchrun; those other than the first end here.
+
+    work: the result for a part of the batch, given which part that is.
+    """
+    count = request.x.batch_shape[0] if request.x.batch_shape else 0
+    if ranks.size == 1 or count <= 1:
+        ranks.finish_unless_first()
+        return work(request, slice(None))
+    part = ranks.part(count)
+    own = None
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ApproximationWarning)
+        if part.start < part.stop:
+            own = work(dataclasses.replace(request, x=request.x[part]), part)
+    notes = [str(item.message) for item in seen if item.category is ApproximationWarning]
+    gathered = ranks.gather((own, notes))
+    for note in dict.fromkeys(note for _, notes in gathered for note in notes):
+        warnings.warn(note, ApproximationWarning, stacklevel=2)
+    return join([part_result for part_result, _ in gathered if part_result is not None])
+
+
+def _without_method(y: Gaussian) -> Gaussian:
+    """A result without its method, which may hold a generator and cannot be sent."""
+    mixture = y.mixture
+    if mixture is not None:
+        mixture = Mixture(mixture.weights, _without_method(mixture.components))
+    return Gaussian(
+        y.mean, y.covariance, validate_args=False, sampling=y.sampling_error, mixture=mixture
+    )
+
+
+def concatenate(parts: Sequence[Gaussian], method: object, dim: int = 0) -> Gaussian:
+    """Concatenate batches of Gaussians along a dimension of the batch."""
+    first = parts[0]
+
+    def cat(of: Callable[[Any], Tensor]) -> Tensor:
+        return torch.cat([of(part) for part in parts], dim)
+
+    error, mixture = first.sampling_error, first.mixture
+    if error is not None:
+        error = SamplingError(
+            error.samples, cat(lambda y: y.mean_stderr), cat(lambda y: y.covariance_stderr)
+        )
+    if mixture is not None:
+        components = [part.mixture.components for part in parts]
+        mixture = Mixture(mixture.weights, concatenate(components, method, dim + 1))
+    return Gaussian(
+        cat(lambda y: y.mean), _concatenate_covariances([part.covariance for part in parts], dim),
+        validate_args=False, method=method, sampling=error, mixture=mixture,
+    )  # fmt: skip
+
+
+def _concatenate_covariances(parts: Sequence[Covariance], dim: int) -> Covariance:
+    """Concatenate the tensors that a structure is made of, whichever they are."""
+    tensors: list[list[Tensor]] = [[] for _ in parts]
+
+    def collect(number: int, tensor: Tensor) -> Tensor:
+        tensors[number].append(tensor)
+        return tensor
+
+    for number, part in enumerate(parts):
+        part.map(partial(collect, number))
+    whole = iter([torch.cat(group, dim) for group in zip(*tensors, strict=True)])
+    return parts[0].map(lambda _: next(whole))

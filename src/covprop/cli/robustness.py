@@ -1,83 +1,69 @@
 """`covprop robustness`: how a classifier decides under noise, and whether that is good enough."""
 
+import dataclasses
 import re
 import sys
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covprop.cli import arrays
-from covprop.cli.answers import Answer
-from covprop.cli.question import Question, one, running
-from covprop.cli.refusals import ExitCode, Refusal, quoted
-from covprop.cli.shares import one_analysis, shared
-from covprop.methods import Method, MonteCarlo
+from covprop.cli.output import ExitCode, Refusal, Result, quoted
+from covprop.cli.propagation import distribute
+from covprop.cli.request import Request, running, single_output
+from covprop.methods import MonteCarlo
 from covprop.propagate import propagate
 from covprop.ranks import Ranks
-from covprop.report.table import Table
-from covprop.robustness import Robustness, analyse
-from covprop.robustness.analysis import SAMPLES
-
-__all__ = ["SAMPLES", "Settings", "answer", "run"]
-
-
-@final
-@dataclass(frozen=True)
-class Settings:
-    """What is asked of a classifier."""
-
-    label: str | None
-    probability: float
-    samples: int
-    radius: float | None
-    norm: str
-    seed: int
-
+from covprop.robustness import NoiseBudget, Robustness, analyse
+from covprop.text_table import Table
 
 NORMS = {"2": 2.0, "inf": torch.inf}
 
 
-def run(question: Question, method: Method, settings: Settings, ranks: Ranks) -> Robustness:
-    """The analysis, with a bar on a terminal; all its randomness comes from the seed."""
-    if settings.norm not in NORMS:
-        raise Refusal(f"--norm is 2 or inf, and not {quoted(settings.norm)}")
-    check_logits(question)
-    generator = torch.Generator(question.x.device).manual_seed(settings.seed + ranks.rank)
-    torch.manual_seed(settings.seed + ranks.rank)  # for models that draw random numbers themselves
-    label = None if settings.label is None else labels(settings.label)
+def run(
+    request: Request, ranks: Ranks, seed: int, label: str | None, norm: str, **options: Any
+) -> Robustness:
+    """The analysis with these options of `analyse`; all its randomness comes from the seed."""
+    if norm not in NORMS:
+        raise Refusal(f"--norm is 2 or inf, and not {quoted(norm)}")
+    _check_logits(request)
+    generator = torch.Generator(request.x.device).manual_seed(seed + ranks.rank)
+    torch.manual_seed(seed + ranks.rank)  # for models that draw random numbers themselves
+    labels = None if label is None else _labels(label)
 
-    def work(question: Question, part: slice) -> Robustness:
-        own = label[part] if label is not None and label.dim() else label
+    def work(request: Request, part: slice) -> Robustness:
+        own = labels[part] if labels is not None and labels.dim() else labels
+        bar = sys.stderr.isatty() and not ranks.rank
         with running():
             return analyse(
-                question.module, question.x, own, method=method, probability=settings.probability,
-                samples=settings.samples, radius=settings.radius, norm=NORMS[settings.norm],
-                generator=generator, progress=ranks.rank == 0 and sys.stderr.isatty(),
+                request.module, request.x, own, norm=NORMS[norm], generator=generator,
+                progress=bar, **options,
             )  # fmt: skip
 
-    return shared(question, ranks, work, one_analysis)
+    return distribute(request, ranks, work, _joined)
 
 
-def check_logits(question: Question) -> None:
-    """Refuse what is no row of logits; a batch that was not named is what it mostly is."""
+def _check_logits(request: Request) -> None:
+    """Refuse output that is no row of logits; most often a batch was not declared as one."""
     with running():
-        shape = one(propagate(question.module, question.x, method=MonteCarlo(2))).event_shape
+        y = single_output(propagate(request.module, request.x, method=MonteCarlo(2)))
+    shape = y.event_shape
     if shape and shape.numel() != shape[-1]:
-        dims = len(question.x.batch_shape) + 1
+        dims = len(request.x.batch_shape) + 1
         raise Refusal(
             f"the model returns {tuple(shape)} for this mean, and logits have the shape (classes,);"
             f" if the mean is a batch of inputs, say --batch-dims {dims}"
         )
 
 
-def labels(text: str) -> Tensor:
+def _labels(text: str) -> Tensor:
     """One class number, several with commas between them, or those of a file."""
     if re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text):
         numbers = torch.tensor([int(word) for word in text.split(",")])
         return numbers if "," in text else numbers[0]
-    if arrays.array_name(text).path.suffix.lower() not in arrays.READERS:
+    if arrays.split_name(text)[0].suffix.lower() not in arrays.READERS:
         raise Refusal(
             f"--label {text}: a label is a class number from 0, several with commas between them, "
             f"or a file of them ({', '.join(arrays.READERS)})"
@@ -89,27 +75,62 @@ def labels(text: str) -> Tensor:
     return numbers.flatten() if values.dim() == arrays.MATRIX and 1 in values.shape else numbers
 
 
-def answer(question: Question, found: Robustness, required: float | None, as_json: bool) -> Answer:
-    """The table; no is the answer if a label is kept with less than the required probability.
+def result(request: Request, analysis: Robustness, required: float | None, as_json: bool) -> Result:
+    """The table; the answer is no if a label is kept with less than the required probability.
 
-    Where samples disagree with propagation, they are right, and they decide.
+    Where samples disagree with propagation, samples decide.
     """
     wrong = torch.where(
-        found.agrees,
-        found.misclassification.probability,
-        found.sampled_misclassification.probability,
+        analysis.agrees,
+        analysis.misclassification.probability,
+        analysis.sampled_misclassification.probability,
     )
     kept = float(1 - wrong.max())
-    told = {"model": question.name, **found.record(), "required_probability": required}
-    told["lowest_probability"] = kept
-    parts: list[str | Table] = [found.table]
-    code = ExitCode.FINE
+    record = {"model": request.name, **analysis.record(), "required_probability": required}
+    record["lowest_probability"] = kept
+    parts: list[str | Table] = [analysis.table]
+    code = ExitCode.OK
     if required is not None:
         enough = kept >= required
-        code = ExitCode.FINE if enough else ExitCode.NO
-        told["enough"] = enough
+        code = ExitCode.OK if enough else ExitCode.NO
+        record["enough"] = enough
         word = "at least" if enough else "less than"
         parts.append(
             f"the label is kept with probability {kept:.4g}, {word} the required {required:g}"
         )
-    return Answer(told, tuple(parts), as_json, code)
+    return Result(record, tuple(parts), as_json, code)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Concatenate analyses of batches, field by field."""
+    first = parts[0]
+    if isinstance(first, NoiseBudget):
+        return _joined_budgets(parts)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        values = {name: _joined([getattr(part, name) for part in parts]) for name in names}
+        return dataclasses.replace(first, **values)
+    if isinstance(first, Tensor) and first.dim():
+        return torch.cat(list(parts))
+    return first  # the same for all: a name, a number of samples, a norm
+
+
+def _joined_budgets(parts: Sequence[NoiseBudget]) -> NoiseBudget:
+    """Levels that were tried for one part are missing, as NaN, from the others."""
+    longest = max(len(part.levels) for part in parts)
+
+    def padded(name: str) -> Tensor:
+        tables = [getattr(part, name) for part in parts]
+        rows = [(longest - len(table), *table.shape[1:]) for table in tables]
+        pairs = zip(tables, rows, strict=True)
+        return torch.cat([torch.cat([t, t.new_full(shape, torch.nan)]) for t, shape in pairs], 1)
+
+    return dataclasses.replace(
+        parts[0],
+        level=torch.cat([part.level for part in parts]),
+        stddev=torch.cat([part.stddev for part in parts]),
+        reason=tuple(reason for part in parts for reason in part.reason),
+        probability=torch.cat([part.probability for part in parts]),
+        levels=padded("levels"),
+        probabilities=padded("probabilities"),
+    )

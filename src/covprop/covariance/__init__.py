@@ -6,7 +6,6 @@ from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal
 from covprop.covariance.low_rank import LowRank
 from covprop.covariance.sharded import Sharded
-from covprop.covariance.sketch import Sketch
 from covprop.covariance.streamed import Streamed
 from covprop.covariance.zero import Zero
 
@@ -19,7 +18,6 @@ __all__ = [
     "LinearMap",
     "LowRank",
     "Sharded",
-    "Sketch",
     "Streamed",
     "Zero",
 ]

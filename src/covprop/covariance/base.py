@@ -7,10 +7,13 @@ from typing import ClassVar, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, MultivariateNormal
 
+from covprop.covariance.planned import PlannedCovariance
 from covprop.covariance.roots import Factor, Root, square_root
-from covprop.errors import InconsistentBranches
+from covprop.errors import InconsistentBranches, InvalidGaussian
 from covprop.kernels.normal import is_finite
+from covprop.kernels.rounding import CHOLESKY
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
@@ -75,7 +78,7 @@ class Layer(Protocol):
     def transposed(self, rows: Tensor) -> Tensor | None:
         """Rows (*any, m) times A: (*any, n), if there is a short way to it."""
 
-    def at_rest(self) -> "Layer":
+    def without_buffers(self) -> "Layer":
         """The same without the room that it has made for its work."""
 
 
@@ -115,9 +118,9 @@ class LinearMap:
         """Outputs from `start` on, or from one before it if that is simpler: which, and they."""
         return (0, self(vectors)) if self.layer is None else self.layer.rows(vectors, start)
 
-    def at_rest(self) -> "LinearMap":
+    def without_buffers(self) -> "LinearMap":
         """The same, to be kept for later: without the room that its layer has made."""
-        layer = None if self.layer is None else self.layer.at_rest()
+        layer = None if self.layer is None else self.layer.without_buffers()
         return self if layer is self.layer else replace(self, layer=layer)
 
     def variances(self, values: Tensor) -> Tensor:
@@ -157,6 +160,12 @@ class Covariance(ABC):
 
     independent: ClassVar[bool] = False
     """Whether the structure says that no two features depend on each other."""
+
+    constant: ClassVar[bool] = False
+    """Whether nothing varies."""
+
+    deferred: ClassVar[bool] = False
+    """Whether its entries are computed only when they are asked for."""
 
     factored: ClassVar[bool] = False
     """Whether it is held without a matrix, which an activation makes of it."""
@@ -204,6 +213,10 @@ class Covariance(ABC):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Covariance":
         """Apply a function to the tensors inside: a change of dtype, an index of the batch."""
 
+    @abstractmethod
+    def planned(self) -> PlannedCovariance:
+        """What a plan knows of it."""
+
     def written(self, features: int) -> int:
         """Rows of the largest matrix that a linear map to so many features writes, 0 if none."""
         return max(self.size, features)
@@ -213,9 +226,26 @@ class Covariance(ABC):
         del rounding
         return None
 
-    def at_rest(self) -> "Covariance":
-        """The same, to be kept for what is asked of it once nothing more is computed with it."""
+    def symmetrised(self) -> "Covariance":
+        """The same without the last bits by which a matrix of the caller may be asymmetric."""
         return self
+
+    def to_torch(self, mean: Tensor) -> Distribution:
+        """A Gaussian of torch.distributions, over the flattened event."""
+        flat, matrix = mean.reshape(*self.batch_shape, -1), self.matrix()
+        try:
+            result = MultivariateNormal(flat, matrix)
+        except (ValueError, RuntimeError) as error:  # the latter from Cholesky
+            raise singular() from error
+        # What is left of a variance given those before it: where it is rounding, so is a density.
+        left = result.scale_tril.diagonal(dim1=-2, dim2=-1).square()
+        rounding = CHOLESKY * torch.finfo(mean.dtype).eps * self.size
+        checked_positive(left - rounding * self.diagonal())
+        return result
+
+    def factor_and_noise(self) -> tuple[Tensor, Tensor | None] | None:
+        """F (*batch, n, k) and v (*batch, n) of F F^T + diag(v), where it is held so."""
+        return None
 
     def root(self) -> Root:
         """L with L L^T = S."""
@@ -277,6 +307,21 @@ class Covariance(ABC):
     def size(self) -> int:
         """The number of features n."""
         return self.diagonal().shape[-1]
+
+
+def checked_positive(values: Tensor) -> Tensor:
+    """Check it here: torch.compile turns the checks of torch.distributions off for good."""
+    if not bool((values > 0).all()):
+        raise singular()
+    return values
+
+
+def singular() -> InvalidGaussian:
+    """The error for a covariance without a density."""
+    return InvalidGaussian(
+        "torch.distributions needs a positive definite covariance and this one is "
+        "singular; .sample() works all the same"
+    )
 
 
 def without_negative_variances(covariance: Covariance, scale: Callable[[], Tensor]) -> Covariance:

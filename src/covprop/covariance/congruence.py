@@ -20,7 +20,7 @@ COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
 
 
-def begun(values: Tensor, linear: LinearMap) -> Tensor:
+def half_congruence(values: Tensor, linear: LinearMap) -> Tensor:
     """S A^T (*batch, n, m) of a symmetric S (*batch, n, n)."""
     size = values.shape[-1]
     if linear.layer is not None and _many_small(values):
@@ -39,7 +39,7 @@ def begun(values: Tensor, linear: LinearMap) -> Tensor:
     return result.mT
 
 
-def completed(half: Tensor, linear: LinearMap) -> Tensor:
+def complete_congruence(half: Tensor, linear: LinearMap) -> Tensor:
     """A H of H = S A^T (*batch, n, m), which is symmetric."""
     size = half.shape[-1]
     if half.numel() <= ROWS or half.requires_grad:

@@ -8,6 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from covprop.covariance import congruence
 from covprop.covariance.base import (
     Covariance,
     LinearMap,
@@ -15,17 +16,16 @@ from covprop.covariance.base import (
     symmetric,
 )
 from covprop.covariance.congruence import gathered
-from covprop.covariance.dense import Dense
+from covprop.covariance.dense import Dense, PlannedDense
+from covprop.covariance.planned import Cost, PlannedCovariance, Result
 from covprop.covariance.roots import Root, square_root
 from covprop.kernels.normal import inverse_deviation, standard_deviation
-
-ROUNDING = 100.0
-"""In units of machine epsilon: what rounding leaves of a variance that is taken as a whole."""
+from covprop.kernels.rounding import NEGATIVE_VARIANCE
 
 
 def remainder(left: Tensor, whole: Tensor) -> Tensor:
     """What is left of variances (*batch, n) that something was taken from; zero if rounding."""
-    least = max(ROUNDING, float(whole.shape[-1])) * torch.finfo(whole.dtype).eps
+    least = max(NEGATIVE_VARIANCE, float(whole.shape[-1])) * torch.finfo(whole.dtype).eps
     return torch.where(left <= least * whole, 0, left)  # NaN stays
 
 
@@ -71,6 +71,11 @@ class Deflated(Covariance):
     def matrix(self) -> Tensor:
         """The full matrix (*batch, n, n)."""
         return where_varies(symmetric(-self.taken @ self.taken.mT), self.diagonal())
+
+    def planned(self) -> "PlannedDeflated":
+        """Vectors."""
+        taken = self.units.shape[-1]
+        return PlannedDeflated(self.batch_shape, self.size, self.values.itemsize, taken)
 
     def push(self, linear: LinearMap) -> Covariance:
         """(A R) (A R)^T for the root R, a few columns at a time, or the map of the matrix."""
@@ -192,7 +197,7 @@ class Projected(Root):
     def _basis(self) -> tuple[Tensor, Tensor]:
         """Orthogonal columns b (*batch, n, d), and s (*batch, d)."""
         sizes, turned = torch.linalg.eigh(_gram(self.units))
-        least = ROUNDING * torch.finfo(self.units.dtype).eps
+        least = NEGATIVE_VARIANCE * torch.finfo(self.units.dtype).eps
         left = torch.where(1 - sizes > least, 1 - sizes, 0)
         return self.units @ turned.to(self.units), standard_deviation(left).to(self.units)
 
@@ -201,3 +206,74 @@ def _gram(units: Tensor) -> Tensor:
     """U^T U (*batch, d, d) in float64: in float32 a long sum is off by more than the units are."""
     wide = units.double()
     return symmetric(wide.mT @ wide)
+
+
+@dataclass(frozen=True)
+class PlannedIndependent(PlannedCovariance):
+    """Independent noise, which has a matrix only where features come to depend on each other."""
+
+    @property
+    def to_write(self) -> int:
+        """The matrix."""
+        return self.batch * self.itemsize * self.size**2
+
+    def like(self, result: Result) -> "PlannedIndependent":
+        """The same structure of another size."""
+        return replace(self, size=result.size, itemsize=result.itemsize)
+
+    def dense(self) -> PlannedDense:
+        """The matrix."""
+        return PlannedDense(self.batch_shape, self.size, self.itemsize)
+
+    def push(self, result: Result) -> Cost:
+        """A few columns of its root at a time, or its matrix."""
+        if not congruence.unwritten(self.size, result.size, self.batch_shape):
+            return self.by_matrix(self.dense().push(result))
+        made = PlannedDense(self.batch_shape, result.size, result.itemsize)
+        columns = 2 * self.block(congruence.COLUMNS, self.size, result.itemsize)
+        work = 2.0 * self.batch * result.taps * result.size * (self.size + result.size)
+        graph = self.batch * result.itemsize * self.size * result.size
+        return Cost(made, 2 * made.nbytes + columns, work, graph)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """A feature that appears twice makes the result dense."""
+        if len(index.unique()) < len(index):
+            return self.by_matrix(self.dense().take(index, result))
+        return self._vectors(result)
+
+    def scale(self, result: Result) -> Cost:
+        """Of vectors."""
+        return self._vectors(result)
+
+    def plus(self, result: Result) -> Cost:
+        """Of vectors."""
+        return self._vectors(result)
+
+    def map(self, result: Result) -> Cost:
+        """Of vectors."""
+        return self._vectors(result)
+
+    def _vectors(self, result: Result) -> Cost:
+        return Cost(self.like(result), work=2.0 * self.batch * result.size)
+
+
+@final
+@dataclass(frozen=True)
+class PlannedDeflated(PlannedIndependent):
+    """The same with directions that are taken from it."""
+
+    taken: int
+
+    @property
+    def nbytes(self) -> int:
+        """Vectors: the variances, and one for each direction."""
+        return self.batch * self.itemsize * self.size * (1 + self.taken)
+
+    @property
+    def to_write(self) -> int:
+        """The matrix, and what is taken from it as another."""
+        return 2 * super().to_write
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """Of the matrix, written out."""
+        return self.by_matrix(self.dense().pairwise(result, vectors, grid))

@@ -1,27 +1,34 @@
 """The full matrix."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from covprop.covariance import congruence
 from covprop.covariance.base import (
     Covariance,
     LinearMap,
     PairFunction,
     both_triangles,
     symmetric,
+    symmetrised,
 )
-from covprop.covariance.congruence import WIDE, begun, completed
-from covprop.covariance.streamed import Streamed
+from covprop.covariance.congruence import WIDE, complete_congruence, half_congruence
+from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCovariance, Result
+from covprop.covariance.semidefinite import matrix_flaw
+from covprop.covariance.streamed import PlannedStreamed, Streamed
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
 KEPT = 2**19
 """Entries up to which autograd keeps what it needs of them: faster than making it again."""
+
+SAVED, FOLLOWED = 6, 3
+"""Matrices that autograd keeps of a small kernel, and those that a large one makes beside."""
 
 
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
@@ -49,12 +56,24 @@ class Dense(Covariance):
         """The matrix itself."""
         return self.values
 
+    def planned(self) -> "PlannedDense":
+        """A matrix of its size."""
+        return PlannedDense(self.batch_shape, self.size, self.values.itemsize)
+
+    def flaw(self, rounding: float) -> str | None:
+        """Entries that no covariance has."""
+        return matrix_flaw(self.values, rounding)
+
+    def symmetrised(self) -> "Dense":
+        """The symmetric part."""
+        return Dense(symmetrised(self.values))
+
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T: the map on the rows, then on the columns; where that is far wider, on demand."""
-        half = begun(self.values, linear)
+        half = half_congruence(self.values, linear)
         if streams(self.size, half.shape[-1], self.batch_shape) and not half.requires_grad:
             return Streamed.through(half, linear, Dense)
-        return Dense(completed(half, linear))
+        return Dense(complete_congruence(half, linear))
 
     def take(self, index: Tensor) -> "Dense":
         """Rows and columns of the index; the matrix itself where nothing moves."""
@@ -132,6 +151,73 @@ class Dense(Covariance):
             stop = min(self.size, start + max(1, BLOCK // columns))
             yield start, stop
             start = stop
+
+
+@dataclass(frozen=True)
+class PlannedDense(PlannedCovariance):
+    """A matrix."""
+
+    @property
+    def processes(self) -> int:
+        """How many have a share of it."""
+        return 1
+
+    @property
+    def nbytes(self) -> int:
+        """Every entry of the rows that a process has."""
+        rows = -(-self.size // self.processes)
+        return self.batch * self.itemsize * rows * self.size
+
+    def _like(self, result: Result) -> "PlannedDense":
+        return replace(self, size=result.size, itemsize=result.itemsize)
+
+    def push(self, result: Result) -> Cost:
+        """A map of the rows and then the columns, in blocks."""
+        before, after, unit = self.size, result.size, self.batch * result.itemsize
+        work = 2.0 * self.batch * result.taps * after * (before + after) / self.processes
+        pieces = PIECES * self.block(congruence.ROWS, max(before, after), result.itemsize)
+        made, wide = self._like(result), streams(before, after, self.batch_shape)
+        if wide and self.processes == 1 and not result.followed:
+            streamed = PlannedStreamed(self.batch_shape, after, result.itemsize, before, made)
+            return Cost(streamed, streamed.nbytes + pieces, work)  # its half is transposed once
+        half = unit * before * after
+        held = (half + min(pieces, unit * after**2)) // self.processes
+        if result.followed or self.batch * before * after <= congruence.ROWS:
+            held += made.nbytes  # it is made as a whole, and symmetrised
+        return Cost(made, held, work, graph=half)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """Rows, then columns."""
+        del index
+        half = self.batch * result.itemsize * result.size * self.size // self.processes
+        return Cost(self._like(result), half, 2.0 * self.batch * result.size**2, graph=half)
+
+    def scale(self, result: Result) -> Cost:
+        """The outer product of the factors beside the result."""
+        return self._beside(result)
+
+    def plus(self, result: Result) -> Cost:
+        """Noise as a matrix beside the result."""
+        return self._beside(result)
+
+    def _beside(self, result: Result) -> Cost:
+        held = self.batch * result.itemsize * self.size**2 // self.processes
+        work = 2.0 * self.batch * self.size**2 / self.processes
+        return Cost(self._like(result), held, work, graph=held)
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """Block by block of half of the entries; a process with a share takes all of its rows."""
+        entries = self.batch * self.size**2
+        matrix = entries * result.itemsize
+        held = vectors + max(grid, KERNEL * self.block(BLOCK, self.size, result.itemsize))
+        held += FOLLOWED * matrix if result.followed else 0
+        pairs = entries / (2 if self.processes == 1 else self.processes)
+        graph = vectors + (SAVED if entries <= KEPT else 1) * matrix
+        return Cost(self._like(result), held, PER_PAIR * pairs, graph=graph)
+
+    def map(self, result: Result) -> Cost:
+        """A copy."""
+        return Cost(self._like(result), work=2.0 * self.batch * self.size**2)
 
 
 def _without_diagonal(block: Tensor, offset: int = 0) -> Tensor:

@@ -6,9 +6,18 @@ from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, Normal
 
-from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
-from covprop.covariance.dense import Dense
+from covprop.covariance import base
+from covprop.covariance.base import (
+    Covariance,
+    LinearMap,
+    PairFunction,
+    checked_positive,
+    symmetric,
+)
+from covprop.covariance.dense import Dense, PlannedDense
+from covprop.covariance.planned import Cost, PlannedCovariance, Result
 from covprop.covariance.roots import Beside, Deviations, Factor, Root, square_root
 from covprop.kernels.normal import standard_deviation
 
@@ -37,6 +46,19 @@ class LowRank(Covariance):
         """The number of directions k."""
         return self.factor.shape[-1]
 
+    def factor_and_noise(self) -> tuple[Tensor, Tensor | None]:
+        """As it is held."""
+        return self.factor, self.values
+
+    def to_torch(self, mean: Tensor) -> Distribution:
+        """The low-rank kind, over the flattened event."""
+        if self.values is None:
+            return super().to_torch(mean)
+        flat, own = mean.reshape(*self.batch_shape, -1), checked_positive(self.values)
+        if self.rank == 0:  # which torch's low-rank kind does not take
+            return Independent(Normal(flat, own.sqrt()), 1)
+        return LowRankMultivariateNormal(flat, self.factor, own)
+
     def written(self, features: int) -> int:
         """A factor alone stays one."""
         return 0 if self.values is None else max(self.size, features)
@@ -57,6 +79,11 @@ class LowRank(Covariance):
         """The full matrix (*batch, n, n)."""
         matrix = symmetric(self.factor @ self.factor.mT)
         return matrix if self.values is None else matrix + torch.diag_embed(self.values)
+
+    def planned(self) -> "PlannedLowRank":
+        """The factor, and the noise beside it."""
+        sizes = self.batch_shape, self.size, self.factor.itemsize
+        return PlannedLowRank(*sizes, self.rank, self.values is not None)
 
     def push(self, linear: LinearMap) -> Covariance:
         """(A F) (A F)^T, or a matrix where independent noise is beside it."""
@@ -136,3 +163,64 @@ class LowRank(Covariance):
     def to_dense(self) -> Dense:
         """Write every pair out."""
         return Dense(self.matrix())
+
+
+@final
+@dataclass(frozen=True)
+class PlannedLowRank(PlannedCovariance):
+    """A factor of this rank, and independent noise beside it or not."""
+
+    rank: int
+    noisy: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The columns of the factor, and the noise."""
+        return self.batch * self.itemsize * self.size * (self.rank + self.noisy)
+
+    @property
+    def to_write(self) -> int:
+        """The matrix, and strips of a large one."""
+        large = self.batch * self.size**2 > base.SMALL
+        strips = 2 * base.STRIP * large
+        return self.batch * self.itemsize * self.size * (self.size + strips)
+
+    def _like(self, result: Result, noisy: bool) -> Cost:
+        made = replace(self, size=result.size, itemsize=result.itemsize, noisy=noisy)
+        return Cost(made, work=2.0 * self.batch * result.taps * self.rank * result.size)
+
+    def _dense(self, size: int, itemsize: int) -> PlannedDense:
+        return PlannedDense(self.batch_shape, size, itemsize)
+
+    def push(self, result: Result) -> Cost:
+        """Of the factor, or of the matrix where independent noise is beside it."""
+        if self.noisy:
+            return self.by_matrix(self._dense(self.size, self.itemsize).push(result))
+        cost = self._like(result, noisy=False)
+        if self.rank < result.size:
+            return cost
+        made = self._dense(result.size, result.itemsize)
+        return cost._replace(structure=made, temporary=cost.structure.nbytes + 2 * made.nbytes)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """Independent noise that appears twice makes the result dense."""
+        if self.noisy and len(index.unique()) < len(index):
+            return self.by_matrix(self._dense(self.size, self.itemsize).take(index, result))
+        return self._like(result, self.noisy)
+
+    def scale(self, result: Result) -> Cost:
+        """Of both."""
+        return self._like(result, self.noisy)
+
+    def plus(self, result: Result) -> Cost:
+        """Noise beside the factor."""
+        return self._like(result, noisy=True)
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """Of the matrix, written out."""
+        dense = self._dense(self.size, self.itemsize)
+        return self.by_matrix(dense.pairwise(result, vectors, grid))
+
+    def map(self, result: Result) -> Cost:
+        """Of both."""
+        return self._like(result, self.noisy)

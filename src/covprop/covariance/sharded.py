@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction, symmetric
-from covprop.covariance.dense import BLOCK, Dense
+from covprop.covariance.dense import BLOCK, Dense, PlannedDense
+from covprop.covariance.semidefinite import products_flaw
 from covprop.covariance.team import Team
 from covprop.errors import InvalidGaussian, UnsupportedOperation
 
@@ -125,6 +126,10 @@ class Sharded(Covariance):
             run_check=False, shape=shape, stride=torch.empty(shape, device="meta").stride(),
         )  # fmt: skip
 
+    def planned(self) -> "PlannedSharded":
+        """A share of the rows."""
+        return PlannedSharded(self.batch_shape, self.size, self.values.itemsize, self.team.size)
+
     def push(self, linear: LinearMap) -> "Sharded":
         """A S A^T."""
         rows = self.team.congruence(self.values, partial(_unfollowed, linear))
@@ -185,6 +190,10 @@ class Sharded(Covariance):
         """Apply a function to the rows and to the variances."""
         return replace(self, values=function(self.values), variance=function(self.variance))
 
+    def flaw(self, rounding: float) -> str | None:
+        """What a few products tell: all processes see the same, and end in the same way."""
+        return products_flaw(self.products, self.diagonal(), rounding)
+
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """S V and S^T V of vectors (*batch, n, count), on every process."""
         start, stop = self.bounds
@@ -213,6 +222,19 @@ class Sharded(Covariance):
             "and activations, and no further; gather it with .covariance.to_dense(), or run the "
             "model in one process"
         )
+
+
+@final
+@dataclass(frozen=True)
+class PlannedSharded(PlannedDense):
+    """A matrix whose rows are spread over a team."""
+
+    team: int
+
+    @property
+    def processes(self) -> int:
+        """The size of the team."""
+        return self.team
 
 
 def _unfollowed(linear: LinearMap, rows: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ goes through the next linear map at once. What is held is k x n and n x m.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from covprop.covariance import congruence
 from covprop.covariance.base import (
     Covariance,
     LinearMap,
@@ -20,12 +21,17 @@ from covprop.covariance.base import (
     both_triangles,
     symmetric,
 )
-from covprop.covariance.congruence import completed
+from covprop.covariance.congruence import complete_congruence
+from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCovariance, Result
 
 ROWS = 2**22
 """Entries of the wide matrix that are held at a time."""
 PAIRS = 2**18
 """Entries of it that the kernel of an activation works on at a time."""
+
+
+ELEMENTS = 2**9
+"""Bytes that an activation keeps of each feature."""
 
 
 class Activity(NamedTuple):
@@ -49,6 +55,8 @@ class Streamed(Covariance):
     variance: Tensor
     dense: Callable[[Tensor], Covariance]
     activity: Activity | None = None
+
+    deferred: ClassVar[bool] = True
 
     @classmethod
     def through(
@@ -87,10 +95,18 @@ class Streamed(Covariance):
             both_triangles(matrix, start, stop, rows[..., stop:])
         return matrix
 
+    def planned(self) -> PlannedCovariance:
+        """By the size of its half."""
+        dense = self.dense(self.half.new_empty(()).expand(*self.batch_shape, self.size, self.size))
+        return PlannedStreamed(
+            self.batch_shape, self.size, self.half.itemsize, self.half.shape[-2], dense.planned(),
+            self.activity is not None, "_written" in self.__dict__,
+        )  # fmt: skip
+
     def push(self, linear: LinearMap) -> Covariance:
         """B Z B^T: each block of rows of Z through B, then the columns of what that gives."""
         narrow = self._gathered(linear)
-        return self.dense(completed(narrow, linear))
+        return self.dense(complete_congruence(narrow, linear))
 
     def take(self, index: Tensor) -> Covariance:
         """Write the matrix out, unless nothing moves."""
@@ -183,3 +199,75 @@ def _pairs(
         piece = rows[..., first - start : last - start, :]
         piece.copy_(pair(left, right, piece))
     return rows
+
+
+@final
+@dataclass(frozen=True)
+class PlannedStreamed(PlannedCovariance):
+    """A `Streamed` covariance from `before` features; dense: its matrix, which may be kept too."""
+
+    before: int
+    dense: PlannedCovariance
+    active: bool = False
+    cached: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The half, and the matrix once it is written out."""
+        matrix = self.dense.nbytes if self.cached else 0
+        return self.batch * self.itemsize * self.size * self.before + matrix
+
+    @property
+    def to_write(self) -> int:
+        """The matrix, and a block of rows."""
+        return 0 if self.cached else self.dense.nbytes + self.itemsize * ROWS
+
+    @property
+    def written(self) -> "PlannedStreamed":
+        """Its matrix is kept."""
+        return replace(self, cached=True)
+
+    def finished(self) -> Cost:
+        """The matrix is written out."""
+        return Cost(self.dense, max(0, self.to_write - self.dense.nbytes))
+
+    def push(self, result: Result) -> Cost:
+        """A block of its rows at a time, each through the map."""
+        batch, unit = self.batch, self.batch * result.itemsize
+        rows = (2 + KERNEL * self.active * PAIRS / ROWS) * self.block(
+            ROWS, self.size, result.itemsize
+        )
+        pieces = PIECES * self.block(congruence.ROWS, max(self.size, result.size), result.itemsize)
+        held = unit * self.size * result.size + int(rows) + pieces
+        held += ELEMENTS * batch * self.size * self.active
+        work = 2.0 * batch * result.taps * result.size * (self.size + result.size)
+        made = replace(self.dense, size=result.size, itemsize=result.itemsize)
+        return Cost(made, held, work)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """Of the matrix, written out."""
+        return self.by_matrix(self.dense.take(index, result))
+
+    def scale(self, result: Result) -> Cost:
+        """Of the linear map; an activation in between has to be written out."""
+        if self.active:
+            return self.by_matrix(self.dense.scale(result))
+        made = replace(self, itemsize=result.itemsize, cached=False)
+        return Cost(made, work=2.0 * self.batch * self.size**2)
+
+    def plus(self, result: Result) -> Cost:
+        """Of the matrix, written out."""
+        return self.by_matrix(self.dense.plus(result))
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """One activation is remembered, unless autograd wants to know."""
+        if self.active or result.followed:
+            return self.by_matrix(self.dense.pairwise(result, vectors, grid))
+        kernel = KERNEL * self.block(PAIRS, self.size, result.itemsize)
+        made = replace(self, itemsize=result.itemsize, active=True, cached=False)
+        work = PER_PAIR * self.batch * self.size**2 / 2
+        return Cost(made, vectors + max(grid, kernel), work, shares=True)
+
+    def map(self, result: Result) -> Cost:
+        """Of the matrix, written out."""
+        return self.by_matrix(self.dense.map(result))

@@ -1,14 +1,15 @@
 """What does not vary."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, PairFunction
-from covprop.covariance.diagonal import Diagonal
+from covprop.covariance.diagonal import Diagonal, PlannedDiagonal
+from covprop.covariance.planned import Cost, PlannedCovariance, Result
 from covprop.covariance.roots import Deviations, Root
 
 
@@ -24,6 +25,7 @@ class Zero(Covariance):
     values: Tensor
 
     independent: ClassVar[bool] = True
+    constant: ClassVar[bool] = True
 
     @classmethod
     def like(cls, mean: Tensor, batch_dims: int) -> "Zero":
@@ -35,6 +37,10 @@ class Zero(Covariance):
     def batch_shape(self) -> torch.Size:
         """The leading dimensions."""
         return self.values.shape[:-1]
+
+    def planned(self) -> "PlannedZero":
+        """Nothing."""
+        return PlannedZero(self.batch_shape, self.size, self.values.itemsize)
 
     def written(self, features: int) -> int:
         """Zeros stay zeros."""
@@ -97,3 +103,47 @@ class Zero(Covariance):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Zero":
         """Apply a function to the zeros."""
         return Zero(function(self.values))
+
+
+@final
+@dataclass(frozen=True)
+class PlannedZero(PlannedCovariance):
+    """A constant, and every function of it."""
+
+    constant: ClassVar[bool] = True
+
+    @property
+    def nbytes(self) -> int:
+        """None."""
+        return 0
+
+    def _like(self, result: Result) -> Cost:
+        made = replace(self, size=result.size, itemsize=result.itemsize)
+        return Cost(made, work=2.0 * self.batch * result.size)
+
+    def push(self, result: Result) -> Cost:
+        """Zeros."""
+        return self._like(result)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """Zeros."""
+        del index
+        return self._like(result)
+
+    def scale(self, result: Result) -> Cost:
+        """Zeros."""
+        return self._like(result)
+
+    def plus(self, result: Result) -> Cost:
+        """Independent noise alone."""
+        made = PlannedDiagonal(self.batch_shape, result.size, result.itemsize)
+        return self._like(result)._replace(structure=made)
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """Zeros."""
+        del vectors, grid
+        return self._like(result)
+
+    def map(self, result: Result) -> Cost:
+        """Zeros."""
+        return self._like(result)

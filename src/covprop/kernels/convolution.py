@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 TOGETHER = 16
-"""Images that are treated at a time: the patches of more leave the cache."""
+"""Images that are convolved at a time: the patches of more leave the cache."""
 
 
 class Convolver:
-    """A convolution without bias, with room for the patches of some images.
+    """A convolution without bias, with memory for the patches of some images.
 
     The images come last while it works, so that a place of all images is one piece of memory, and
     patches are made along the rows of the kernel only: the row below sees the same ones, one place
@@ -22,7 +22,6 @@ class Convolver:
         stride: tuple[int, int],
         widths: tuple[int, int, int, int],
     ) -> None:
-        """Lay out the weight and the room."""
         (down, right), (left, before, above, below) = stride, widths
         channels, height, width = image
         kernel = weight.shape[-2:]
@@ -40,7 +39,7 @@ class Convolver:
             seen = [range(-above, height + below)]
         self.views = [(_inside(rows, height), across) for rows in seen]
         # Zeros stay zeros: what is outside of the images is never written.
-        self.room = [
+        self._patches = [
             weight.new_zeros(kernel[1], channels, len(rows), self.columns, TOGETHER)
             for rows in seen
         ]
@@ -59,20 +58,22 @@ class Convolver:
                     torch.mm(tap, self._under(i), out=products)
                 else:
                     products.addmm_(tap, self._under(i))
-            found = products.reshape(places, TOGETHER)
-            result[:, start : start + TOGETHER] = found[:, : len(part)]
+            outputs = products.reshape(places, TOGETHER)
+            result[:, start : start + TOGETHER] = outputs[:, : len(part)]
         return result.mT
 
     def _load(self, images: Tensor, count: int) -> None:
         """Put images (channels, rows, columns, count) under each column of the kernel."""
-        for room, ((rows, there), across) in zip(self.room, self.views, strict=True):
+        for patches, ((rows, there), across) in zip(self._patches, self.views, strict=True):
             for shift, (columns, where) in enumerate(across):
-                room[shift, :, rows, columns, :count] = images[:, there, where]
+                patches[shift, :, rows, columns, :count] = images[:, there, where]
 
     def _under(self, row: int) -> Tensor:
         """What a row of the kernel sees: (its columns * channels, places * images)."""
-        room = self.room[row] if len(self.room) > 1 else self.room[0][:, :, row : row + self.rows]
-        return room.flatten(0, 1).flatten(1)
+        patches = self._patches[0][:, :, row : row + self.rows]
+        if len(self._patches) > 1:
+            patches = self._patches[row]
+        return patches.flatten(0, 1).flatten(1)
 
 
 def _inside(seen: range, size: int) -> tuple[slice, slice]:

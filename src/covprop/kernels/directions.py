@@ -13,6 +13,7 @@ The trapezoidal rule in u, t = exp(u - exp(-u)), has these to rounding with abou
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,15 +27,12 @@ STEP = 0.25
 FIRST, LAST = -16, 296
 """Nodes in steps: t from exp(-58) to exp(74), beyond which even t^-1/2 is below rounding."""
 NEGLIGIBLE = -40.0
-"""The logarithm of what a node has to contribute at least."""
-SEARCHED = 8
-"""Steps between the places where the last node is looked for."""
-LITTLE = 1e-4
-"""Noise, as a share of |m|^2 + c, below which the second order of what is not linear is all of it.
-
-There differences of averages of the size of v would be rounding; the third order is smaller by as
-much again.
-"""
+"""The logarithm of the smallest contribution of a node that counts."""
+SEARCH_STEP = 8
+"""Steps between the places where the last node is searched."""
+SMALL_NOISE = 1e-4
+"""Noise, as a share of |m|^2 + c, below which the nonlinear part is taken to second order: the
+difference of averages would be rounding, and the third order is smaller by as much again."""
 
 
 class Vector(NamedTuple):
@@ -49,13 +47,13 @@ class Vector(NamedTuple):
 
     @property
     def covariance(self) -> Tensor:
-        """The matrix."""
+        """The covariance matrix, (*any, r, r)."""
         matrix = torch.diag_embed(self.variance)
         return matrix if self.nudge is None else matrix + self.nudge
 
 
 class _Nudge(Function):
-    """Zeros with the gradient of a matrix: a change of it to first order, in a fixed basis."""
+    """Zeros with the gradient of a matrix: its change to first order, in a fixed basis."""
 
     @staticmethod
     def forward(matrix: Tensor) -> Tensor:
@@ -100,34 +98,38 @@ class _Averages(NamedTuple):
     def of(cls, z: Vector, offset: float) -> "_Averages":
         total = z.mean.square().sum(-1) + z.variance.sum(-1) + offset
         total = total.detach()[..., None]
-        something = total > 0  # else v is zero, and so is its slope
-        total = torch.where(something, total, 1)
-        steps = STEP * torch.arange(FIRST, _last(z, offset, total, something) + 1).to(total)
+        nonzero = total > 0  # else v is zero, and so is its slope
+        total = torch.where(nonzero, total, 1)
+        steps = STEP * torch.arange(FIRST, _last(z, offset, total, nonzero) + 1).to(total)
         inner = torch.exp(-steps)
         node = torch.exp(steps - inner) / total
-        damping = 1 / (1 + 2 * node[..., None] * z.variance[..., None, :])
+        damping = _damping(z, node)
         rows, height = damping * z.mean[..., None, :], _height(z, offset, node, damping)
         if z.nudge is not None:
             pushed = rows @ z.nudge
             trace = (damping * z.nudge.diagonal(dim1=-2, dim2=-1)[..., None, :]).sum(-1)
             height = height - node * trace + 2 * node.square() * (pushed * rows).sum(-1)
             rows = rows - 2 * node[..., None] * damping * pushed
-        whole = torch.where(something, STEP * (1 + inner) * node * height.exp(), 0)
+        whole = torch.where(nonzero, STEP * (1 + inner) * node * height.exp(), 0)
         return cls(node, damping, rows, whole / (math.pi * node).sqrt(), whole)
 
-    def mean(self) -> Tensor:
-        return (self.half[..., None, :] @ self.rows)[..., 0, :]
-
-    def gain(self) -> Tensor:
-        """The part of E[dv/dz] that is diagonal."""
-        return (self.half[..., None, :] @ self.damping)[..., 0, :]
-
-    def pulls(self) -> Tensor:
-        """Weights of the a a^T that E[dv/dz] has less."""
+    def slope_weights(self) -> Tensor:
+        """Weights of the a a^T that are subtracted in E[dv/dz]."""
         return 2 * self.node * self.half
 
-    def outer(self, weights: Tensor, rows: Tensor) -> Tensor:
-        return (rows * weights[..., None]).mT @ rows
+
+def _over_nodes(weights: Tensor, values: Tensor) -> Tensor:
+    """sum_t w_t x_t of values (*any, T, r)."""
+    return (weights[..., None, :] @ values)[..., 0, :]
+
+
+def _outer(weights: Tensor, rows: Tensor) -> Tensor:
+    """sum_t w_t x_t x_t^T."""
+    return (rows * weights[..., None]).mT @ rows
+
+
+def _damping(z: Vector, node: Tensor) -> Tensor:
+    return 1 / (1 + 2 * node[..., None] * z.variance[..., None, :])
 
 
 def _height(z: Vector, offset: float, node: Tensor, damping: Tensor) -> Tensor:
@@ -137,21 +139,19 @@ def _height(z: Vector, offset: float, node: Tensor, damping: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _last(z: Vector, offset: float, total: Tensor, something: Tensor) -> int:
+def _last(z: Vector, offset: float, total: Tensor, nonzero: Tensor) -> int:
     """The last node, in steps, that contributes to any vector."""
-    places = list(range(0, LAST + 1, SEARCHED))
-    for place in places[1:]:
+    for place in range(SEARCH_STEP, LAST + 1, SEARCH_STEP):
         u = torch.tensor(STEP * place).to(total)
         node = torch.exp(u - torch.exp(-u)) / total
-        damping = 1 / (1 + 2 * node[..., None] * z.variance[..., None, :])
-        largest = _height(z, offset, node, damping) + u / 2
-        if not bool(((largest > NEGLIGIBLE) & something).any()):
+        largest = _height(z, offset, node, _damping(z, node)) + u / 2
+        if not bool(((largest > NEGLIGIBLE) & nonzero).any()):
             return place
     return LAST
 
 
 class Direction(NamedTuple):
-    """Of v: its mean, the expected slope E[dv/dz], and what its covariance has beyond the slope's.
+    """Mean of v, expected slope E[dv/dz], and the covariance beyond that of the slope.
 
     (*any, r), (*any, r, r) and (*any, r, r), in the basis of z; idle (*any,): the slope of
     directions that are orthogonal to the basis.
@@ -165,30 +165,32 @@ class Direction(NamedTuple):
 
 def direction(z: Vector, offset: float = 0.0) -> Direction:
     """The moments of z / sqrt(|z|^2 + offset)."""
-    found = _Averages.of(z, offset)
-    mean, pulls, damping = found.mean(), found.pulls(), found.damping
-    slope = torch.diag_embed(found.gain()) - found.outer(pulls, found.rows)
-    spread = (found.whole[..., None, :] @ damping)[..., 0, :] * z.variance
-    second = torch.diag_embed(spread) + found.outer(found.whole, found.rows)
+    averages = _Averages.of(z, offset)
+    mean, damping = _over_nodes(averages.half, averages.rows), averages.damping
+    weights, whole = averages.slope_weights(), averages.whole
+    slope = torch.diag_embed(_over_nodes(averages.half, damping)) - _outer(weights, averages.rows)
+    spread = _over_nodes(whole, damping) * z.variance
+    second = torch.diag_embed(spread) + _outer(whole, averages.rows)
     if z.nudge is not None:
-        slope = slope - z.nudge * found.outer(pulls, damping)
-        second = second + z.nudge * found.outer(found.whole, damping)
+        slope = slope - z.nudge * _outer(weights, damping)
+        second = second + z.nudge * _outer(whole, damping)
     covariance = z.covariance
     beyond = second - mean[..., :, None] * mean[..., None, :] - slope @ covariance @ slope
     carried = (covariance @ z.mean[..., None])[..., 0]
     twice = (covariance @ carried[..., None])[..., 0]
-    little, size = _is_little(z, offset)
-    expanded = _second_order(z.mean, carried, twice, covariance.square().sum((-2, -1)), size)
-    outer = expanded.of(lambda a, b: a[..., :, None] * b[..., None, :], covariance)
-    extra = torch.where(little[..., None, None], outer, beyond)
-    return Direction(mean, slope, (extra + extra.mT) / 2, found.half.sum(-1))
+    small, size = _small_noise(z, offset)
+    squares = covariance.square().sum((-2, -1))
+    expand = _second_order(z.mean, carried, twice, squares, size)
+    expanded = expand(lambda a, b: a[..., :, None] * b[..., None, :], covariance)
+    extra = torch.where(small[..., None, None], expanded, beyond)
+    return Direction(mean, slope, (extra + extra.mT) / 2, averages.half.sum(-1))
 
 
 class Elements(NamedTuple):
-    """Independent elements (*any, n), of which the mean is taken away or not.
+    """Independent elements (*any, n), centred by their average or not.
 
-    variance is that before; mean is what is left. What is left is taken as independent where that
-    is not linear.
+    mean is that after centring, variance that before. Centred elements count as independent in
+    nonlinear parts.
     """
 
     mean: Tensor
@@ -206,7 +208,7 @@ class Elements(NamedTuple):
 
 
 class Marginal(NamedTuple):
-    """Of v, for independent elements: mean, variance, and the part of it that is not linear.
+    """Mean and variance of v, and the nonlinear part of the variance, for independent elements.
 
     (*any, n) each; the slope is diag(gain) - left^T right.
     """
@@ -223,27 +225,28 @@ class Marginal(NamedTuple):
         return vectors * self.gain[..., None, :] - vectors @ self.right.mT @ self.left
 
 
-def marginal(given: Elements, offset: float = 0.0) -> Marginal:
+def marginal(elements: Elements, offset: float = 0.0) -> Marginal:
     """The same for independent elements, without a matrix of their size."""
-    z = given.vector
-    found = _Averages.of(z, offset)
-    mean, gain, rows = found.mean(), found.gain(), found.rows
-    left, right = rows * found.pulls()[..., None], rows
-    second = (found.whole[..., None, :] @ found.damping)[..., 0, :] * z.variance
-    second = second + (found.whole[..., None, :] @ rows.square())[..., 0, :]
+    z = elements.vector
+    averages = _Averages.of(z, offset)
+    rows, whole = averages.rows, averages.whole
+    mean, gain = _over_nodes(averages.half, rows), _over_nodes(averages.half, averages.damping)
+    left, right = rows * averages.slope_weights()[..., None], rows
+    second = _over_nodes(whole, averages.damping) * z.variance
+    second = second + _over_nodes(whole, rows.square())
     carried = z.variance * z.mean
-    little, size = _is_little(z, offset)
+    small, size = _small_noise(z, offset)
     squares = z.variance.square().sum(-1)
-    expanded = _second_order(z.mean, carried, z.variance * carried, squares, size)
+    expand = _second_order(z.mean, carried, z.variance * carried, squares, size)
     beyond = second - mean.square() - _linear(gain, left, right, z.variance)
-    extra = torch.where(little[..., None], expanded.of(torch.mul, z.variance), beyond).clamp(min=0)
-    if given.centred:  # what is linear is known: C diag(g) C - (A C)^T W (A C), C = 1 - 11^T / n
+    extra = torch.where(small[..., None], expand(torch.mul, z.variance), beyond).clamp(min=0)
+    if elements.centred:  # the linear part is C diag(g) C - (A C)^T W (A C), C = 1 - 11^T / n
         mean, left, right = (t - t.mean(-1, keepdim=True) for t in (mean, left, right))
         one, rest = torch.ones_like(gain), gain - gain.mean(-1, keepdim=True)
         share = 1 / gain.shape[-1]
         left = torch.cat([left, (share * torch.stack([gain, one], -2))], -2)
         right = torch.cat([right, torch.stack([one, rest], -2)], -2)
-    variance = _linear(gain, left, right, given.variance) + extra
+    variance = _linear(gain, left, right, elements.variance) + extra
     return Marginal(mean, variance, extra, gain, left, right)
 
 
@@ -254,48 +257,39 @@ def _linear(gain: Tensor, left: Tensor, right: Tensor, variance: Tensor) -> Tens
     return (total - 2 * gain * variance * (left * right).sum(-2)).clamp(min=0)
 
 
-def _is_little(z: Vector, offset: float) -> tuple[Tensor, Tensor]:
-    """Whether the noise is, and |m|^2 + c where it is."""
+def _small_noise(z: Vector, offset: float) -> tuple[Tensor, Tensor]:
+    """Whether the noise is small, and |m|^2 + c where it is."""
     size = z.mean.square().sum(-1) + offset
-    little = z.variance.sum(-1) <= LITTLE * size
-    return little, torch.where(little & (size > 0), size, 1)
-
-
-class _SecondOrder(NamedTuple):
-    """E[H H^T] / 2 for the second derivatives H of v along two independent noises.
-
-    p S + q s s^T + x m m^T + (w m^T + m w^T),  s = S m.
-    """
-
-    of_covariance: Tensor
-    of_carried: Tensor
-    of_mean: Tensor
-    mean: Tensor
-    carried: Tensor
-    mixed: Tensor
-
-    def of(self, outer: Any, covariance: Tensor) -> Tensor:
-        extra = (None,) * (covariance.dim() - self.of_mean.dim())
-        p, q, x = (t[(..., *extra)] for t in (self.of_covariance, self.of_carried, self.of_mean))
-        crossed = outer(self.mixed, self.mean) + outer(self.mean, self.mixed)
-        total = p * covariance + q * outer(self.carried, self.carried)
-        return total + x * outer(self.mean, self.mean) + crossed
+    small = z.variance.sum(-1) <= SMALL_NOISE * size
+    return small, torch.where(small & (size > 0), size, 1)
 
 
 def _second_order(
     mean: Tensor, carried: Tensor, twice: Tensor, squares: Tensor, size: Tensor
-) -> _SecondOrder:
-    """By s = S m, S s, tr S^2 and |m|^2 + c: v = m g(|m|^2), g(q) = (q + c)^-1/2."""
+) -> Callable[[Callable[[Tensor, Tensor], Tensor], Tensor], Tensor]:
+    """E[H H^T] / 2 for the second derivatives H of v along two independent noises.
+
+    p S + q s s^T + x m m^T + (w m^T + m w^T) from m, s = S m, S s, tr S^2 and |m|^2 + c, where
+    v = m g(|m|^2), g(q) = (q + c)^-1/2. Call the result with the product of two vectors, and S.
+    """
     first, second = -size.pow(-1.5), 3 * size.pow(-2.5)  # 2 g' and 4 g''
     along, length = (mean * carried).sum(-1), carried.square().sum(-1)
     mixed = first.square()[..., None] * twice + (first * second * along)[..., None] * carried
     of_mean = first.square() * squares / 2 + first * second * length
     of_mean = of_mean + (second * along).square() / 2
-    return _SecondOrder(first.square() * along, first.square(), of_mean, mean, carried, mixed)
+    scalars = first.square() * along, first.square(), of_mean
+
+    def expand(outer: Callable[[Tensor, Tensor], Tensor], covariance: Tensor) -> Tensor:
+        p, q, x = (t[(..., *(None,) * (covariance.dim() - t.dim()))] for t in scalars)
+        crossed = outer(mixed, mean) + outer(mean, mixed)
+        total = p * covariance + q * outer(carried, carried)
+        return total + x * outer(mean, mean) + crossed
+
+    return expand
 
 
 class Length(NamedTuple):
-    """Of |z|: its mean, its variance, and the part of it that is not linear, (*any,) each."""
+    """Mean, variance, and the nonlinear part of the variance, of |z|, (*any,) each."""
 
     mean: Tensor
     variance: Tensor
@@ -312,19 +306,19 @@ def length(z: Vector, of: Direction) -> Length:
     return _length(z, mean, squares, linear, (between * between.mT).sum((-2, -1)) / 2)
 
 
-def independent_length(given: Elements, of: Marginal) -> Length:
+def independent_length(elements: Elements, of: Marginal) -> Length:
     """The same for independent elements."""
-    z = given.vector
+    z = elements.vector
     slope = of.gain - (of.left * of.right).sum(-2)
-    mean = (z.mean * of.mean + given.variance * slope).sum(-1)
-    linear = (given.variance * of.mean.square()).sum(-1)
+    mean = (z.mean * of.mean + elements.variance * slope).sum(-1)
+    linear = (elements.variance * of.mean.square()).sum(-1)
     squares = (z.mean.square() + z.variance).sum(-1)
-    expanded = (given.variance * (of.variance - of.extra)).sum(-1) / 2
+    expanded = (elements.variance * (of.variance - of.extra)).sum(-1) / 2
     return _length(z, mean, squares, linear, expanded)
 
 
 def _length(z: Vector, mean: Tensor, squares: Tensor, linear: Tensor, expanded: Tensor) -> Length:
-    """What is not linear: E|z|^2 less the rest of it, or tr(S H S H) / 2 where that is little."""
+    """The nonlinear part is E|z|^2 less the rest of it, or tr(S H S H) / 2 where noise is small."""
     beyond = squares - mean.square() - linear
-    extra = torch.where(_is_little(z, 0.0)[0], expanded, beyond).clamp(min=0)
+    extra = torch.where(_small_noise(z, 0.0)[0], expanded, beyond).clamp(min=0)
     return Length(mean, linear + extra, extra)

@@ -1,15 +1,72 @@
-"""Backward passes that cannot be differentiated again say so."""
+"""Derivatives: forward mode from any thread, and backward passes of first order."""
 
-from collections.abc import Callable
-from functools import wraps
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_forward_mode = threading.RLock()
+"""torch counts the levels of forward mode for the whole process, so that two threads would take
+each other's tangents or crash. Reentrant: derivatives of derivatives are nested."""
+
+
+def jvp(function: Callable[[Tensor], Any], point: Tensor, direction: Tensor) -> Any:
+    """J v of a function at a point: a tensor, or the tuple of them that the function returns."""
+    _import_forward_mode()
+    with _forward_mode:
+        return torch.func.jvp(function, (point,), (direction,))[1]
+
+
+class _WarningFilters:
+    """Filters of warnings, which belong to the process: changed while any thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock, self._threads, self._saved = threading.Lock(), 0, warnings.catch_warnings()
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._saved = warnings.catch_warnings()
+                self._saved.__enter__()
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
+            self._threads += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._saved.__exit__(None, None, None)
+
+
+_filters = _WarningFilters()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the warnings that torch.func gives about itself."""
+    _filters.enter()
+    try:
+        yield
+    finally:
+        _filters.leave()
+
+
+@cache
+def _import_forward_mode() -> None:
+    with quiet(), suppress(ImportError):
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse create_graph=True, where the result would silently lack a part."""
+    """Make a backward pass refuse create_graph=True, where its result would lack a part."""
     once: Callable[..., Any] = once_differentiable(backward)
 
     @wraps(backward)

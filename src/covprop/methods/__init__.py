@@ -1,26 +1,16 @@
 """Ways to find the moments of a network's output."""
 
 from covprop.methods.assumed import AssumedDensity
-from covprop.methods.base import (
-    FunctionMethod,
-    LayerwiseMethod,
-    Method,
-    Propagation,
-    WrappingMethod,
-)
+from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method, WrappingMethod
+from covprop.methods.comparison import PiecewiseLinear, Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.exact import Exact
-from covprop.methods.jacobian import linearize
-from covprop.methods.linearized import Linearized
+from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
-from covprop.methods.network import Network
-from covprop.methods.piecewise import PiecewiseLinear
-from covprop.methods.roots import Root
+from covprop.methods.network import Network, Root
 from covprop.methods.series import Series
 from covprop.methods.sketched import Sketched
 from covprop.methods.split import Split
-from covprop.methods.unscented import Unscented
-from covprop.methods.wu2019 import Wu2019
 
 __all__ = [
     "AssumedDensity",
@@ -33,7 +23,6 @@ __all__ = [
     "MonteCarlo",
     "Network",
     "PiecewiseLinear",
-    "Propagation",
     "Root",
     "Series",
     "Sketched",
@@ -41,5 +30,4 @@ __all__ = [
     "Unscented",
     "WrappingMethod",
     "Wu2019",
-    "linearize",
 ]

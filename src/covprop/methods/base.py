@@ -1,28 +1,79 @@
-"""What a method of propagation is."""
+"""What a method of propagation is: it runs a call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.covariance import Covariance, Diagonal
+from covprop.carriers import (
+    Full,
+    IndependentMaxima,
+    Ledger,
+    Planned,
+    PlannedIndependentMaxima,
+)
+from covprop.covariance import Covariance
+from covprop.errors import RandomDraws, UnsupportedOperation
+from covprop.flow.carrier import Carrier
+from covprop.flow.lineage import Lineage, Replacements, Watcher
+from covprop.flow.nests import leaves
+from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.methods.network import Network
-from covprop.sampling import SamplingError
+from covprop.methods.call import (
+    Advance,
+    Call,
+    check_memory,
+    finite,
+    in_flight,
+    planned,
+    unwrapped,
+    without_draws,
+)
+from covprop.methods.network import Estimate, Network, Root, check_outputs
 
-Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
+CARRIED = 2**24
+"""Numbers in columns of the root of an input that are carried to the outputs at a time."""
 
-Advance: TypeAlias = Callable[[int, int], None]
-"""Told how many more, and of how many, evaluations of the model are done."""
-
-Estimate: TypeAlias = tuple[Tensor, Tensor, SamplingError | None]
-"""Mean (*batch, m) and covariance (*batch, m, m) of an output, and how far they may be off."""
+Gains = dict[int, list[Tensor]]
+"""E[J] L (*batch, m, width) for each output, by its place among all results, and each input."""
 
 
-class LayerwiseMethod(ABC):
+def check_generator(generator: object) -> None:
+    """Refuse what is no generator of random numbers, such as a seed."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
+            f"{generator!r}"
+        )
+
+
+class Method(ABC):
+    """A way to find the mean and the covariance of a network's output."""
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether two runs differ by chance."""
+        return False
+
+    @abstractmethod
+    def run(self, call: Call) -> Any:
+        """What the model returns, with a Gaussian in place of each output."""
+
+    def gains(self, call: Call, selected: bool = False) -> Gains | None:
+        """Expected Jacobians of the outputs times roots of the inputs, if the method knows them.
+
+        J is the Jacobian, L L^T the covariance of the input (Stein: Cov(y, x) = E[J] S).
+        selected: only of those elements of the outputs that the method is asked for.
+        """
+        del call, selected
+        return None
+
+
+class LayerwiseMethod(Method):
     """A method that goes through the network once and treats each nonlinearity in its own way."""
 
     activations: Replacements
@@ -30,53 +81,140 @@ class LayerwiseMethod(ABC):
     independent_maxima: bool
     """Whether maxima take their arguments as independent, whatever is known of them."""
 
-    variances_only: ClassVar[bool] = False
-    """Whether all that arises between features is left out."""
+    carries_pairs: ClassVar[bool] = True
+    """Whether covariances between features are carried."""
 
-    returns: ClassVar[bool] = False
-    """Whether the way is gone back from the outputs, so that all of it is kept."""
+    backward: ClassVar[bool] = False
+    """Whether a backward pass from the outputs follows, so that all edges are kept."""
 
-    @property
-    def remembers(self) -> bool:
-        """Whether what goes into a nonlinearity is kept for the way back."""
-        return self.returns
+    def for_one_run(self) -> "LayerwiseMethod":
+        """The method of one propagation: itself, or a copy with what that has to remember."""
+        return self
 
     @property
     def first_order(self) -> bool:
         """Whether the covariances of activations with others end with the first order."""
         return False
 
-    def begun(self) -> "LayerwiseMethod":
-        """The method of one propagation: itself, or a copy with what that has to remember."""
-        return self
+    def carrier(self, covariance: Covariance, lineage: Lineage) -> Carrier:
+        """What an input with this covariance carries."""
+        kind = IndependentMaxima if self.independent_maxima else Full
+        return kind(covariance, lineage, self)
 
-    def begin(self, covariance: Covariance) -> Covariance:
-        """The covariance of an input, in the structure that the method wants."""
-        if self.variances_only:
-            return Diagonal(covariance.diagonal(), assumed=True)
-        return Diagonal(covariance.values) if isinstance(covariance, Diagonal) else covariance
+    def planned_carrier(
+        self, mean: Tensor, covariance: Covariance, lineage: Lineage, ledger: Ledger
+    ) -> Planned:
+        """What a plan carries in its place."""
+        kind = PlannedIndependentMaxima if self.independent_maxima else Planned
+        return kind(covariance.planned(), mean, lineage, ledger)
 
-    def columns(self, covariance: Covariance) -> int:
-        """How many numbers for each feature take the place of its covariances, 0 if none."""
-        del covariance
-        return 0
-
-    @abstractmethod
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
         """Mean (*batch, n) and covariance of an element-wise function."""
+        raise NotImplementedError
 
-    @abstractmethod
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """Covariance of two activations of different tensors, given that of the tensors."""
+        raise NotImplementedError
+
+    def run(self, call: Call) -> Any:
+        """One pass over the operations of the model."""
+        return self.traverse(call, self.watcher(call))
+
+    def watcher(self, call: Call, runs: int = 1) -> Watcher | None:
+        """The bar of so many runs, if one is to be shown."""
+        if call.progress is None:
+            return None
+        return call.progress.operations(planned(call, self).steps * runs)
+
+    def traverse(
+        self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
+    ) -> Any:
+        """One pass; watcher: sees every operation; observe: replaces activations."""
+        lineage = self._lineage(call)
+        lineage.watcher, lineage.observe = watcher, observe
+
+        def pass_once() -> Any:
+            return call.in_flight(lambda x: in_flight(x, lineage))
+
+        with call.naming_broken_weights():
+            return unwrapped(without_draws(pass_once, call.means), self.finish)
+
+    def finish(self, y: GaussianTensor) -> Gaussian:
+        """The Gaussian of an output."""
+        return finite(y.loc, y.carrier.finish(y.loc), self)
+
+    def gains(self, call: Call, selected: bool = False) -> Gains | None:
+        """By carrying the columns of the roots on."""
+        del selected
+        if not self.carries_pairs:
+            return None
+        lineage, begun = self._lineage(call), list[GaussianTensor]()
+
+        def begin(x: Gaussian) -> GaussianTensor:
+            begun.append(in_flight(x, lineage))
+            return begun[-1].clone()  # which the module may change in place
+
+        def pass_once() -> Any:
+            begun.clear()
+            return call.in_flight(begin)
+
+        results = without_draws(pass_once, call.means)
+        roots = [Root.of(x) for x in call.inputs]
+        return {
+            place: self.gains_of(y, begun, roots)
+            for place, y in enumerate(leaves(results))
+            if isinstance(y, GaussianTensor)
+        }
+
+    def gains_of(
+        self, y: GaussianTensor, inputs: Sequence[GaussianTensor], roots: Sequence[Root]
+    ) -> list[Tensor]:
+        """E[J] L of one result, for each input in flight and its root."""
+        return [_carried(y, x, root) for x, root in zip(inputs, roots, strict=True)]
+
+    def _lineage(self, call: Call) -> Lineage:
+        """A lineage that has the whole propagation planned before the first large covariance."""
+        lineage = Lineage(self)
+        method = lineage.method
+        lineage.guard = lambda: check_memory(planned(call, method))
+        return lineage
 
 
-class FunctionMethod(ABC):
+def _carried(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
+    """E[J] L (*batch, m, width) of a result and an input with the root L, forward."""
+    parts = []
+    for start in range(0, root.width, step := max(1, CARRIED // max(1, x.numel()))):
+        columns = root.structure.columns(start, min(root.width, start + step))
+        part = y.carrier.carried(x.carrier, columns)
+        if part is None:  # they are independent
+            break
+        parts.append(part)
+    if not parts:
+        return x.loc.new_zeros(*x.batch_shape, y.event_shape.numel(), root.width)
+    return torch.cat(parts, dim=-1)
+
+
+class FunctionMethod(Method):
     """A method that evaluates the network on plain tensors, whatever operations it is made of."""
 
-    random: ClassVar[bool] = False
+    averages_draws: ClassVar[bool] = False
     """Whether a network that draws random numbers is evaluated often enough to average them."""
+
+    def run(self, call: Call) -> Any:
+        """Estimate the moments of every output of the model as a function."""
+        network = Network(call.on_tensors, call.inputs)
+        if network.draws and not self.averages_draws:
+            raise RandomDraws(
+                f"the model draws random numbers, as dropout and Bayesian layers do, and "
+                f"cp.{type(self).__name__} takes it as a function; use cp.MonteCarlo(), for such "
+                "layers also cp.Exact(), or for dropout call model.eval()"
+            )
+        check_outputs(network, self.entry_bytes)
+        with call.naming_broken_weights():
+            estimates = self.estimate(network, call.advance) if network.outputs else []
+            return network.gaussians(estimates, self)
 
     @abstractmethod
     def entry_bytes(self, dtype: torch.dtype) -> int:
@@ -87,44 +225,51 @@ class FunctionMethod(ABC):
         """Mean and covariance of every output of the network."""
 
 
-class Propagation(ABC):
-    """A network and what it is called with, to be run with other Gaussians and other methods."""
+class WrappingMethod(Method):
+    """A method that has another one, its base, do the work, on other inputs or beside samples."""
 
-    inputs: tuple[Gaussian, ...]
-    """The Gaussians among what it is called with."""
+    base: Method
 
-    @abstractmethod
-    def run(self, inputs: Sequence[Gaussian], method: "Method") -> Any:
-        """What the network returns for these in place of its own."""
-
-    @abstractmethod
-    def network(self) -> Network:
-        """The network as a function of plain tensors."""
+    def run(self, call: Call) -> Any:
+        """As `around` says."""
+        with call.naming_broken_weights():
+            return self.around(call)
 
     @abstractmethod
-    def nest(self, network: Network, estimates: Sequence[Estimate], method: "Method") -> Any:
-        """What the network returns, with a Gaussian for each estimate of its outputs."""
+    def around(self, call: Call) -> Any:
+        """What the model returns, with a Gaussian in place of each output."""
 
-    @abstractmethod
-    def gains(self, method: "Method", wanted: bool = False) -> dict[int, list[Tensor]]:
-        """E[J] L for each output, by its place among all results, and each input: (*batch, m, n).
+    @property
+    def stochastic(self) -> bool:
+        """As its base."""
+        return self.base.stochastic
 
-        wanted: only of those elements of the outputs that the method is asked for.
+    def gains(self, call: Call, selected: bool = False) -> Gains | None:
+        """Those of the base."""
+        with self._another_base(call):
+            return self.base.gains(call, selected)
 
-        J is the Jacobian, L L^T the covariance of the input. Methods that go through the network
-        know its expectation (Stein: Cov(y, x) = E[J] S); of others it is taken at the mean.
-        """
+    def run_base(self, call: Call) -> Any:
+        """What the base makes of a call."""
+        with self._another_base(call):
+            return self.base.run(call)
+
+    @contextmanager
+    def _another_base(self, call: Call) -> Iterator[None]:
+        """Where a base that goes from layer to layer fails, offer one that needs no rules."""
+        try:
+            yield
+        except UnsupportedOperation as error:
+            refused = isinstance(error, RandomDraws)  # by cp.Linearized as well
+            if not isinstance(self.base, LayerwiseMethod) or refused or _draws(call):
+                raise
+            offer = "or give the method around it base=cp.Linearized(), which needs no rules"
+            raise type(error)(f"{error}; {offer}") from error
 
 
-class WrappingMethod(ABC):
-    """A method that has another one do the work, on other inputs or beside samples."""
-
-    base: "Method"
-
-    @abstractmethod
-    def around(self, propagation: Propagation, advance: Advance) -> Any:
-        """What the network returns, with a Gaussian in place of each output."""
-
-
-Method: TypeAlias = LayerwiseMethod | FunctionMethod | WrappingMethod
-"""A way to find the mean and the covariance of a network's output."""
+def _draws(call: Call) -> bool:
+    """Whether the model draws random numbers, as far as it runs on plain tensors."""
+    try:
+        return Network(call.on_tensors, call.inputs).draws
+    except Exception:  # a module may raise anything
+        return False

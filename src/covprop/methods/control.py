@@ -1,4 +1,4 @@
-"""Samples that only have to tell what a linear function of the input does not."""
+"""Sampling with the linearised network as a control variate of known moments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,14 +7,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from covprop.dispatch import leaves
-from covprop.gaussian import Gaussian
-from covprop.methods.base import Advance, Method, Propagation, WrappingMethod
+from covprop.covariance.base import symmetric
+from covprop.flow.nests import leaves
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.kernels.normal import is_finite
+from covprop.methods.base import Method, WrappingMethod
+from covprop.methods.call import Call
 from covprop.methods.exact import Exact
-from covprop.methods.network import Network
-from covprop.methods.outputs import check_outputs
-from covprop.methods.regressed import Group, Tally, completed
-from covprop.methods.roots import Root
+from covprop.methods.linearized import gains_of
+from covprop.methods.montecarlo import add_products
+from covprop.methods.network import Estimate, Network, Root, check_outputs
 
 FEWEST = 128
 """Samples, at least, also of a group: of fewer, standard errors come out too small."""
@@ -22,6 +24,9 @@ HELD = 2**21
 """Numbers of all outputs of a group, about, which are held at a time."""
 MATRICES = 12
 """In float64, of the size of a covariance, that are held at a time."""
+LEAST_SHARE = 0.1
+"""Of the sampled variance of a combination of outputs: where a control variate leaves less, the
+samples are too few to know its coefficients, and are taken without it."""
 
 
 @final
@@ -40,8 +45,14 @@ class ControlVariate(WrappingMethod):
     left to chance. An output that is the same for all samples, and that the base knows to vary, has
     the moments of the base. The covariance is positive semi-definite. No gradients.
 
-    samples: how many, rounded up to equal groups where outputs are many; base: where E[J] is from;
-    generator: where randomness comes from, torch's global one by default.
+    Args:
+        samples: How many, rounded up to equal groups where outputs are many.
+        base: The method that E[J] is from.
+        generator: Where random numbers come from, torch's global one by default.
+
+    Example:
+        y = cp.propagate(model, x, cp.ControlVariate(1024, cp.Exact()))
+        y.mean, y.mean_stderr
     """
 
     samples: int = 1024
@@ -55,43 +66,49 @@ class ControlVariate(WrappingMethod):
         if not isinstance(self.base, Method):
             raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
 
+    @property
+    def stochastic(self) -> bool:
+        """Samples are random."""
+        return True
+
     @torch.no_grad()
-    def around(self, propagation: Propagation, advance: Advance) -> Any:
+    def around(self, call: Call) -> Any:
         """Groups of samples, one after another."""
-        network = propagation.network()
-        roots = [Root.of(x) for x in propagation.inputs]
+        network = Network(call.on_tensors, call.inputs)
+        roots = [Root.of(x) for x in call.inputs]
         width = sum(root.width for root in roots)
         check_outputs(network, lambda _: MATRICES * torch.float64.itemsize, beside=width)
-        gains = propagation.gains(self.base)
+        gains = gains_of(call, self)
         # An output that the base found constant has no gain: plain sampling.
-        known = [_in_float64(gains.get(output.leaf)) for output in network.outputs]
+        known = [[gain.double() for gain in gains.get(o.leaf, ())] for o in network.outputs]
         tallies = [Tally(_covariance(rows)) for rows in known]
         groups, each = _groups(network, self.samples)
         for _ in range(groups):
-            collected = [Group() for _ in network.outputs]
+            collected: list[list[tuple[Tensor, Tensor]]] = [[] for _ in network.outputs]
             for start in range(0, each, network.step):
                 count = min(network.step, each - start)
-                numbers = [_normal(root, count, self.generator) for root in roots]
+                numbers = [root.normal(count, self.generator) for root in roots]
                 points = [r.x.mean + r.times(z) for r, z in zip(roots, numbers, strict=True)]
-                values = network.at(points)
-                for group, value, rows in zip(collected, values, known, strict=True):
-                    group.add(value.double(), _linear(rows, numbers, value))
-                advance(count, groups * each)
+                for group, y, rows in zip(collected, network.at(points), known, strict=True):
+                    group.append((y.double(), _linear(rows, numbers, y)))
+                call.advance(count, groups * each)
             for tally, group in zip(tallies, collected, strict=True):
-                tally.add(group)
+                both = [torch.cat(part) for part in zip(*group, strict=True)]
+                group.clear()  # memory
+                tally.add(*both)
         estimates = [
             tally.estimate(groups * each, output.dtype)
             for tally, output in zip(tallies, network.outputs, strict=True)
         ]
-        unseen = [tally.unseen() for tally in tallies]
-        if any(bool(some.any()) for some in unseen):
-            results = list(leaves(propagation.run(propagation.inputs, self.base)))
+        constant = [tally.constant_variance() for tally in tallies]
+        if any(bool(some.any()) for some in constant):
+            results = list(leaves(self.run_base(call.on(call.inputs))))
             for i, output in enumerate(network.outputs):
                 y = results[output.leaf]
-                if isinstance(y, Gaussian) and y.mean.numel() == unseen[i].numel():
-                    mean = y.mean.reshape(unseen[i].shape)
-                    estimates[i] = completed(estimates[i], unseen[i], mean, y.covariance_matrix)
-        return propagation.nest(network, estimates, self)
+                if isinstance(y, Gaussian) and y.mean.numel() == constant[i].numel():
+                    mean = y.mean.reshape(constant[i].shape)
+                    estimates[i] = _completed(estimates[i], constant[i], mean, y.covariance_matrix)
+        return network.gaussians(estimates, self)
 
 
 def _groups(network: Network, samples: int) -> tuple[int, int]:
@@ -102,19 +119,9 @@ def _groups(network: Network, samples: int) -> tuple[int, int]:
     return groups, -(-samples // groups)
 
 
-def _normal(root: Root, count: int, generator: torch.Generator | None) -> Tensor:
-    """Standard normal numbers (count, *batch, n) behind an input."""
-    shape = count, *root.x.batch_shape, root.width
-    return torch.randn(shape, dtype=root.x.dtype, device=root.x.device, generator=generator)
-
-
-def _in_float64(rows: Sequence[Tensor] | None) -> list[Tensor] | None:
-    return None if rows is None else [gain.double() for gain in rows]
-
-
-def _linear(rows: list[Tensor] | None, numbers: list[Tensor], like: Tensor) -> Tensor:
+def _linear(rows: Sequence[Tensor], numbers: Sequence[Tensor], like: Tensor) -> Tensor:
     """g (count, *batch, m) for the standard normal numbers behind each input."""
-    if rows is None:
+    if not rows:
         return torch.zeros_like(like, dtype=torch.float64)
     parts = [
         torch.einsum("...mn,k...n->k...m", gain, z.double())
@@ -123,6 +130,189 @@ def _linear(rows: list[Tensor] | None, numbers: list[Tensor], like: Tensor) -> T
     return torch.stack(parts).sum(0)
 
 
-def _covariance(rows: list[Tensor] | None) -> Tensor | float:
+def _covariance(rows: Sequence[Tensor]) -> Tensor | None:
     """E[J] S E[J]^T."""
-    return 0.0 if rows is None else torch.stack([gain @ gain.mT for gain in rows]).sum(0)
+    return torch.stack([gain @ gain.mT for gain in rows]).sum(0) if rows else None
+
+
+def _products(values: Tensor, control: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sums over samples of P - Q, Q, (P - Q)^2, (P - Q) Q and Q^2, each (*batch, m, m).
+
+    P_ij and Q_ij are the products of deviations (count, *batch, m) of the values f and of the
+    control variate g. Of u = f - g and v = f + g, P - Q is (u_i v_j + v_i u_j) / 2: small where u
+    is, as a difference of squares would not be.
+    """
+    difference, total = values - control, values + control
+    squares = _sums(difference.square(), total.square()).div_(2)
+    both = difference * total
+    add_products(squares, both, both, 0.5)
+    return (
+        _sums(difference, total),
+        _sums(control, control),
+        squares,
+        _sums(difference * control, total * control),
+        _sums(control.square(), control.square()),
+    )
+
+
+def _sums(left: Tensor, right: Tensor) -> Tensor:
+    """Over samples, of (l_i r_j + r_i l_j) / 2."""
+    total = left.new_zeros(*left.shape[1:], left.shape[-1])
+    add_products(total, left, right)
+    return symmetric(total)
+
+
+def _coefficients(values: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+    """b (*batch, m) and 1 - c (*batch, m, m) of least variance, by samples (count, *batch, m).
+
+    c = Cov(P, Q) / Var(Q), with Q of the control variate times b: the covariance has the variance
+    Var(P) - Cov(P, Q)^2 / Var(Q) over the number of samples, never more than that of P alone, and
+    with nothing in common c is zero.
+    """
+    values, control = values - values.mean(0), control - control.mean(0)
+    square = control.square().sum(0)
+    common = (values * control).sum(0)
+    slope = torch.where(square > 0, common / torch.where(square > 0, square, 1), 0)
+    difference, inner, _, mixed, squares = _products(values, slope * control)
+    count = len(values)
+    spread = squares - inner.square() / count
+    common = mixed - difference * inner / count
+    varies = spread > 0
+    return slope, torch.where(varies, -common / torch.where(varies, spread, 1), 1)
+
+
+@final
+class Tally:
+    """Averages over groups, with the coefficients of the first: they are constants to the others.
+
+    known: the covariance of the control variate, if there is one.
+    """
+
+    _first: Tensor
+    _constant: Tensor
+    _coefficients: tuple[Tensor, Tensor]
+    _sums: Sequence[Tensor]
+
+    def __init__(self, known: Tensor | None) -> None:
+        """No group yet."""
+        self._known, self._groups = known, 0
+
+    def add(self, values: Tensor, control: Tensor) -> None:
+        """The moments of a group: samples (count, *batch, m) and their control variate."""
+        if not self._groups:
+            self._first = values[0]
+            self._constant = torch.ones_like(self._first, dtype=torch.bool)
+            self._coefficients = _coefficients(values, control)
+        self._constant = self._constant & (values == self._first).all(0)
+        found = _moments(values, control, *self._coefficients, self._known)
+        if self._groups:
+            for total, one in zip(self._sums, found, strict=True):
+                total += one
+        else:
+            self._sums = found
+        self._groups += 1
+
+    def constant_variance(self) -> Tensor:
+        """Variances (*batch, m) of the control where the outputs are the same for all samples."""
+        if self._known is None:
+            return torch.zeros_like(self._constant, dtype=torch.float64)
+        return torch.where(self._constant, self._known.diagonal(dim1=-2, dim2=-1), 0)
+
+    def estimate(self, samples: int, dtype: torch.dtype) -> Estimate:
+        """Mean and covariance of all groups, and their standard errors."""
+        mean, covariance, plain = (total / self._groups for total in self._sums[:3])
+        errors = (total.sqrt().div(self._groups).to(dtype) for total in self._sums[3:])
+        matrix = _semidefinite(covariance, plain)
+        return mean.to(dtype), matrix.to(dtype), SamplingError(samples, *errors)
+
+
+def _completed(estimate: Estimate, control: Tensor, mean: Tensor, covariance: Tensor) -> Estimate:
+    """An estimate with the moments of another method for outputs that are constant over samples.
+
+    control: variances (*batch, m) that those outputs have at least, zero for others. Samples do not
+    estimate them: the variances may be off by as much again, and covariances with other outputs,
+    which stay zero, by what they could be at most.
+    """
+    found, matrix, error = estimate
+    assert error is not None
+    constant = control > 0
+    both = constant[..., :, None] & constant[..., None, :]
+    either = constant[..., :, None] | constant[..., None, :]
+    matrix = torch.where(both, covariance.to(matrix), torch.where(either, 0, matrix))
+    variance = torch.maximum(matrix.diagonal(dim1=-2, dim2=-1), control.to(matrix))
+    most = (variance[..., :, None] * variance[..., None, :]).sqrt()
+    errors = SamplingError(
+        error.samples,
+        torch.where(constant, (variance / error.samples).sqrt(), error.mean),
+        torch.where(either, most, error.covariance),
+    )
+    return torch.where(constant, mean.to(found), found), matrix, errors
+
+
+def _moments(
+    values: Tensor, control: Tensor, slope: Tensor, rest: Tensor, known: Tensor | None
+) -> Sequence[Tensor]:
+    """Mean, covariance, that of the samples alone, and the variances of the first two.
+
+    mean(f - b g) and mean(P) - c o (mean(Q) - K), K the known covariance of b g; slope: b;
+    rest: 1 - c.
+    """
+    count = len(values)
+    control = control * slope
+    mean = (values - control).mean(0)
+    values, control = values - values.mean(0), control - control.mean(0)
+    of_mean = (values - control).square().sum(0) / (count * (count - 2))
+    difference, inner, squares, mixed, of_control = _products(values, control)
+    squares.addcmul_(rest, mixed, value=2).addcmul_(of_control.mul_(rest), rest)
+    del mixed, of_control
+    total = difference + rest * inner
+    squares.addcmul_(total, total, value=-1 / count).clamp_(min=0).div_(count * (count - 2))
+    plain = difference.add_(inner).div_(count - 1)
+    # (1 - rest) K, K of the control variate times its slope.
+    scaled = inner.zero_() if known is None else inner.copy_(known)
+    scaled.mul_(slope[..., :, None]).mul_(slope[..., None, :])
+    covariance = total.div_(count - 1).add_(scaled).addcmul_(rest, scaled, value=-1)
+    return mean, covariance, plain, of_mean, squares
+
+
+def _semidefinite(covariance: Tensor, plain: Tensor) -> Tensor:
+    """A covariance (*batch, m, m) that is positive semi-definite, as that of the samples is.
+
+    In units in which the sampled covariance is 1, directions in which less than LEAST_SHARE is left
+    have what was sampled.
+    """
+    if not (is_finite(covariance) and is_finite(plain)):
+        return covariance  # it is refused with a reason, as every result is
+    covariance = symmetric(covariance)
+    if _leaves_enough(covariance, plain):
+        return covariance
+    plain = symmetric(plain)
+    sizes, axes = torch.linalg.eigh(plain)
+    varies = sizes > _rounding(sizes)
+    root = torch.where(varies, sizes, 0).sqrt()
+    white = axes * torch.where(varies, 1 / torch.where(varies, root, 1), 0)[..., None, :]
+    shares = symmetric(white.mT @ covariance @ white) + torch.diag_embed((~varies).to(white))
+    shares, turns = torch.linalg.eigh(shares)
+    values = torch.linalg.eigvalsh(covariance)
+    sound = (values[..., 0] >= -_rounding(values)[..., 0]) & (shares[..., 0] >= LEAST_SHARE)
+    factor = (axes * root[..., None, :]) @ turns
+    kept = torch.where(shares < LEAST_SHARE, 1, shares)
+    mended = symmetric((factor * kept[..., None, :]) @ factor.mT)
+    return torch.where(sound[..., None, None], covariance, mended)
+
+
+def _leaves_enough(covariance: Tensor, plain: Tensor) -> bool:
+    """Whether enough is left of every combination of outputs, by a Cholesky factor."""
+    if not covariance.numel():
+        return True
+    left = torch.sub(covariance, plain, alpha=LEAST_SHARE)
+    largest = plain.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+    rounding = torch.finfo(left.dtype).eps * left.shape[-1] * largest
+    left.diagonal(dim1=-2, dim2=-1).add_(rounding)
+    return not bool(torch.linalg.cholesky_ex(left).info.any())
+
+
+def _rounding(values: Tensor) -> Tensor:
+    """What of eigenvalues, in ascending order, is rounding."""
+    scale = torch.maximum(values[..., -1:].abs(), values[..., :1].abs())
+    return torch.finfo(values.dtype).eps * values.shape[-1] * scale

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
-from covprop.activations.different import beyond_series, integrated
-from covprop.covariance import Covariance, Streamed
+from covprop.activations.nested import beyond_series, integrated
+from covprop.covariance import Covariance
+from covprop.flow.lineage import Replacements
 from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.methods.base import LayerwiseMethod, Replacements
+from covprop.methods.base import LayerwiseMethod
 from covprop.methods.series import series_cross
 
 
@@ -19,10 +20,14 @@ from covprop.methods.series import series_cross
 class Exact(LayerwiseMethod):
     """Exact mean, variance and covariance of each nonlinearity, given that its input is Gaussian.
 
-    activations: what to use in place of declared activations, by torch function: an
-    `Activation`, or a factory that takes the function's options;
-    independent_maxima: take the arguments of a maximum as independent, as Gast & Roth (2018) do,
-    and leave their correlation unused; for comparison (docs/operations.md has the errors).
+    Args:
+        activations: What to use in place of declared activations, by torch function: an
+            `Activation`, or a factory that takes the function's options.
+        independent_maxima: Take the arguments of a maximum as independent, as Gast & Roth (2018)
+            do; for comparison (docs/operations.md has the errors).
+
+    Example:
+        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Exact())
     """
 
     activations: Replacements = field(default_factory=dict, hash=False)
@@ -38,9 +43,9 @@ class Exact(LayerwiseMethod):
             result, output = activation.marginals(point, variance)
             return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
         order = 0
-        if covariance.size * variance.numel() > activation.few:
+        if covariance.size * variance.numel() > activation.direct_pairs:
             largest = 1.0
-            if not isinstance(covariance, Streamed):  # which would have to be computed for it
+            if not covariance.deferred:  # which would have to be computed for it
                 largest = covariance.largest(_correlation, (inverse_deviation(variance),))
             order = activation.order(largest, mean.dtype)
         prepared = activation.prepare(point, variance, order, mean.dtype)

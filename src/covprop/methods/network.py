@@ -1,26 +1,33 @@
 """A network as a function of plain tensors, one for each of its Gaussian inputs.
 
-It is run twice before anything else: at the means, where a `Trace` sees which of the results depend
-on the inputs and how large tensors get on the way; and with the first Gaussian of the batch moved,
-which shows where in each result the batch is, and that its elements stay apart. Where these two
-looks leave it open, there are more (`Looks`).
+It is run twice before anything else: at the means, where `Dependence` sees which of the results
+depend on the inputs and how large tensors get on the way; and with the first Gaussian of the batch
+moved, which shows where in each result the batch is, and that its elements are independent of each
+other. Where these two leave it open, there are more probes (`Probes`).
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
-from covprop.dispatch import Entered, leaves, map_leaves
-from covprop.eager import eager
-from covprop.errors import UnsupportedOperation
-from covprop.gaussian import Gaussian
-from covprop.kernels.forward import quiet
-from covprop.methods.looks import Looks, random_state, randomness_kept
+from covprop.covariance import Dense
+from covprop.covariance.roots import Root as Structure
+from covprop.errors import BatchDimensionError, TooLarge, UnsupportedOperation
+from covprop.flow.eager import eager
+from covprop.flow.memory import LARGE, free_bytes
+from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.table import Entered
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.kernels.gradients import quiet
+from covprop.methods.call import check_returned, finite, random_state, random_state_kept
+from covprop.text_table import in_bytes
 from covprop.validation import SUPPORTED
 
 HELD = 2**20
@@ -30,9 +37,52 @@ CONSTANTS = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
 }  # fmt: skip
 """Functions of a tensor whose results do not depend on its numbers."""
+FURTHER = (1.0, -1.0)
+"""Moves, as multiples of one, the mean's magnitude and the deviation together."""
+
+Index: TypeAlias = tuple[int, ...]
+Estimate: TypeAlias = tuple[Tensor, Tensor, SamplingError | None]
+"""Mean (*batch, m) and covariance (*batch, m, m) of an output, and their standard errors."""
 
 
-class Trace(TorchFunctionMode):
+@final
+@dataclass(frozen=True)
+class Root:
+    """L with L L^T the covariance of x, as its structure has it, in the shapes of the mean."""
+
+    x: Gaussian
+    structure: Structure
+
+    @classmethod
+    def of(cls, x: Gaussian) -> "Root":
+        """The root of a covariance, computed once."""
+        return cls(x, x.covariance.root())
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return self.structure.width
+
+    def times(self, numbers: Tensor) -> Tensor:
+        """L z for numbers (count, *batch, width), in the shape (count, *batch, *event)."""
+        return self.structure.times(numbers).reshape(len(numbers), *self.x.mean.shape)
+
+    def after(self, jacobian: Tensor) -> Tensor:
+        """J L for a Jacobian (*batch, m, n)."""
+        return self.structure.after(jacobian.to(self.x.dtype))
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Columns [start, stop) of L as (count, *batch, *event)."""
+        columns = self.structure.columns(start, stop)
+        return columns.movedim(-1, 0).reshape(stop - start, *self.x.mean.shape)
+
+    def normal(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Standard normal numbers (count, *batch, width)."""
+        shape = count, *self.x.batch_shape, self.width
+        return torch.randn(shape, dtype=self.x.dtype, device=self.x.device, generator=generator)
+
+
+class Dependence(TorchFunctionMode):
     """Follows what depends on some tensors, by the memory that torch functions write to."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -52,13 +102,13 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         """Run the function; what comes of something dependent is dependent, also in place."""
         del types
-        given = kwargs or {}
+        named = kwargs or {}
         self._entered.see(func, args)
-        result = func(*args, **given)
+        result = func(*args, **named)
         results = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         self.largest = max([self.largest, *(tensor.numel() for tensor in results)])
         name = getattr(func, "__name__", "")
-        arguments = [leaf for leaf in leaves((args, given)) if isinstance(leaf, Tensor)]
+        arguments = [leaf for leaf in leaves((args, named)) if isinstance(leaf, Tensor)]
         if name not in CONSTANTS and any(map(self.depends, arguments)):
             self._mark(results)
             if name == "__setitem__":
@@ -72,6 +122,124 @@ class Trace(TorchFunctionMode):
 def _memory(tensor: Tensor) -> int:
     plain = tensor.layout is torch.strided and tensor.numel() > 0
     return tensor.untyped_storage().data_ptr() if plain else id(tensor)
+
+
+class Probes:
+    """What a model returns elsewhere, compared with what it returned at the means.
+
+    A probe moves one Gaussian of the batch, or all. By a deviation first, which stays where the
+    input is; then further, for deviations may be zero and units dead; at last to NaN, which reaches
+    what depends on it wherever a comparison does not stop it.
+    """
+
+    def __init__(self, call: Callable[..., Any], inputs: Sequence[Gaussian]) -> None:
+        """Nothing is evaluated yet; `before` are the leaves at the means."""
+        self.call, self.inputs = call, tuple(inputs)
+        self.batch_shape = inputs[0].batch_shape
+        self.means = [x.mean.detach() for x in inputs]
+        self.before: list[Any] = []
+        self._known: dict[tuple[Index, float | None], list[Any]] = {}
+
+    def after_a_deviation(self) -> list[Any]:
+        """The leaves with the first Gaussian of the batch moved by a deviation."""
+        return self._after((0,) * len(self.batch_shape), None)
+
+    def depends(self, leaf: int) -> bool:
+        """Whether a tensor changes when the inputs are moved, as far as it takes."""
+        old = self.before[leaf]
+        if _differs(old, self.after_a_deviation()[leaf]):
+            return True
+        if not old.is_floating_point():
+            return False
+        probes = (self._elsewhere((), amount) for amount in (*FURTHER, math.nan))
+        return any(after is not None and _differs(old, after[leaf]) for after in probes)
+
+    def batch_at(self, leaf: int) -> int:
+        """Where the batch is: the dimensions along which only what was moved has changed."""
+        old, batch = self.before[leaf], self.batch_shape
+        places = range(old.dim()) if len(batch) == 1 else [0]
+        fit = [at for at in places if old.shape[at : at + len(batch)] == batch]
+        if fit and (batch.numel() <= 1 or not old.numel()):
+            return fit[0]
+        touched = reached = False
+        for element, amount in self._moves():
+            if not fit or (touched and len(fit) == 1):
+                break
+            after = self._elsewhere(element, amount)
+            if after is None or after[leaf].shape != old.shape:
+                continue
+            changed = _changed(old, after[leaf])
+            separate = [at for at in fit if _changes_one(changed, at, element)]
+            if amount is math.nan:  # 0 * NaN is NaN: it also gets where nothing depends on it
+                fit, reached = separate or fit, bool(separate and changed.any())
+            else:
+                fit, touched = separate, touched or bool(changed.any())
+        if len(fit) == 1 or (fit and reached):
+            return fit[0]
+        what = (
+            "it is ambiguous which dimension is the batch, as nothing in it changes with the "
+            f"input; propagate it with a batch size other than {batch.numel()}"
+            if fit else f"the elements of the batch {tuple(batch)} are not kept apart"
+        )  # fmt: skip
+        raise BatchDimensionError(
+            f"the model returns a tensor of shape {tuple(old.shape)} in which {what}"
+        )
+
+    def _moves(self) -> Iterator[tuple[Index, float | None]]:
+        """What to move and how far, the last of them to NaN."""
+        first, last = (0,) * len(self.batch_shape), tuple(n - 1 for n in self.batch_shape)
+        for amount in (None, *FURTHER):
+            yield first, amount
+            yield last, amount
+        yield first, math.nan
+
+    def _elsewhere(self, element: Index, amount: float | None) -> list[Any] | None:
+        """The leaves there, or None where the model raises or returns others."""
+        try:
+            after = self._after(element, amount)
+        except Exception:  # whatever a model has against such an input
+            return None
+        same = [type(leaf) for leaf in after] == [type(leaf) for leaf in self.before]
+        return after if same else None
+
+    def _after(self, element: Index, amount: float | None) -> list[Any]:
+        if (element, amount) not in self._known:
+            moved = [self._moved(x, element, amount) for x in self.inputs]
+            # Under a mode, as `Dependence` is: torch has ways through attention that it takes
+            # without one alone, which round otherwise.
+            with torch.no_grad(), random_state_kept(self.means), BaseTorchFunctionMode():
+                self._known[element, amount] = list(leaves(self.call(*moved)))
+        return self._known[element, amount]
+
+    def _moved(self, x: Gaussian, element: Index, amount: float | None) -> Tensor:
+        moved = x.mean.detach().clone()
+        if not moved.numel():  # a batch may be empty
+            return moved
+        shift = x.stddev.detach()[element]
+        if amount is None:
+            signs = torch.ones_like(shift).flatten()
+            signs[1::2] = -1
+            shift = shift * signs.reshape(shift.shape)
+        else:
+            shift = amount * (1 + moved[element].abs() + shift)
+        moved[element] += shift
+        return moved
+
+
+def _changed(old: Tensor, new: Tensor) -> Tensor:
+    return (old != new) & ~(old.isnan() & new.isnan())
+
+
+def _differs(old: Tensor, new: Tensor) -> bool:
+    return old.shape != new.shape or bool(_changed(old, new).any())
+
+
+def _changes_one(changed: Tensor, at: int, element: Index) -> bool:
+    """Whether nothing but this element of the batch has changed."""
+    others = changed.movedim(at, 0).clone() if len(element) == 1 else changed.clone()
+    if others.numel():
+        others[element] = False
+    return not bool(others.any())
 
 
 class Output(NamedTuple):
@@ -88,33 +256,33 @@ class Network:
     """A function of tensors whose results are nests, seen as a function to vectors."""
 
     def __init__(self, call: Callable[..., Any], inputs: Sequence[Gaussian]) -> None:
-        """Look at it once at the means; call takes a tensor for each of the inputs."""
-        call = eager(call)
-        self.call, self.inputs = call, tuple(inputs)
+        """Run it once at the means; call takes a tensor for each of the inputs."""
+        self.call, self.inputs = eager(call), tuple(inputs)
         self.batch_shape = inputs[0].batch_shape
         self._vectorised = True
-        looks = Looks(call, inputs)
-        with torch.no_grad(), randomness_kept(looks.means):
-            state = random_state(looks.means)
-            with Trace(copies := [mean.clone() for mean in looks.means]) as trace:
-                self.result = call(*copies)
-            self.draws = not torch.equal(random_state(looks.means), state)
+        probes = Probes(self.call, inputs)
+        with torch.no_grad(), random_state_kept(probes.means):
+            state = random_state(probes.means)
+            with Dependence(copies := [mean.clone() for mean in probes.means]) as dependence:
+                self.result = self.call(*copies)
+            self.draws = not torch.equal(random_state(probes.means), state)
             """Whether it takes random numbers."""
-            _check(self.result)
-            self.largest = trace.largest
+            self.largest = dependence.largest
             before = list(leaves(self.result))
-            marked = [isinstance(leaf, Tensor) and trace.depends(leaf) for leaf in before]
-            before = map_leaves(before, lambda leaf: leaf.clone() if _is(leaf) else leaf)
-        looks.before, after = before, looks.after_a_deviation()
+            for leaf in before:
+                check_returned(leaf)
+            marked = [isinstance(leaf, Tensor) and dependence.depends(leaf) for leaf in before]
+            before = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in before]
+        probes.before, after = before, probes.after_a_deviation()
         _check_same(before, after)
         found = [
             (i, old, new)
             for i, (old, new) in enumerate(zip(before, after, strict=True))
-            if _is(old) and (marked[i] or looks.depends(i))
+            if isinstance(old, Tensor) and (marked[i] or probes.depends(i))
         ]
-        self.seen = all(marked[i] for i, _, _ in found)
+        self.visible = all(marked[i] for i, _, _ in found)
         """Whether torch showed how the outputs depend on the inputs; of scripts it does not."""
-        self.outputs = tuple(_output(looks, i, old, new) for i, old, new in found)
+        self.outputs = tuple(_output(probes, i, old, new) for i, old, new in found)
 
     @property
     def means(self) -> tuple[Tensor, ...]:
@@ -143,11 +311,16 @@ class Network:
         rows = [self(*point) for point in zip(*points, strict=True)]
         return tuple(torch.stack(part) for part in zip(*rows, strict=True))
 
-    def nest(self, values: Sequence[Any]) -> Any:
-        """What the model returns, with a value in place of each output."""
-        given = {output.leaf: value for output, value in zip(self.outputs, values, strict=True)}
+    def gaussians(self, estimates: Sequence[Estimate], method: object) -> Any:
+        """What the model returns, with a Gaussian in place of each output."""
+        results: dict[int, Gaussian] = {}
+        for output, (mean, covariance, error) in zip(self.outputs, estimates, strict=True):
+            shape = (*self.batch_shape, *output.event_shape)
+            if error is not None:
+                error = SamplingError(error.samples, error.mean.reshape(shape), error.covariance)
+            results[output.leaf] = finite(mean.reshape(shape), Dense(covariance), method, error)
         numbers = count()
-        return map_leaves(self.result, lambda leaf: given.get(next(numbers), leaf))
+        return map_leaves(self.result, lambda leaf: results.get(next(numbers), leaf))
 
     def _flat(self, result: Tensor, output: Output) -> Tensor:
         _check_shape(output.shape, result.shape)
@@ -156,21 +329,17 @@ class Network:
         return result.reshape(*self.batch_shape, output.event_shape.numel())
 
 
-def _output(looks: Looks, leaf: int, old: Tensor, new: Tensor) -> Output:
+def _output(probes: Probes, leaf: int, old: Tensor, new: Tensor) -> Output:
     if old.dtype not in SUPPORTED:
         raise UnsupportedOperation(
             f"the model returns {old.dtype} numbers, which have no Gaussian; return the "
             "float32 or float64 tensor that they come from"
         )
     _check_shape(old.shape, new.shape)
-    at = looks.batch_at(leaf) if looks.batch_shape else 0
+    at = probes.batch_at(leaf) if probes.batch_shape else 0
     event = list(old.shape)
-    del event[at : at + len(looks.batch_shape)]
+    del event[at : at + len(probes.batch_shape)]
     return Output(leaf, old.shape, at, torch.Size(event), old.dtype)
-
-
-def _is(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor)
 
 
 def _check_shape(expected: torch.Size, found: torch.Size) -> None:
@@ -192,10 +361,22 @@ def _check_same(before: list[Any], after: list[Any]) -> None:
             )
 
 
-def _check(result: Any) -> None:
-    for leaf in leaves(result):
-        if leaf is not None and not isinstance(leaf, Tensor | bool | int | float | str):
-            raise UnsupportedOperation(
-                f"the model returns a {type(leaf).__name__}; covprop unwraps tensors, tuples, "
-                "lists and dicts"
-            )
+def check_outputs(
+    network: Network, entry_bytes: Callable[[torch.dtype], int], beside: int = 0
+) -> None:
+    """Raise if what a method holds for the covariances of the outputs would not fit.
+
+    entry_bytes: for each entry of the covariance of an output of this dtype; beside: float64
+    numbers for each output that are held, too.
+    """
+    needed, outputs = 0, 0
+    for output in network.outputs:
+        size = output.event_shape.numel()
+        outputs += size
+        needed += entry_bytes(output.dtype) * size**2 + torch.float64.itemsize * beside * size
+    needed *= network.batch_shape.numel()
+    if needed > LARGE and needed > (free := free_bytes(network.means[0].device)):
+        raise TooLarge(
+            f"the covariances of {outputs:,} outputs would need {in_bytes(needed)}, and "
+            f"{in_bytes(free)} are free; return fewer outputs, or propagate parts of the batch"
+        )

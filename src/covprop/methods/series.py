@@ -10,15 +10,15 @@ from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
 from covprop.covariance import Covariance
 from covprop.errors import ToleranceNotReached
-from covprop.kernels.hermite import flushed, in_units, power_series, series_units
+from covprop.flow.lineage import Replacements
 from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.methods.base import LayerwiseMethod, Replacements
+from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
+from covprop.kernels.rounding import REMAINDER
+from covprop.methods.base import LayerwiseMethod
 
 DEFAULT_ORDER = 4
 LARGEST_ORDER = 512
 """Where `Series(tolerance=...)` gives up: pairs with |rho| = 1 may need far more."""
-ROUNDING = 8.0
-"""In units of machine epsilon: what rounding does to a variance left over after subtraction."""
 
 
 @final
@@ -26,14 +26,16 @@ ROUNDING = 8.0
 class Series(LayerwiseMethod):
     """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
 
-    order: the number of terms (4 if neither order nor tolerance is given);
-    tolerance: instead, the smallest order of each layer whose error bound is at most this,
-    relative to the product of the two standard deviations;
-    exact_variance: put the exact variance on the diagonal (published was the truncated one);
-    activations: what to use in place of declared activations, by torch function: an
-    `Activation`, or a factory that takes the function's options;
-    independent_maxima: take the arguments of a maximum as independent, as Gast & Roth (2018) do,
-    and leave their correlation unused; for comparison (docs/operations.md has the errors).
+    Args:
+        order: The number of terms, 4 if neither order nor tolerance is given.
+        tolerance: Instead, the smallest order of each layer whose error bound is at most this,
+            relative to the product of the two standard deviations.
+        exact_variance: Put the exact variance on the diagonal; published was the truncated one.
+        activations: As of `Exact`.
+        independent_maxima: As of `Exact`.
+
+    Example:
+        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Series(order=4))
     """
 
     order: int | None = None
@@ -113,7 +115,7 @@ def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: in
     positive = output > 0
     explained = variance.clamp(min=0) * activation.coefficients(mean, variance, order).square()
     share = explained.cumsum(0) / torch.where(positive, output, 1)
-    rest = (1 - share).clamp(min=0) + ROUNDING * torch.finfo(share.dtype).eps
+    rest = (1 - share).clamp(min=0) + REMAINDER * torch.finfo(share.dtype).eps
     return torch.where(positive, rest, 0)
 
 

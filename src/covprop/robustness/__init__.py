@@ -1,27 +1,27 @@
 """What noise on the inputs does to decisions."""
 
-from covprop.robustness.adversary import Adversarial, adversarial_accuracy
-from covprop.robustness.analysis import analyse
-from covprop.robustness.balls import Ball
-from covprop.robustness.budget import NoiseBudget, noise_budget
-from covprop.robustness.fooling import FoolingRate, fooling_and_adversary, fooling_rate
-from covprop.robustness.logits import margins
-from covprop.robustness.probabilities import (
-    Probabilities,
-    class_probabilities,
-    misclassification_probability,
+from covprop.robustness.adversary import (
+    Adversarial,
+    FoolingRate,
+    adversarial_accuracy,
+    fooling_and_adversary,
+    fooling_rate,
 )
-from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import sampled_probabilities
+from covprop.robustness.analysis import Robustness, analyse
+from covprop.robustness.budget import NoiseBudget, noise_budget
+from covprop.robustness.classifier import Ball, sampled_probabilities
+from covprop.robustness.logits import Probabilities, entropy, expected_softmax, margins
+from covprop.robustness.probabilities import class_probabilities, misclassification_probability
 from covprop.robustness.sensitivity import (
     ExpectedMargin,
     Misclassification,
     OutputVariance,
     StandardisedMargin,
+    VarianceBudget,
+    WorstNoise,
     sensitivity,
+    worst_noise,
 )
-from covprop.robustness.softmax import entropy, expected_softmax
-from covprop.robustness.worst import VarianceBudget, WorstNoise, worst_noise
 
 __all__ = [
     "Adversarial",

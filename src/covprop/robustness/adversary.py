@@ -1,32 +1,61 @@
-"""Projected gradient descent: the usual, coarser measure of robustness."""
+"""Projected gradient descent, and how often random noise of the same size fools a classifier."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from covprop.gaussian import Gaussian
-from covprop.robustness.balls import Ball
-from covprop.robustness.logits import class_numbers
-from covprop.robustness.sampled import Classifier, Model, check_inputs, refuse_inference_mode
+from covprop.methods import Method
+from covprop.propagate import EXACT, propagate
+from covprop.robustness.budget import scaled
+from covprop.robustness.classifier import (
+    Ball,
+    Classifier,
+    Model,
+    check_inputs,
+    label_share,
+    refuse_inference_mode,
+)
+from covprop.robustness.logits import (
+    BINARY,
+    POINTS,
+    Logits,
+    Probabilities,
+    Randomisation,
+    check_count,
+)
+from covprop.robustness.probabilities import misclassification
+from covprop.text_table import Table, in_digits, plain
 
 STEPS = 40
 STRIDE = 2.5
 """Radii that all steps together could go."""
-PAIR = 2
 RIVALS = 4
-"""Classes that are led to one by one: the nearest may be one that cannot be reached."""
+"""Classes that are attacked one by one, as the nearest may be out of reach."""
+SAMPLES = 1000
+"""For each input and noise level."""
+LEVELS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 @final
 @dataclass(frozen=True)
 class Adversarial:
-    """What an attack did: everything (*batch,), found (*batch, *event) the inputs it ended at.
+    """The outcome of an attack.
 
-    correct: the label wins without an attack; robust: also after it; margin: the smallest
-    y_label - y_j that the attack came to.
+    Attributes:
+        ball: Where the attack could go.
+        correct: Whether the label wins without an attack, (*batch,).
+        robust: Whether it also wins after it.
+        margin: The smallest y_label - y_j that the attack reached.
+        found: The inputs where it did, (*batch, *event).
+
+    Example:
+        attack = cp.robustness.adversarial_accuracy(nn.Linear(4, 3), torch.ones(2, 4), 0, 0.1)
+        print(attack.clean_accuracy, attack.accuracy)
     """
 
     ball: Ball
@@ -37,7 +66,7 @@ class Adversarial:
 
     @property
     def accuracy(self) -> float:
-        """The share of inputs that no attack changed, of all of them."""
+        """The share of all inputs that are right after the attack."""
         return float(self.robust.double().mean())
 
     @property
@@ -50,10 +79,10 @@ class Adversarial:
         radius = self.ball.radius
         if isinstance(radius, Tensor) and radius.dim():
             radius = radius[place]
+        tensors = (self.correct, self.robust, self.margin, self.found)
         return Adversarial(
-            replace(self.ball, radius=radius), self.correct[place], self.robust[place],
-            self.margin[place], self.found[place],
-        )  # fmt: skip
+            replace(self.ball, radius=radius), *(tensor[place] for tensor in tensors)
+        )
 
 
 def adversarial_accuracy(
@@ -69,14 +98,28 @@ def adversarial_accuracy(
     batch_dims: int = 1,
     generator: torch.Generator | None = None,
 ) -> Adversarial:
-    """Accuracy under projected gradient descent on the margin (Madry et al. 2018).
+    """Measure accuracy under projected gradient descent on the margin (Madry et al. 2018).
 
-    inputs (*batch, *event); radius: of a ball in the norm 2 or math.inf around each; the first
-    attack starts at the input itself, further ones (restarts) at random points of the ball, each
-    takes so many steps of 2.5 radius / steps along the gradient of min_j y_label - y_j; and again
-    from the input along that of y_label - y_j for each of the four nearest classes j, as a nearest
-    class that is out of reach would hold the first one back. bounds: of the inputs' elements. An
-    attack that fails proves nothing. The model is left as it is.
+    Each attack takes steps of 2.5 radius / steps along the gradient of min_j y_label - y_j from the
+    input itself; and again along that of y_label - y_j for each of the four nearest classes j, as a
+    nearest class that is out of reach would hold the first one back. An attack that fails proves
+    nothing.
+
+    Args:
+        model: Returns logits; it is not changed.
+        inputs: (*batch, *event).
+        labels: One class number, or one for each of the batch.
+        radius: Of the ball around each input, one number or one for each.
+        steps: Number of steps of each attack.
+        norm: 2 or math.inf.
+        restarts: Number of attacks on the margin; all but the first start at random points.
+        bounds: (low, high) of the inputs' elements.
+        batch_dims: How many dimensions of the inputs are a batch.
+        generator: Draws the random points; torch's global one by default.
+
+    Example:
+        attack = cp.robustness.adversarial_accuracy(nn.Linear(4, 3), torch.ones(2, 4), 0, 0.1)
+        print(attack.accuracy)
     """
     refuse_inference_mode("adversarial_accuracy")
     ball = Ball(radius, norm, bounds)
@@ -96,23 +139,21 @@ def attack(
     restarts: int,
     generator: torch.Generator | None,
 ) -> Adversarial:
-    """The same for a classifier that has been looked at."""
-    for name, count in (("steps", steps), ("restarts", restarts)):
-        if type(count) is not int or count < 1:
-            raise ValueError(f"{name} is a whole number from 1, not {count!r}")
+    """Run projected gradient descent as `adversarial_accuracy` describes it."""
+    check_count("steps", steps)
+    check_count("restarts", restarts)
     batch = classifier.network.batch_shape
     centre, dims = inputs.detach(), len(batch)
     ball.check(centre)
     length = STRIDE * ball.at(centre, dims) / steps
-    best, least, correct = centre, None, None
-    chosen = class_numbers(labels, batch, classifier.classes, centre.device)
+    labels = classifier.labels(labels)
     starts: list[tuple[Tensor, Tensor | None]] = [(centre, None)]
-    starts += [(centre, rival) for rival in _nearest(classifier, centre, chosen)]
+    starts += [(centre, rival) for rival in _nearest_rivals(classifier, centre, labels)]
     starts += [(ball.random(centre, dims, generator), None) for _ in range(restarts - 1)]
-    for start, rival in starts:
-        point = start
+    best, least, correct = centre, None, None
+    for point, rival in starts:
         for step in range(steps + 1):
-            margin, gradient = _margin_and_gradient(classifier, point, chosen, rival)
+            margin, gradient = _margin_and_gradient(classifier, point, labels, rival)
             if least is None or correct is None:
                 least, correct = margin, margin > 0
             better = margin < least
@@ -127,35 +168,226 @@ def attack(
 
 
 @torch.no_grad()
-def _nearest(classifier: Classifier, centre: Tensor, chosen: Tensor) -> list[Tensor]:
-    """The classes beside the label with the largest logits, each (*batch,); none if one is left."""
-    if classifier.classes <= PAIR:
-        return []
-    logits = classifier(centre).scatter(-1, chosen[..., None], -math.inf)
+def _nearest_rivals(classifier: Classifier, centre: Tensor, labels: Tensor) -> list[Tensor]:
+    """The classes other than the label with the largest logits, each (*batch,)."""
+    if classifier.classes <= BINARY:
+        return []  # the smallest margin is that to the only rival
+    logits = classifier(centre).scatter(-1, labels[..., None], -math.inf)
     return list(logits.topk(min(RIVALS, classifier.classes - 1), dim=-1).indices.unbind(-1))
 
 
 def _margin_and_gradient(
-    classifier: Classifier, point: Tensor, chosen: Tensor, rival: Tensor | None
+    classifier: Classifier, point: Tensor, labels: Tensor, rival: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The smallest margin, and the gradient of it, or of that to one rival."""
+    """The smallest margin min_j y_label - y_j, and the gradient of it, or of that to one rival."""
     with torch.enable_grad():
         leaf = point.detach().clone().requires_grad_()  # of one that inference_mode made, too
         logits = classifier(leaf)
-        margin = smallest_margin(logits, chosen)
-        way = margin if rival is None else _apart(logits, chosen, rival)
-        (gradient,) = torch.autograd.grad(way.sum(), leaf)
+        own = logits.gather(-1, labels[..., None])[..., 0]
+        margin = own - logits.scatter(-1, labels[..., None], -math.inf).amax(-1)
+        objective = margin
+        if rival is not None:
+            objective = own - logits.gather(-1, rival[..., None])[..., 0]
+        (gradient,) = torch.autograd.grad(objective.sum(), leaf)
     return margin.detach(), gradient
 
 
-def _apart(logits: Tensor, label: Tensor, rival: Tensor) -> Tensor:
-    """y_label - y_rival, (*batch,)."""
-    both = logits.gather(-1, torch.stack([label, rival], dim=-1))
-    return both[..., 0] - both[..., 1]
+@final
+@dataclass(frozen=True)
+class FoolingRate:
+    """The share of inputs and noises that a network misclassifies, level by level.
+
+    Attributes:
+        levels: Factors of the standard deviations, (levels,).
+        rate: By propagation, (levels,), with standard errors.
+        sampled: By Monte Carlo, likewise.
+        samples: Number of samples of each input and level.
+        each: P(misclassified) of every input by propagation, (levels, *batch).
+        adversarial: The share that projected gradient descent fooled, (levels,), if it was run.
+        radius: Within this radius on average, (levels,).
+
+    Example:
+        print(cp.robustness.fooling_rate(nn.Linear(4, 3), torch.ones(2, 4), samples=100))
+    """
+
+    levels: Tensor
+    rate: Probabilities
+    sampled: Probabilities
+    samples: int
+    each: Tensor
+    adversarial: Tensor | None = None
+    radius: Tensor | None = None
+
+    @property
+    def table(self) -> Table:
+        """A row for each level."""
+        head = ["level", "fooled", "sampled"]
+        columns = [_digits(self.levels), _estimates(self.rate), _estimates(self.sampled)]
+        notes = [
+            f"level: of the given noise; {self.samples:,} samples of each of "
+            f"{self.each[0].numel()} inputs"
+        ]
+        if self.adversarial is not None and self.radius is not None:
+            head += ["radius", "fooled by PGD"]
+            columns += [_digits(self.radius), _digits(self.adversarial)]
+            notes.append("radius: the average root mean square of the noise, for PGD")
+        return Table(tuple(head), tuple(zip(*columns, strict=True)), words=0, notes=tuple(notes))
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table.to_html()
+
+    def record(self) -> dict[str, Any]:
+        """Every field as plain numbers and lists, for JSON."""
+        record: dict[str, Any] = {
+            "levels": self.levels,
+            "rate": self.rate.probability, "rate_stderr": self.rate.stderr,
+            "sampled": self.sampled.probability, "sampled_stderr": self.sampled.stderr,
+            "samples": self.samples, "each": self.each,
+        }  # fmt: skip
+        if self.adversarial is not None:
+            record |= {"adversarial": self.adversarial, "radius": self.radius}
+        return {
+            key: plain(value.tolist() if isinstance(value, Tensor) else value)
+            for key, value in record.items()
+        }
 
 
-def smallest_margin(logits: Tensor, label: Tensor) -> Tensor:
-    """min_j y_label - y_j, (*batch,)."""
-    own = logits.gather(-1, label[..., None])
-    rivals = logits.scatter(-1, label[..., None], -math.inf)
-    return (own - rivals.amax(-1, keepdim=True))[..., 0]
+def _digits(values: Tensor) -> list[str]:
+    return [in_digits(value) for value in values.tolist()]
+
+
+def _estimates(estimate: Probabilities) -> list[str]:
+    return [
+        f"{in_digits(value)} ± {in_digits(error, 1)}" if error else in_digits(value)
+        for value, error in zip(
+            estimate.probability.tolist(), estimate.stderr.tolist(), strict=True
+        )
+    ]
+
+
+@torch.no_grad()
+def fooling_rate(
+    model: Model,
+    inputs: Gaussian | Tensor,
+    labels: int | Tensor | None = None,
+    levels: Sequence[float] = LEVELS,
+    *,
+    batch_dims: int = 1,
+    method: Method = EXACT,
+    samples: int = SAMPLES,
+    points: int = POINTS,
+    generator: torch.Generator | None = None,
+) -> FoolingRate:
+    """Fooling rates under noise of each level (Bibi et al. 2018), by propagation and by sampling.
+
+    The standard error by propagation is that of integration, the sampled one that of samples;
+    neither includes the choice of the inputs.
+
+    Args:
+        model: Returns logits; a single one is the log-odds of class 1.
+        inputs: Gaussians, whose standard deviations are multiplied with the levels; or a tensor,
+            for isotropic noise with the levels as its standard deviations.
+        labels: A class number or one for each of the batch; by default the network's own decisions,
+            so that the rate is the share of decisions that the noise changes.
+        levels: Noise levels from 0.
+        batch_dims: How many dimensions of a tensor are a batch.
+        method: As for `cp.propagate`.
+        samples: Number of samples of each input and level.
+        points: Number of Sobol points in all, rounded up.
+        generator: Draws samples and scramblings; torch's global one by default.
+
+    Example:
+        print(cp.robustness.fooling_rate(nn.Linear(4, 3), torch.ones(2, 4), levels=[0.1, 1.0]))
+    """
+    x, numbers = _noisy_inputs(inputs, levels, batch_dims, samples)
+    classifier = Classifier(model, x)
+    chosen = classifier.labels(labels)
+    fixed = Randomisation.draw(points, generator)
+    propagated, sampled = [], []
+    for level in numbers.tolist():
+        noisy = scaled(x, torch.full(x.batch_shape, level, dtype=x.dtype, device=x.device))
+        logits = Logits.of(propagate(model, noisy, method=method))
+        propagated.append(misclassification(logits, chosen, fixed))
+        sampled.append(label_share(classifier.sampled(noisy, samples, generator), chosen))
+    each = torch.stack([one.probability for one in propagated])
+    # All inputs share their points, so that errors add up; samples are independent.
+    errors = torch.stack([one.stderr.double().mean() for one in propagated])
+    kept = torch.stack([one.probability.double().mean() for one in sampled])
+    squares = torch.stack([one.stderr.double().square().sum() for one in sampled])
+    spread = squares.sqrt() / x.batch_shape.numel()
+    average = each.double().flatten(1).mean(1)
+    return FoolingRate(
+        numbers, Probabilities(average, errors), Probabilities(1 - kept, spread), samples, each
+    )
+
+
+def fooling_and_adversary(
+    model: Model,
+    inputs: Gaussian | Tensor,
+    labels: int | Tensor | None = None,
+    levels: Sequence[float] = LEVELS,
+    *,
+    norm: float = 2.0,
+    steps: int = STEPS,
+    bounds: tuple[float, float] | None = None,
+    batch_dims: int = 1,
+    method: Method = EXACT,
+    samples: int = SAMPLES,
+    points: int = POINTS,
+    generator: torch.Generator | None = None,
+) -> FoolingRate:
+    """`fooling_rate`, and the share that projected gradient descent fools in a ball of that size.
+
+    The radius for each input is the root of the mean square of the noise: of its length for norm 2,
+    of an element for math.inf.
+
+    Args:
+        model: As for `fooling_rate`, like all arguments that are not listed here.
+        norm: Of the ball, 2 or math.inf.
+        steps: Number of steps of each attack.
+        bounds: (low, high) of the inputs' elements.
+
+    Example:
+        inputs = torch.ones(2, 4)
+        print(cp.robustness.fooling_and_adversary(nn.Linear(4, 3), inputs, samples=100, steps=5))
+    """
+    refuse_inference_mode("fooling_and_adversary")
+    rates = fooling_rate(
+        model, inputs, labels, levels, batch_dims=batch_dims, method=method, samples=samples,
+        points=points, generator=generator,
+    )  # fmt: skip
+    x, _ = _noisy_inputs(inputs, levels, batch_dims, samples)
+    classifier = Classifier(model, x)
+    chosen = classifier.labels(labels)
+    fooled, radii = [], []
+    for level in rates.levels.tolist():
+        radius = level * noise_radius(x, norm)
+        ball = Ball(radius, norm, bounds)
+        fooled.append(1 - attack(classifier, x.mean, chosen, ball, steps, 1, generator).accuracy)
+        radii.append(float(radius.double().mean()))
+    return replace(
+        rates,
+        adversarial=torch.tensor(fooled, dtype=torch.float64),
+        radius=torch.tensor(radii, dtype=torch.float64),
+    )
+
+
+def noise_radius(x: Gaussian, norm: float) -> Tensor:
+    """The root of the mean square of the noise, (*batch,): of its length, or of an element."""
+    variance = x.covariance.diagonal()
+    return (variance.mean(-1) if norm == math.inf else variance.sum(-1)).sqrt()
+
+
+def _noisy_inputs(
+    inputs: Gaussian | Tensor, levels: Sequence[float], batch_dims: int, samples: int
+) -> tuple[Gaussian, Tensor]:
+    numbers = torch.as_tensor(levels, dtype=torch.float64)
+    if numbers.dim() != 1 or not len(numbers) or not bool((numbers >= 0).all()):
+        raise ValueError(f"levels are numbers from 0, not {levels!r}")
+    check_count("samples", samples)
+    x = inputs if isinstance(inputs, Gaussian) else Gaussian.isotropic(inputs, 1.0, batch_dims)
+    check_inputs(x)
+    return x.detach(), numbers

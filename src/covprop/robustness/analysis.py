@@ -1,41 +1,193 @@
-"""Everything about one classifier under one noise."""
+"""Everything about one classifier under one noise: the analysis, and its result as a table."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from covprop.compare import method_name
+from covprop.diagnostics.compare import method_name
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.progress import StageBar
+from covprop.methods.progress import StageBar
 from covprop.propagate import EXACT, propagate
-from covprop.robustness.adversary import STEPS, attack
-from covprop.robustness.balls import Ball
-from covprop.robustness.budget import noise_budget, scaled
-from covprop.robustness.fooling import noise_length
-from covprop.robustness.logits import class_numbers, margins, others
-from covprop.robustness.probabilities import (
-    Probabilities,
-    class_probabilities,
-    misclassification_probability,
-)
-from covprop.robustness.randomisation import POINTS
-from covprop.robustness.result import Robustness
-from covprop.robustness.sampled import (
+from covprop.robustness.adversary import STEPS, Adversarial, attack, noise_radius
+from covprop.robustness.budget import FOUND, NoiseBudget, noise_budget, scaled
+from covprop.robustness.classifier import (
+    Ball,
     Classifier,
     Model,
+    agrees_with_samples,
     check_inputs,
-    check_samples,
     label_share,
     refuse_inference_mode,
-    wins,
 )
+from covprop.robustness.logits import (
+    POINTS,
+    Probabilities,
+    check_count,
+    entropy,
+    expected_softmax,
+    margins,
+    others,
+)
+from covprop.robustness.probabilities import class_probabilities, misclassification_probability
 from covprop.robustness.sensitivity import Misclassification, sensitivity
-from covprop.robustness.softmax import entropy, expected_softmax
+from covprop.text_table import Table, in_digits, in_percent, in_percent_unlike, plain
 
 SAMPLES = 10_000
-"""Of Monte Carlo through the network, unless the user says."""
+"""Of Monte Carlo through the network, by default."""
 STAGES = 8
-"""Of an analysis, for the bar."""
+"""Of an analysis, for the progress bar."""
+ROWS = 50
+"""Inputs of a batch, or classes, that a table has a row for."""
+RECORDED = (
+    "method", "input_shape", "samples", "label", "predicted", "agrees", "budget_agrees",
+    "probabilities", "sampled", "misclassification", "sampled_misclassification", "softmax",
+    "budget_sampled", "rivals", "margin_mean", "margin_stddev", "entropy", "decision_entropy",
+    "sensitivity", "budget", "adversary",
+)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Robustness:
+    """How a classifier decides under noise on its input; print it to see a table.
+
+    Tensors have the batch first; classes are in the order of the logits, and a model with one logit
+    has two (0 and 1).
+
+    Attributes:
+        method: The method of propagation, as it is written.
+        input_shape: The event of the input: the shape of one heat map.
+        label: The class that is to be kept, (*batch,).
+        predicted: The network's decision without noise, (*batch,).
+        probabilities: P(class has the largest logit) by propagation, (*batch, classes).
+        sampled: The same by Monte Carlo through the network.
+        samples: Of that Monte Carlo run.
+        misclassification: P(another class than the label), (*batch,), by propagation.
+        sampled_misclassification: The same by Monte Carlo.
+        rivals: Class numbers of the margins, (*batch, classes - 1).
+        margin_mean: E[y_label - y_rival], (*batch, classes - 1).
+        margin_stddev: The standard deviations of the same.
+        softmax: E[softmax(logits)], (*batch, classes).
+        entropy: Of the expected softmax, in nats, (*batch,).
+        decision_entropy: Of the class probabilities, in nats, (*batch,).
+        sensitivity: d P(misclassified) / d Var(element), (*batch, *input_shape).
+        budget: The largest multiple of the given noise that keeps the label.
+        budget_sampled: P(label) at that level by Monte Carlo, (*batch,).
+        adversary: Projected gradient descent in a ball.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(2, 4), 0.1, batch_dims=1)
+        result = cp.robustness.analyse(nn.Linear(4, 3), x)
+        print(result[0], result.record()["agrees"])
+    """
+
+    method: str
+    input_shape: tuple[int, ...]
+    label: Tensor
+    predicted: Tensor
+    probabilities: Probabilities
+    sampled: Probabilities
+    samples: int
+    misclassification: Probabilities
+    sampled_misclassification: Probabilities
+    rivals: Tensor
+    margin_mean: Tensor
+    margin_stddev: Tensor
+    softmax: Probabilities
+    entropy: Tensor
+    decision_entropy: Tensor
+    sensitivity: Tensor
+    budget: NoiseBudget
+    budget_sampled: Probabilities
+    adversary: Adversarial
+
+    @property
+    def agrees(self) -> Tensor:
+        """Whether samples and propagation give the same probability of every class, (*batch,).
+
+        To what chance explains, by the standard of `cp.compare`: samples make any input of a right
+        result look wrong with a probability of about 0.01. Else the logits are not Gaussian enough,
+        and the samples are right.
+        """
+        return agrees_with_samples(self.probabilities, self.sampled, self.samples).all(-1)
+
+    @property
+    def budget_agrees(self) -> Tensor:
+        """Whether samples keep the label at the noise budget as often as intended, (*batch,).
+
+        By the same standard as `agrees`. True where there is no noise to sample: the label is lost
+        without any, or there is none to scale. A budget that ends at the largest level is a lower
+        bound, and so samples may keep the label more often.
+        """
+        target = torch.full_like(self.budget_sampled.probability, self.budget.target)
+        exact = Probabilities(target, torch.zeros_like(target))
+        agrees = agrees_with_samples(exact, self.budget_sampled, self.samples)
+        more = self.budget.bounded & (self.budget_sampled.probability >= target)
+        return agrees | more | ~self.budget.exists
+
+    def budget_remark(self, place: tuple[int, ...] = ()) -> str:
+        """The sampled probability at a noise budget that samples contradict, else nothing."""
+        if bool(self.budget_agrees[place]):
+            return ""
+        share = float(self.budget_sampled.probability[place])
+        return f"samples keep it with {in_percent_unlike(share, self.budget.target)}"
+
+    @property
+    def differences(self) -> Tensor:
+        """Absolute differences of sampled and propagated probabilities, (*batch, classes)."""
+        return (self.probabilities.probability.double() - self.sampled.probability.double()).abs()
+
+    @property
+    def table(self) -> Table:
+        """A row for each class of one input, or for each input of a batch."""
+        if self.label.numel() == 1:
+            return _table_of_classes(self[(0,) * self.label.dim()])
+        return _table_of_inputs(self)
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> "Robustness":
+        """One input of a batch."""
+        place = index if isinstance(index, tuple) else (index,)
+        if len(place) != self.label.dim():
+            raise IndexError(
+                f"{len(place)} numbers do not pick one of a batch {tuple(self.label.shape)}"
+            )
+        changed: dict[str, Any] = {
+            name: value[place]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | Probabilities)
+        }
+        budget, adversary = self.budget.pick(place), self.adversary.pick(place)
+        return replace(self, **changed, budget=budget, adversary=adversary)
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table.to_html()
+
+    def record(self) -> dict[str, Any]:
+        """Every field as plain numbers, lists and words, for JSON."""
+        return {name: plain(_listed(getattr(self, name))) for name in RECORDED}
+
+
+def _listed(value: Any) -> Any:
+    """Lists, numbers and dictionaries in place of tensors and results."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, NoiseBudget):
+        return value.record()
+    if isinstance(value, Probabilities):
+        return {"probability": value.probability.tolist(), "stderr": value.stderr.tolist()}
+    if isinstance(value, Adversarial):
+        names = ("correct", "robust", "margin")
+        return {"norm": value.ball.norm, "radius": _listed(value.ball.radius)} | {
+            name: getattr(value, name).tolist() for name in names
+        }
+    return value
 
 
 def analyse(
@@ -54,83 +206,171 @@ def analyse(
     generator: torch.Generator | None = None,
     progress: bool = False,
 ) -> Robustness:
-    """How a classifier decides under Gaussian noise on its input, by every measure there is.
+    """Analyse how a classifier decides under Gaussian noise on its input, by every measure.
 
-    model, x, method: as for `cp.propagate`; the model returns logits, so leave a last softmax out
-    (`cp.ApproximationWarning` tells of one), and a single one is the log-odds of class 1. label:
-    the class to keep, or one for each of the batch; the network's own decision by default.
-    probability: with which the noise budget keeps the label; samples: of the check by Monte Carlo;
-    points: of cubature; radius, norm, steps, bounds: of the attack by projected gradient descent,
-    by default in a ball whose radius is the root of the mean square of the noise (its length, or
-    for norm=math.inf that of an element); progress shows a bar. The model is left as it is, and
-    nothing is recorded for autograd.
+    The model is not changed, and nothing is recorded for autograd.
+
+    Args:
+        model: Returns logits, so leave a last softmax out (`cp.ApproximationWarning` warns of one);
+            a single one is the log-odds of class 1.
+        x: The Gaussian input.
+        label: A class number or one for each of the batch; by default the network's own decision.
+        method: As for `cp.propagate`.
+        probability: With which the noise budget keeps the label.
+        samples: Number of samples of the check by Monte Carlo.
+        points: Number of Sobol points in all, rounded up.
+        radius: Of the ball for projected gradient descent; by default the root of the mean square
+            of the noise (of its length, or for norm=math.inf of an element).
+        norm: Of that ball, 2 or math.inf.
+        steps: Of the descent.
+        bounds: (low, high) of the inputs' elements for the descent.
+        generator: Draws samples and scramblings; torch's global one by default.
+        progress: Whether to show a progress bar.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        print(cp.robustness.analyse(nn.Linear(4, 3), x))
     """
     refuse_inference_mode("analyse")
-    check_samples(samples)
+    check_count("samples", samples)
     check_inputs(x)
     x = x.detach()
     classifier = Classifier(model, x)
     classifier.warn_of_probabilities(x)
     predicted = classifier.decision()
-    chosen = predicted if label is None else class_numbers(
-        label, x.batch_shape, classifier.classes, x.device
-    )  # fmt: skip
-    of = Misclassification(points, generator)
-    ball = Ball(_reach(x, radius, norm), norm, bounds)
+    labels = predicted if label is None else classifier.labels(label)
+    if radius is None:
+        radius = noise_radius(x, norm)
+    radius = torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
+    ball = Ball(radius, norm, bounds)
+    drawn: Any = {"points": points, "generator": generator}
     with StageBar(STAGES, progress) as bar, torch.no_grad():
         bar.begin("sensitivity")
-        heat = sensitivity(model, x, chosen, of, method=method)
+        heat = sensitivity(model, x, labels, Misclassification(**drawn), method=method)
         bar.begin("propagation")
         logits = propagate(model, x, method=method)
-        margin = margins(logits, chosen)
+        margin = margins(logits, labels)
         bar.begin("class probabilities")
-        found = class_probabilities(logits, points=points, generator=generator)
-        wrong = misclassification_probability(logits, chosen, points=points, generator=generator)
+        classes = class_probabilities(logits, **drawn)
+        wrong = misclassification_probability(logits, labels, **drawn)
         bar.begin("expected softmax")
-        softmax = expected_softmax(logits, points=points, generator=generator)
+        softmax = expected_softmax(logits, **drawn)
         bar.begin("noise budget")
-        budget = noise_budget(
-            model, x, chosen, probability, method=method, points=points, generator=generator
-        )
+        budget = noise_budget(model, x, labels, probability, method=method, **drawn)
         bar.begin("samples")
-        sampled = wins(classifier, x, samples, generator)
+        sampled = classifier.sampled(x, samples, generator)
         bar.begin("samples at the budget")
-        kept = wins(classifier, scaled(x, budget.level.nan_to_num()), samples, generator)
+        at_budget = classifier.sampled(scaled(x, budget.level.nan_to_num()), samples, generator)
         bar.begin("attack")
-        adversary = attack(classifier, x.mean, chosen, ball, steps, 1, generator)
+        adversary = attack(classifier, x.mean, labels, ball, steps, 1, generator)
+    kept = label_share(sampled, labels)
+    rivals = others(labels.reshape(-1, 1), classifier.classes)
     return Robustness(
-        method=method_name(method),
-        input_shape=tuple(x.event_shape),
-        label=chosen,
-        predicted=predicted,
-        probabilities=found,
-        sampled=sampled,
-        samples=samples,
+        method=method_name(method), input_shape=tuple(x.event_shape), label=labels,
+        predicted=predicted, probabilities=classes, sampled=sampled, samples=samples,
         misclassification=wrong,
-        sampled_misclassification=_complement(label_share(sampled, chosen)),
-        rivals=_rivals(chosen, classifier.classes),
-        margin_mean=margin.mean,
-        margin_stddev=margin.stddev,
-        softmax=softmax,
-        entropy=entropy(softmax),
-        decision_entropy=entropy(found),
-        sensitivity=heat,
-        budget=budget,
-        budget_sampled=label_share(kept, chosen),
-        adversary=adversary,
+        sampled_misclassification=Probabilities(1 - kept.probability, kept.stderr),
+        rivals=rivals.reshape(*labels.shape, -1), margin_mean=margin.mean,
+        margin_stddev=margin.stddev, softmax=softmax, entropy=entropy(softmax),
+        decision_entropy=entropy(classes), sensitivity=heat, budget=budget,
+        budget_sampled=label_share(at_budget, labels), adversary=adversary,
+    )  # fmt: skip
+
+
+def _table_of_classes(result: Robustness) -> Table:
+    head = ("class", "probability", "sampled", "margin", "expected softmax")
+    label = int(result.label)
+    margin = {
+        int(rival): f"{in_digits(float(mean))} ± {in_digits(float(width), 2)}"
+        for rival, mean, width in zip(
+            result.rivals, result.margin_mean, result.margin_stddev, strict=True
+        )
+    }
+    order = result.probabilities.probability.argsort(descending=True, stable=True)[:ROWS].tolist()
+    rows = tuple(
+        (
+            f"{number}{' *' if number == label else ''}",
+            _estimate(result.probabilities, number), _estimate(result.sampled, number),
+            margin.get(number, "-"), in_digits(float(result.softmax.probability[number])),
+        )
+        for number in order
+    )  # fmt: skip
+    left = len(result.probabilities.probability) - len(rows)
+    notes = [f"and {left} less probable classes"] if left else []
+    notes += [
+        f"* the label; without noise the network says {int(result.predicted)}",
+        f"misclassified with probability {_estimate(result.misclassification)}; in "
+        f"{result.samples:,} samples {_estimate(result.sampled_misclassification)}"
+        + ("" if bool(result.agrees) else ", which is more than chance: the samples are right"),
+        f"entropy {in_digits(float(result.entropy))} nats of the expected softmax, "
+        f"{in_digits(float(result.decision_entropy))} of the decision",
+        _budget_note(result),
+        _adversary_note(result),
+        "margin: the label's logit less that of the class, mean ± standard deviation",
+    ]
+    return Table(head, rows, notes=tuple(notes))
+
+
+def _budget_note(result: Robustness) -> str:
+    budget = result.budget
+    text = f"{in_percent(budget.target)} noise budget: {budget.reason[0]}"
+    if not bool(budget.exists):
+        return text
+    remark = result.budget_remark()
+    return (
+        f"{text}, {budget.written()} times this noise (standard deviation "
+        f"{in_digits(float(budget.stddev))} of an element); sampled there "
+        f"{_estimate(result.budget_sampled)}"
+        + (f", off by more than chance: {remark}" if remark else "")
     )
 
 
-def _reach(x: Gaussian, radius: float | Tensor | None, norm: float) -> Tensor:
-    """The radius of each input, (*batch,)."""
-    if radius is None:
-        return noise_length(x, norm)
-    return torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
+def _adversary_note(result: Robustness) -> str:
+    ball = result.adversary.ball
+    name = "inf" if ball.norm == math.inf else "2"
+    held = bool(result.adversary.robust)
+    verdict = "found no other class" if held else "found another class"
+    return f"PGD in the {name}-norm within {in_digits(float(ball.radius))}: {verdict}"
 
 
-def _rivals(label: Tensor, classes: int) -> Tensor:
-    return others(label.reshape(-1, 1), classes).reshape(*label.shape, classes - 1)
+def _table_of_inputs(result: Robustness) -> Table:
+    head = ("input", "label", "says", "misclassified", "sampled", "entropy", "noise budget",
+            "PGD", "")  # fmt: skip
+    shape = result.label.shape
+    places = [tuple(place) for place in torch.ones(shape).nonzero().tolist()]
+    rows = tuple(
+        (
+            ",".join(map(str, place)), str(int(result.label[place])),
+            str(int(result.predicted[place])), _estimate(result.misclassification, place),
+            _estimate(result.sampled_misclassification, place),
+            in_digits(float(result.entropy[place])), result.budget.written(place),
+            "holds" if bool(result.adversary.robust[place]) else "fooled",
+            _remarks(result, place, reason),
+        )
+        for place, reason in zip(places[:ROWS], result.budget.reason, strict=False)
+    )  # fmt: skip
+    left = len(places) - len(rows)
+    wrong = result.misclassification.probability.double().mean()
+    notes = [f"and {left} more inputs"] if left else []
+    notes += [
+        f"average probability of misclassification {in_digits(float(wrong))}; "
+        f"accuracy without noise {in_percent(result.adversary.clean_accuracy)}, under PGD "
+        f"{in_percent(result.adversary.accuracy)}",
+        f"noise budget: the multiple of this noise that keeps the label with probability "
+        f"{result.budget.target:g}",
+    ]
+    return Table(head, rows, remarks=2, notes=tuple(notes))
 
 
-def _complement(found: Probabilities) -> Probabilities:
-    return Probabilities(1 - found.probability, found.stderr)
+def _remarks(result: Robustness, place: tuple[int, ...], reason: str) -> str:
+    remarks = [
+        "" if reason == FOUND else reason,
+        "" if bool(result.agrees[place]) else "samples disagree",
+        result.budget_remark(place) and f"at the budget {result.budget_remark(place)}",
+    ]
+    return "; ".join(word for word in remarks if word)
+
+
+def _estimate(estimate: Probabilities, place: Any = ()) -> str:
+    value, error = float(estimate.probability[place]), float(estimate.stderr[place])
+    return in_digits(value) + ("" if error == 0 else f" ± {in_digits(error, 1)}")

@@ -1,8 +1,9 @@
-"""How much noise a decision takes."""
+"""The largest noise that a decision tolerates."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, final
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -11,25 +12,24 @@ from torch import Tensor
 from covprop.covariance import Zero
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
+from covprop.kernels.rounding import PROBABILITY
 from covprop.methods import Method
 from covprop.propagate import EXACT, propagate
-from covprop.report.table import in_digits, plain
-from covprop.robustness.bracket import End, narrowed
-from covprop.robustness.logits import Logits
+from covprop.robustness.classifier import Classifier, Model
+from covprop.robustness.logits import POINTS, Logits, Randomisation
 from covprop.robustness.probabilities import misclassification
-from covprop.robustness.randomisation import POINTS, Randomisation
-from covprop.robustness.sampled import Classifier, Model
+from covprop.text_table import in_digits, plain
 
-LARGEST = 2.0**10
-"""The level at which the search ends."""
-SMALLEST = 2.0**-20
-"""The level below which it ends."""
+SMALLEST, LARGEST = 2.0**-20, 2.0**10
+"""Levels at which the search ends."""
 TOLERANCE = 1e-4
 """Of the level, relative to itself."""
+EVALUATIONS = 100
+"""Most evaluations of a root finder; bisection alone needs no more in float64."""
 NOISY = 5.0
 """Standard errors by which a probability may rise with the noise without being seen to rise."""
-ROUNDING = 100.0
-"""In units of machine epsilon: a rise that says nothing."""
+INTEGRAL = 100.0
+"""Levels from which on decimals are not written."""
 
 FOUND = "found"
 NOT_MONOTONE = "found, but the probability was also seen to rise with the noise"
@@ -38,22 +38,27 @@ KEPT = "kept up to the largest level"
 LOST = "lost at the smallest level"
 NO_NOISE = "there is no noise to scale"
 
-WHOLE = 100.0
-"""Levels from which on digits behind the point say nothing."""
-
 
 @final
 @dataclass(frozen=True)
 class NoiseBudget:
-    """The largest noise that keeps a class with some probability, and how it was found.
+    """The largest noise that keeps a class with some probability, and how it was determined.
 
-    level (*batch,): what the standard deviations of the given Gaussian are multiplied with; 0 where
-    the class is lost without noise or at the smallest level, the largest level where it is kept
-    there, NaN where the Gaussian does not vary. stddev (*batch,): the root of the average variance
-    of the input's elements at that level. reason: one of the sentences of
-    `covprop.robustness.budget` for each of the batch, in a flat tuple. probability (*batch,):
-    P(label) at the level. levels, probabilities (evaluations, *batch): all that was tried,
-    ascending, NaN where an element of the batch was not.
+    Attributes:
+        target: The probability with which the class is to be kept.
+        level: The factor of the given standard deviations, (*batch,); 0 where the class is lost
+            without noise or at the smallest level, the largest level where it is kept there, NaN
+            where the Gaussian does not vary.
+        stddev: The root of the average variance of the input's elements at that level, (*batch,).
+        reason: One of the sentences of `covprop.robustness.budget` for each of the batch, flat.
+        probability: P(label) at the level, (*batch,).
+        levels: All levels that were tried, ascending, (evaluations, *batch); NaN where an element
+            of the batch was not evaluated.
+        probabilities: P(label) at each of them.
+
+    Example:
+        budget = cp.robustness.noise_budget(nn.Linear(4, 3), torch.ones(4))
+        print(budget.written(), budget.reason)
     """
 
     target: float
@@ -67,48 +72,47 @@ class NoiseBudget:
     @property
     def found(self) -> Tensor:
         """Whether there is a level at which the probability is the target, (*batch,)."""
-        known = [reason in (FOUND, NOT_MONOTONE) for reason in self.reason]
-        return torch.tensor(known, device=self.level.device).reshape(self.level.shape)
+        return self._has(FOUND, NOT_MONOTONE)
 
     @property
     def bounded(self) -> Tensor:
         """Whether the level is the largest that was tried, and the budget at least that."""
-        bounded = [reason == KEPT for reason in self.reason]
-        return torch.tensor(bounded, device=self.level.device).reshape(self.level.shape)
+        return self._has(KEPT)
 
     @property
     def exists(self) -> Tensor:
         """Whether the level is a noise that keeps the class, (*batch,)."""
-        return self.found | self.bounded
+        return self._has(FOUND, NOT_MONOTONE, KEPT)
+
+    def _has(self, *reasons: str) -> Tensor:
+        flags = [reason in reasons for reason in self.reason]
+        return torch.tensor(flags, device=self.level.device).reshape(self.level.shape)
+
+    def _reasons(self) -> Any:
+        return np.array(self.reason, dtype=object).reshape(self.level.shape)
 
     def written(self, place: tuple[int, ...] = ()) -> str:
-        """The level of one of a batch as it is read: a dash where there is none."""
+        """The level of one of a batch as text: a dash where there is none."""
         level = float(self.level[place])
-        text = f"{level:,.0f}" if level >= WHOLE else in_digits(level)
+        text = f"{level:,.0f}" if level >= INTEGRAL else in_digits(level)
         return f"at least {text}" if bool(self.bounded[place]) else text
 
     def pick(self, place: tuple[int, ...]) -> "NoiseBudget":
-        """One of a batch; with what was tried for it."""
-        numbers = torch.arange(self.level.numel()).reshape(self.level.shape)
+        """One of a batch, with the levels that were tried for it."""
         column: Any = (slice(None), *place)
         tried = ~self.levels[column].isnan()
         return replace(
-            self,
-            level=self.level[place],
-            stddev=self.stddev[place],
-            reason=(self.reason[int(numbers[place])],),
-            probability=self.probability[place],
-            levels=self.levels[column][tried],
-            probabilities=self.probabilities[column][tried],
-        )
+            self, level=self.level[place], stddev=self.stddev[place],
+            reason=(self._reasons()[place],), probability=self.probability[place],
+            levels=self.levels[column][tried], probabilities=self.probabilities[column][tried],
+        )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers, lists and words, for JSON."""
-        reason = np.array(self.reason, dtype=object).reshape(self.level.shape).tolist()
-        told: dict[str, Any] = {"target": self.target, "reason": reason}
+        record: dict[str, Any] = {"target": self.target, "reason": self._reasons().tolist()}
         for name in ("level", "stddev", "probability", "levels", "probabilities"):
-            told[name] = plain(getattr(self, name).tolist())
-        return told
+            record[name] = plain(getattr(self, name).tolist())
+        return record
 
 
 @torch.no_grad()
@@ -125,37 +129,33 @@ def noise_budget(
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> NoiseBudget:
-    """The largest level at which noise leaves the label its class with this probability.
+    """Find the largest noise level at which the label keeps its class with this probability.
 
-    x: a Gaussian, whose covariance times level^2 is the noise; or a tensor, of whose dimensions
-    batch_dims are a batch, for isotropic noise with the level as its standard deviation. Levels
-    are doubled or halved from 1 until they bracket the target, then Chandrupatla's method finds the
-    root of Phi^-1(P(label)) - Phi^-1(probability) in 1 / level, in which a linear network of two
-    classes is a straight line. P(label) falls with the noise in practice, not by any theorem: all
-    that was tried is in the result, and `reason` says where it was seen to rise. The points of
-    cubature are drawn once, so that the function is continuous. An input whose covariance is zero
-    has no noise to scale, and its level is NaN; a batch of constants (`cp.Gaussian.constant`) is
-    refused.
+    Levels are doubled or halved from 1 until they bracket the target, then Chandrupatla's method
+    finds the root of Phi^-1(P(label)) - Phi^-1(probability) in 1 / level, in which a linear network
+    of two classes is a straight line. P(label) falls with the noise in practice, not by any
+    theorem: the result has all levels that were tried, and `reason` says where it was seen to rise.
+    The Sobol points are drawn once, so that the function is continuous.
 
-    label: the network's own decision by default; tolerance: of the level, relative to itself;
-    largest: the level at which the search ends.
+    Args:
+        model: Returns logits; a single one is the log-odds of class 1.
+        x: A Gaussian, whose covariance times level^2 is the noise; or a tensor, for isotropic noise
+            with the level as its standard deviation. The level of an input whose covariance is zero
+            is NaN; a batch of constants (`cp.Gaussian.constant`) is refused.
+        label: A class number or one for each of the batch; by default the network's own decision.
+        probability: With which the label is to be kept.
+        batch_dims: How many dimensions of a tensor are a batch.
+        method: As for `cp.propagate`.
+        largest: The level at which the search ends.
+        tolerance: Of the level, relative to itself.
+        points: Number of Sobol points in all, rounded up.
+        generator: Draws their scramblings; torch's global one by default.
+
+    Example:
+        print(cp.robustness.noise_budget(nn.Linear(4, 3), torch.ones(4), probability=0.9).level)
     """
-    shape = x if isinstance(x, Gaussian) else Gaussian.isotropic(x, 1.0, batch_dims)
-    _check(shape, probability, largest, tolerance)
-    labels = Classifier(model, shape).decision() if label is None else label
-    search = _Search(
-        model, shape, labels, probability, method, Randomisation.draw(points, generator)
-    )
-    return search.run(largest, tolerance)
-
-
-def scaled(x: Gaussian, level: Tensor) -> Gaussian:
-    """The same mean with standard deviations times a level (*batch,)."""
-    factor = level.to(x.mean)[..., None].expand(x.covariance.diagonal().shape)
-    return Gaussian(x.mean, x.covariance.scale(factor), validate_args=False)
-
-
-def _check(x: Gaussian, probability: float, largest: float, tolerance: float) -> None:
+    if not isinstance(x, Gaussian):
+        x = Gaussian.isotropic(x, 1.0, batch_dims)
     if not 0 < probability < 1:
         raise ValueError(f"probability is between 0 and 1, not {probability!r}")
     if not SMALLEST < largest < math.inf:
@@ -167,98 +167,158 @@ def _check(x: Gaussian, probability: float, largest: float, tolerance: float) ->
             "the Gaussian does not vary, and there is no noise to scale; use "
             "cp.Gaussian.isotropic(mean, 1.0) or another covariance as the shape of the noise"
         )
+    labels = Classifier(model, x).decision() if label is None else label
+    search = _Search(model, x, labels, probability, method, Randomisation.draw(points, generator))
+    return search.run(largest, tolerance)
 
 
+def scaled(x: Gaussian, level: Tensor) -> Gaussian:
+    """The same mean with standard deviations times a level (*batch,)."""
+    factor = level.to(x.mean)[..., None].expand(x.covariance.diagonal().shape)
+    return Gaussian(x.mean, x.covariance.scale(factor), validate_args=False)
+
+
+class Endpoint(NamedTuple):
+    """One end of every bracket: its place, and the value of the function there."""
+
+    place: Tensor
+    value: Tensor
+
+    def where(self, condition: Tensor, other: "Endpoint") -> "Endpoint":
+        """These where the condition holds, else the others."""
+        return Endpoint(*(torch.where(condition, *pair) for pair in zip(self, other, strict=True)))
+
+
+@dataclass
 class _Search:
-    """Evaluations of the probability, all of which are kept."""
-
-    def __init__(
-        self,
-        model: Model,
-        shape: Gaussian,
-        labels: int | Tensor,
-        target: float,
-        method: Method,
-        points: Randomisation,
-    ) -> None:
-        self.model, self.shape, self.labels = model, shape, labels
-        self.target, self.method, self.points = target, method, points
-        self.levels: list[Tensor] = []
-        self.kept: list[Tensor] = []
-        self.errors: list[Tensor] = []
+    model: Model
+    x: Gaussian
+    labels: int | Tensor
+    target: float
+    method: Method
+    points: Randomisation
+    evaluations: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """Level, P(label) and its standard error."""
 
     def run(self, largest: float, tolerance: float) -> NoiseBudget:
-        """Without noise, at 1, on to a bracket, and into it."""
-        everywhere = torch.ones(self.shape.batch_shape, dtype=torch.bool, device=self.shape.device)
-        level = torch.ones(self.shape.batch_shape, dtype=torch.float64, device=self.shape.device)
-        level = level.clamp(max=largest)
-        right = self.excess(torch.zeros_like(level), everywhere) >= 0
-        varies = (self.shape.covariance.diagonal() > 0).any(-1)
+        """Evaluate without noise and at level 1, bracket the target, and narrow the bracket."""
+        batch: Any = {"size": self.x.batch_shape, "device": self.x.device}
+        level = torch.ones(**batch, dtype=torch.float64).clamp(max=largest)
+        right = self.excess(torch.zeros_like(level), torch.ones(**batch, dtype=torch.bool)) >= 0
+        varies = (self.x.covariance.diagonal() > 0).any(-1)
         sought = right & varies
-        first = End(level, self.excess(level, sought))
+        first = Endpoint(level, self.excess(level, sought))
         keeps = first.value >= 0
-        first, second = self._bracketed(first, sought, keeps, largest)
+        first, second = self.bracket(first, sought, keeps, largest)
         inside = sought & (torch.sign(first.value) != torch.sign(second.value))
-        root = narrowed(
-            lambda place, active: self.excess(1 / place, active),
-            End(1 / first.place, first.value), End(1 / second.place, second.value),
-            inside, tolerance,
-        )  # fmt: skip
+        lower, upper = (Endpoint(1 / end.place, end.value) for end in (first, second))
+        root = find_roots(
+            lambda place, active: self.excess(1 / place, active), lower, upper, inside, tolerance
+        )
         level = torch.where(inside, 1 / root.place, torch.where(sought & keeps, second.place, 0))
         level = torch.where(right & ~varies, math.nan, level)
-        return self._result(level, right, inside, keeps)
+        return self.result(level, right, inside, keeps)
 
     def excess(self, level: Tensor, active: Tensor) -> Tensor:
-        """Phi^-1(P(label)) - Phi^-1(target) at a level (*batch,), noted where active."""
-        noisy = scaled(self.shape, level)
-        given = Logits.of(propagate(self.model, noisy, method=self.method))
-        lost = misclassification(given, self.labels, self.points)
-        unknown = torch.full_like(level, math.nan)
-        self.levels.append(torch.where(active, level, unknown))
-        self.kept.append(torch.where(active, 1 - lost.probability.double(), unknown))
-        self.errors.append(lost.stderr.double())
-        wanted = torch.special.ndtri(torch.tensor(self.target, dtype=torch.float64))
-        found = -torch.special.ndtri(lost.probability.double().clamp(0, 1))
-        return found.clamp(-SATURATION, SATURATION) - wanted.to(level.device)
+        """Phi^-1(P(label)) - Phi^-1(target) at a level (*batch,), recorded where active."""
+        output = propagate(self.model, scaled(self.x, level), method=self.method)
+        wrong = misclassification(Logits.of(output), self.labels, self.points)
+        p = wrong.probability.double()
+        self.evaluations.append((
+            torch.where(active, level, math.nan), torch.where(active, 1 - p, math.nan),
+            wrong.stderr.double(),
+        ))  # fmt: skip
+        target = torch.special.ndtri(torch.tensor(self.target, dtype=torch.float64))
+        quantile = -torch.special.ndtri(p.clamp(0, 1))
+        return quantile.clamp(-SATURATION, SATURATION) - target.to(level.device)
 
-    def _bracketed(
-        self, first: End, sought: Tensor, keeps: Tensor, largest: float
-    ) -> tuple[End, End]:
-        """Another level each: twice the last one where it keeps the class, half of it if not."""
+    def bracket(
+        self, first: Endpoint, sought: Tensor, keeps: Tensor, largest: float
+    ) -> tuple[Endpoint, Endpoint]:
+        """Double the level where it keeps the class, halve it elsewhere, until the sign changes."""
         second = first
         while True:
-            open_ = sought & (torch.sign(first.value) == torch.sign(second.value))
-            open_ &= torch.where(keeps, second.place < largest, second.place > SMALLEST)
-            if not bool(open_.any()):
+            active = sought & (torch.sign(first.value) == torch.sign(second.value))
+            active &= torch.where(keeps, second.place < largest, second.place > SMALLEST)
+            if not bool(active.any()):
                 return first, second
             following = torch.where(keeps, (2 * second.place).clamp(max=largest), second.place / 2)
-            place = torch.where(open_, following, second.place)
-            new = End(place, self.excess(place, open_))
-            first, second = second.where(open_, first), new.where(open_, second)
+            place = torch.where(active, following, second.place)
+            new = Endpoint(place, self.excess(place, active))
+            first, second = second.where(active, first), new.where(active, second)
 
-    def _result(self, level: Tensor, right: Tensor, inside: Tensor, keeps: Tensor) -> NoiseBudget:
-        levels, kept = torch.stack(self.levels), torch.stack(self.kept)
-        errors = torch.stack(self.errors)
+    def result(self, level: Tensor, right: Tensor, inside: Tensor, keeps: Tensor) -> NoiseBudget:
+        """Sort the evaluations by level, and say how the search ended."""
+        levels, kept, errors = (torch.stack(part) for part in zip(*self.evaluations, strict=True))
         order = levels.argsort(0)  # NaN last
         levels, kept, errors = (part.gather(0, order) for part in (levels, kept, errors))
-        slack = NOISY * (errors[1:] + errors[:-1])
-        slack = slack + ROUNDING * torch.finfo(self.shape.dtype).eps
-        still = level.isnan()
+        dtype = self.x.dtype
+        slack = NOISY * (errors[1:] + errors[:-1]) + PROBABILITY * torch.finfo(dtype).eps
         rises = (kept.diff(dim=0) > slack).any(0)
-        reason = [
-            FOUND if is_inside and not rose else NOT_MONOTONE if is_inside
-            else MISCLASSIFIED if not is_right else NO_NOISE if is_still
-            else KEPT if has_kept else LOST
-            for is_right, is_still, is_inside, has_kept, rose in zip(
-                *(flag.reshape(-1).tolist() for flag in (right, still, inside, keeps, rises)),
-                strict=True,
-            )
-        ]  # fmt: skip
-        at = torch.where(levels == level, kept, -math.inf).amax(0)
-        variance = self.shape.covariance.diagonal().double().mean(-1)
-        stddev = torch.where(still, 0, level * variance.sqrt())
-        dtype = self.shape.dtype
+        constant = level.isnan()
+        flags = (flag.flatten().tolist() for flag in (right, constant, inside, keeps, rises))
+        at_level = torch.where(levels == level, kept, -math.inf).amax(0)
+        variance = self.x.covariance.diagonal().double().mean(-1)
+        stddev = torch.where(constant, 0, level * variance.sqrt())
         return NoiseBudget(
-            self.target, level.to(dtype), stddev.to(dtype), tuple(reason),
-            torch.where(at >= 0, at, kept[0]).to(dtype), levels.to(dtype), kept.to(dtype),
+            self.target, level.to(dtype), stddev.to(dtype),
+            tuple(_reason(*each) for each in zip(*flags, strict=True)),
+            torch.where(at_level >= 0, at_level, kept[0]).to(dtype), levels.to(dtype),
+            kept.to(dtype),
         )  # fmt: skip
+
+
+def _reason(right: bool, constant: bool, inside: bool, keeps: bool, rises: bool) -> str:
+    if inside:
+        return NOT_MONOTONE if rises else FOUND
+    if not right:
+        return MISCLASSIFIED
+    if constant:
+        return NO_NOISE
+    return KEPT if keeps else LOST
+
+
+def find_roots(
+    function: Callable[[Tensor, Tensor], Tensor],
+    first: Endpoint,
+    second: Endpoint,
+    active: Tensor,
+    tolerance: float,
+) -> Endpoint:
+    """Narrow many brackets at once to a relative tolerance; return the ends with a value from 0.
+
+    Inverse quadratic interpolation where its three points say that the inverse is a function, else
+    bisection (Chandrupatla 1997). first, second: ends with values of opposite sign; active: where
+    there is a bracket at all; function: of places and of a mask of those that are still sought.
+    """
+    share = torch.full_like(first.place, 0.5)
+    for _ in range(EVALUATIONS):
+        width = (second.place - first.place).abs()
+        near = torch.where(first.value.abs() < second.value.abs(), first.place, second.place)
+        least = tolerance * near.abs() / torch.where(width > 0, width, 1)
+        active = active & (width > 0) & (least < 1) & (first.value != 0) & (second.value != 0)
+        if not bool(active.any()):
+            break
+        share = torch.maximum(torch.minimum(share, 1 - least / 2), least / 2)
+        place = first.place + share * (second.place - first.place)
+        new = Endpoint(place, function(place, active))
+        same = torch.sign(new.value) == torch.sign(first.value)
+        third, other = first.where(same, second), second.where(same, first)
+        first, second = new.where(active, first), other.where(active, second)
+        share = _interpolate(first, second, third)
+    return first.where(first.value >= 0, second)
+
+
+def _interpolate(a: Endpoint, b: Endpoint, c: Endpoint) -> Tensor:
+    """The next place between a and b, as a share of their distance."""
+    place = _ratio(a.place - b.place, c.place - b.place)
+    value = _ratio(a.value - b.value, c.value - b.value)
+    smooth = (value.square() < place) & ((1 - value).square() < 1 - place)
+    share = _ratio(a.value, b.value - a.value) * _ratio(c.value, b.value - c.value)
+    outer = _ratio(c.place - a.place, b.place - a.place)
+    share = share + outer * _ratio(a.value, c.value - a.value) * _ratio(b.value, c.value - b.value)
+    return torch.where(smooth, share, 0.5)
+
+
+def _ratio(numerator: Tensor, difference: Tensor) -> Tensor:
+    return numerator / torch.where(difference != 0, difference, 1)

@@ -1,7 +1,16 @@
-"""Which class has the largest of Gaussian logits, and with what probability."""
+"""Which class has the largest of Gaussian logits, with what probability, and its derivatives.
 
-from dataclasses import dataclass
-from typing import Any, final
+With B_ij the density of y_i = y_j > all others (Plackett 1954), for L = sum_c g_c p_c
+
+    dL/dmu = sum over pairs i < j of (g_i - g_j) B_ij (e_i - e_j)
+    dL/dS  = (1/2) d^2 L / dmu dmu^T                                     (Price 1958)
+
+and the derivatives of B_ij = density(y_i - y_j = 0) P(y_i > y_k for all k | y_i = y_j) follow from
+those of an orthant probability with respect to its mean. Only the standard deviation of y_i - y_j
+is divided by, so that singular covariances are allowed.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,24 +18,27 @@ from torch.autograd import Function
 
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import first_order
-from covprop.robustness.boundaries import gradient
-from covprop.robustness.logits import Logits, differences, others
-from covprop.robustness.orthant import Vectors, orthant
-from covprop.robustness.randomisation import POINTS, Randomisation
+from covprop.kernels.normal import (
+    cumulative,
+    density,
+    inverse_deviation,
+    standard_deviation,
+    standardise,
+)
+from covprop.kernels.rounding import CONSTANT_SUM
+from covprop.robustness.logits import (
+    POINTS,
+    Logits,
+    Probabilities,
+    Randomisation,
+    differences,
+    others,
+    standard_error,
+)
+from covprop.robustness.orthant import DEGENERATE, Vectors, orthant, orthant_slope
 
-ROUNDING = 4.0
-"""In units of machine epsilon: a sum that varies by less says nothing."""
-HELD = 2**22
-"""Entries of covariances of differences that are held at a time."""
-
-
-@final
-@dataclass(frozen=True)
-class Probabilities:
-    """Probabilities, and one standard error of each, zero where they are exact."""
-
-    probability: Tensor
-    stderr: Tensor
+CHUNK, BACKWARD_CHUNK = 2**22, 2**21
+"""Entries of covariances of differences in memory at a time, forward and backward."""
 
 
 def class_probabilities(
@@ -36,16 +48,23 @@ def class_probabilities(
 
     p_c = P(y_c - y_j > 0 for all j != c). Exact for two classes (Phi(m / sigma) of the difference)
     and to rounding for three (Plackett 1954); by sequential conditioning (Genz 1992) at scrambled
-    Sobol points for more, with the standard error of 32 independent scramblings. One logit is the
-    log-odds of class 1 against class 0. Classes whose logits are always equal share alike. Rows sum
-    to 1: that their sum is known corrects each by what its error has in common with the sum's.
+    Sobol points for more, with the standard error of 32 independent scramblings. Classes whose
+    logits are always equal share equally. Rows sum to 1, which serves as a control variate.
     Differentiable with respect to mean and covariance, also where it is singular. Of an output that
     is a mixture (`cp.Split`), the average over its components.
 
-    points: how many in all, rounded up; generator: draws the scramblings, torch's global one by
-    default.
+    Args:
+        logits: A Gaussian with event (classes,); one logit is the log-odds of class 1.
+        points: Number of points in all, rounded up.
+        generator: Draws the scramblings; torch's global one by default.
+
+    Example:
+        y = cp.propagate(nn.Linear(4, 3), cp.Gaussian.isotropic(torch.zeros(4), 0.1))
+        print(cp.robustness.class_probabilities(y).probability)
     """
-    return of_logits(Logits.of(logits), Randomisation.draw(points, generator))
+    moments = Logits.of(logits)
+    value, replicates = _estimates(moments, Randomisation.draw(points, generator))
+    return moments.restored(value, standard_error(replicates))
 
 
 def misclassification_probability(
@@ -58,60 +77,49 @@ def misclassification_probability(
     """P(another class than the label has the largest logit), (*batch,).
 
     The sum of the others' probabilities, which is accurate relative to itself where it is small.
-    label: a class number, or one for each of the batch; the rest as for `class_probabilities`.
+
+    Args:
+        logits: A Gaussian with event (classes,); one logit is the log-odds of class 1.
+        label: A class number, or one for each of the batch.
+        points: Number of points in all, rounded up.
+        generator: Draws the scramblings; torch's global one by default.
+
+    Example:
+        y = cp.Gaussian.isotropic(torch.tensor([2.0, 0.0, 0.0]), 0.5)
+        print(cp.robustness.misclassification_probability(y, 0).probability)
     """
-    given = Logits.of(logits)
-    return misclassification(given, label, Randomisation.draw(points, generator))
+    return misclassification(Logits.of(logits), label, Randomisation.draw(points, generator))
 
 
-def misclassification(given: Logits, label: int | Tensor, points: Randomisation) -> Probabilities:
-    """The same with points that are given."""
-    value, replicates = _replicated(given, points)
-    labels = given.labels(label)[:, None]
-    lost = value.scatter(-1, labels, 0.0).sum(-1)
+def misclassification(moments: Logits, label: int | Tensor, points: Randomisation) -> Probabilities:
+    """P(another class than the label has the largest logit), at fixed points."""
+    value, replicates = _estimates(moments, points)
+    labels = moments.labels(label)[:, None]
+    wrong = value.scatter(-1, labels, 0.0).sum(-1)
     of_each = replicates.scatter(-1, labels.expand(len(replicates), -1, 1), 0.0).sum(-1)
-    return Probabilities(given.restored(lost), given.restored(stderr_of(of_each)))
+    return moments.restored(wrong, standard_error(of_each))
 
 
-def of_logits(given: Logits, points: Randomisation) -> Probabilities:
-    """Of all classes, with points that are given."""
-    value, replicates = _replicated(given, points)
-    return Probabilities(given.restored(value), given.restored(stderr_of(replicates)))
+def _estimates(moments: Logits, points: Randomisation) -> tuple[Tensor, Tensor]:
+    """All classes' probabilities: the average (batch, classes), and each replicate of it.
 
-
-def _replicated(given: Logits, points: Randomisation) -> tuple[Tensor, Tensor]:
-    """Of all classes: the average (batch, classes), and each replicate of it."""
-    found = _ClassProbabilities.apply(given.mean, given.covariance, given.rounding, points)
-    value, replicates = (given.averaged(part) for part in found)
-    return (value, replicates) if len(replicates) == 1 else _with_known_sum(value, replicates)
-
-
-def _with_known_sum(value: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimates less what their error has in common with that of their sum, which is known to be 1.
-
-    p_c - b_c (sum_k p_k - 1), b_c = Cov(p_c, sum) / Var(sum) over the replicates: a control variate
-    (Lavenberg & Welch 1981). The b_c sum to 1, and so do the results.
+    Where they are estimated, p_c - b_c (sum_k p_k - 1), b_c = Cov(p_c, sum) / Var(sum) over the
+    replicates: the sum, known to be 1, is a control variate (Lavenberg & Welch 1981). The b_c sum
+    to 1, and so do the results.
     """
+    rounding = torch.finfo(moments.dtype).eps
+    result = _ClassProbabilities.apply(moments.mean, moments.covariance, rounding, points)
+    value, replicates = (moments.averaged(part) for part in result)
+    if len(replicates) == 1:
+        return value, replicates
     total = replicates.sum(-1, keepdim=True)
-    apart = total - total.mean(0)
-    spread = apart.square().sum(0)
-    varies = spread > len(replicates) * (ROUNDING * torch.finfo(spread.dtype).eps) ** 2
-    together = (apart * (replicates - replicates.mean(0))).sum(0)
-    share = torch.where(varies, together / torch.where(varies, spread, 1), 0)
-    corrected = (value - share * (total.mean(0) - 1)).clamp(min=0)
-    return corrected, replicates - share * (total - 1)
-
-
-def stderr_of(replicates: Tensor) -> Tensor:
-    """Of the average of the replicates; a single one is exact.
-
-    As if two numbers had been found from them, the average and a share of the error of the sum.
-    """
-    count = len(replicates)
-    if count == 1:
-        return torch.zeros_like(replicates[0])
-    squares = (replicates - replicates.mean(0)).square().sum(0)  # torch's std warns if empty
-    return (squares / (count * (count - 2))).sqrt()
+    deviation = total - total.mean(0)
+    spread = deviation.square().sum(0)
+    varies = spread > len(replicates) * (CONSTANT_SUM * torch.finfo(spread.dtype).eps) ** 2
+    cross = (deviation * (replicates - replicates.mean(0))).sum(0)
+    coefficient = torch.where(varies, cross / torch.where(varies, spread, 1), 0)
+    corrected = (value - coefficient * (total.mean(0) - 1)).clamp(min=0)
+    return corrected, replicates - coefficient * (total - 1)
 
 
 class _ClassProbabilities(Function):
@@ -122,11 +130,12 @@ class _ClassProbabilities(Function):
         rows, classes = mean.shape
         row = torch.arange(rows, device=mean.device).repeat_interleave(classes)
         base = torch.arange(classes, device=mean.device).repeat(rows)
-        step = max(1, HELD // classes**2)
+        step = max(1, CHUNK // classes**2)
         parts = []
         for some, own in zip(row.split(step), base.split(step), strict=True):
-            moments = differences(mean[some], covariance[some], own, others(own[:, None], classes))
-            parts.append(orthant(Vectors(*moments, rounding), points))
+            rivals = others(own[:, None], classes)
+            shift, matrix, size = differences(mean[some], covariance[some], own, rivals)
+            parts.append(orthant(Vectors(shift, matrix, DEGENERATE * rounding * size), points))
         replicates = torch.cat(parts, dim=1).unflatten(1, (rows, classes))
         return replicates.mean(0), replicates
 
@@ -140,5 +149,85 @@ class _ClassProbabilities(Function):
     @first_order
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Any, ...]:
         mean, covariance = ctx.saved_tensors
-        slope, curvature = gradient(mean, covariance, upstream, ctx.rounding, ctx.points)
-        return slope, curvature, None, None
+        slope, curvature = torch.zeros_like(mean), torch.zeros_like(covariance)
+        step = max(1, BACKWARD_CHUNK // mean.shape[-1] ** 2)
+        boundaries = _boundaries(mean, covariance, upstream, ctx.rounding)
+        for row, pair in zip(*(part.split(step) for part in boundaries), strict=True):
+            boundary, by_mean = _boundary_density(
+                mean[row], covariance[row], pair, ctx.rounding, ctx.points
+            )
+            weights = upstream[row].gather(1, pair)
+            change = (weights[:, 0] - weights[:, 1])[:, None]  # g_i - g_j
+            direction = torch.zeros_like(by_mean)  # e_i - e_j
+            direction.scatter_(1, pair[:, :1], 1.0).scatter_(1, pair[:, 1:], -1.0)
+            slope.index_add_(0, row, change * boundary[:, None] * direction)
+            outer = change[:, :, None] * direction[:, :, None] * by_mean[:, None, :]
+            curvature.index_add_(0, row, outer)
+        return slope, (curvature + curvature.mT) / 4, None, None
+
+
+def _boundaries(
+    mean: Tensor, covariance: Tensor, weights: Tensor, rounding: float
+) -> tuple[Tensor, Tensor]:
+    """Rows (pairs,) and pairs (pairs, 2) of classes whose common boundary matters.
+
+    Their weights differ, so do their logits, and by a bound the density is more than rounding to
+    the densest of the row: B_ij sigma <= phi(m / sigma) min_k P(y_i > y_k | y_i = y_j).
+    """
+    rows, classes = mean.shape
+    pairs = torch.combinations(torch.arange(classes, device=mean.device))
+    row = torch.arange(rows, device=mean.device).repeat_interleave(len(pairs))
+    pair = pairs.repeat(rows, 1)
+    chosen = weights[row].gather(1, pair)
+    kept = chosen[:, 0] != chosen[:, 1]
+    row, pair = row[kept], pair[kept]
+    first, second = pair.T
+    own = covariance[row, first, first][:, None]
+    to_first, to_second = covariance[row, first], covariance[row, second]
+    others_own = covariance.diagonal(dim1=-2, dim2=-1)[row]
+    # Moments of y_i - y_k for all k, its covariance with y_i - y_j, and what cancels: (pairs, k).
+    shift = mean[row, first][:, None] - mean[row]
+    variance = own - 2 * to_first + others_own
+    cross = own - covariance[row, first, second][:, None] - to_first + to_second
+    size = own.abs() + 2 * to_first.abs() + others_own.abs()
+    variance = torch.where(variance > DEGENERATE * rounding * size, variance, 0)
+    between, margin = variance.gather(1, pair[:, 1:]), shift.gather(1, pair[:, 1:])
+    gain = cross * inverse_deviation(between).square()
+    rest = (variance - gain * cross).clamp(min=0)
+    z = standardise(shift - gain * margin, standard_deviation(rest))
+    chance = cumulative(z).scatter(1, pair, 1.0).amin(-1)
+    bound = density(standardise(margin, standard_deviation(between)))[:, 0] * chance
+    bound = torch.where(between[:, 0] > 0, bound, 0)
+    largest = bound.new_zeros(rows).scatter_reduce(0, row, bound, "amax")
+    dense = bound > torch.finfo(bound.dtype).eps * largest[row]
+    return row[dense], pair[dense]
+
+
+def _boundary_density(
+    mean: Tensor, covariance: Tensor, pair: Tensor, rounding: float, points: Randomisation
+) -> tuple[Tensor, Tensor]:
+    """B_ij (pairs,) and its derivative with respect to all means (pairs, classes).
+
+    With m = mu_i - mu_j, v its variance, the gain of y_i - y_k on y_i - y_j and
+    T_k = dB/d(mu_i - mu_k): dB/dm = -(m / v) B - sum_k gain_k T_k.
+    """
+    rivals = others(pair, mean.shape[-1])
+    order = torch.cat([pair[:, 1:], rivals], dim=1)
+    shift, matrix, size = differences(mean, covariance, pair[:, 0], order)
+    margin, variance, cross = shift[:, 0], matrix[:, 0, 0], matrix[:, 1:, 0]
+    gain = cross / variance[:, None]
+    conditional = Vectors(
+        shift[:, 1:] - gain * shift[:, :1],
+        matrix[:, 1:, 1:] - gain[:, :, None] * cross[:, None, :],
+        DEGENERATE * rounding * size[:, 1:],
+    )
+    value, by_rest = orthant_slope(conditional, points)
+    inverse = inverse_deviation(variance)
+    height = density(margin * inverse) * inverse
+    boundary, triple = height * value, height[:, None] * by_rest
+    own = -margin * inverse.square() * boundary - (gain * triple).sum(-1)
+    by_mean = torch.zeros_like(mean)
+    by_mean.scatter_(1, rivals, -triple)
+    by_mean.scatter_(1, pair[:, 1:], -own[:, None])
+    by_mean.scatter_(1, pair[:, :1], (own + triple.sum(-1))[:, None])
+    return boundary, by_mean

@@ -1,4 +1,4 @@
-"""Which input elements matter: derivatives with respect to the noise of each."""
+"""Derivatives with respect to the noise of each input element, and the most harmful noise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,10 +12,22 @@ from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
 from covprop.propagate import EXACT, propagate
-from covprop.robustness.logits import margins
-from covprop.robustness.probabilities import misclassification_probability
-from covprop.robustness.randomisation import POINTS
-from covprop.robustness.sampled import Classifier, Model, refuse_inference_mode
+from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
+from covprop.robustness.logits import (
+    POINTS,
+    Logits,
+    Probabilities,
+    Randomisation,
+    check_count,
+    margins,
+)
+from covprop.robustness.probabilities import misclassification, misclassification_probability
+
+STEPS = 30
+FIRST_STEP = 0.5
+"""The first step, as a share of the radius or of the total variance."""
+GROWTH, DECAY = 1.5, 0.5
+"""Of the step, after one that has made things worse for the network and after one that has not."""
 
 Measure: TypeAlias = Callable[[Gaussian, Tensor], Tensor]
 """A number (*batch,) for every output Gaussian and label; differentiable."""
@@ -24,26 +36,41 @@ Measure: TypeAlias = Callable[[Gaussian, Tensor], Tensor]
 @final
 @dataclass(frozen=True)
 class Misclassification:
-    """P(another class than the label has the largest logit)."""
+    """P(another class than the label has the largest logit), as a measure for `sensitivity`.
+
+    Args:
+        points: Number of Sobol points in all, rounded up.
+        generator: Draws their scramblings; torch's global one by default.
+
+    Example:
+        measure = cp.robustness.Misclassification(generator=torch.Generator().manual_seed(0))
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        print(cp.robustness.sensitivity(nn.Linear(4, 3), x, of=measure))
+    """
 
     points: int = POINTS
     generator: torch.Generator | None = field(default=None, compare=False)
 
     def __call__(self, output: Gaussian, label: Tensor) -> Tensor:
-        """(*batch,)."""
-        found = misclassification_probability(
+        """The measure of each of the batch, (*batch,)."""
+        return misclassification_probability(
             output, label, points=self.points, generator=self.generator
-        )
-        return found.probability
+        ).probability
 
 
 @final
 @dataclass(frozen=True)
 class ExpectedMargin:
-    """min_j E[y_label - y_j]: the expected margin to the nearest rival."""
+    """min_j E[y_label - y_j]: the expected margin to the nearest rival.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+        print(cp.robustness.sensitivity(model, x, of=cp.robustness.ExpectedMargin()))
+    """
 
     def __call__(self, output: Gaussian, label: Tensor) -> Tensor:
-        """(*batch,)."""
+        """The measure of each of the batch, (*batch,)."""
         return margins(output, label).mean.amin(-1)
 
 
@@ -54,25 +81,36 @@ class StandardisedMargin:
 
     For two classes Phi(-margin) is the probability of misclassification; unlike it, the margin has
     a gradient however small that is.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        print(cp.robustness.sensitivity(nn.Linear(4, 3), x, of=cp.robustness.StandardisedMargin()))
     """
 
     def __call__(self, output: Gaussian, label: Tensor) -> Tensor:
-        """(*batch,)."""
-        found = margins(output, label)
-        variance = found.variance
-        varies = (variance > 0).all(-1, keepdim=True)
-        return (found.mean / torch.where(varies, variance, 1).sqrt()).amin(-1)
+        """The measure of each of the batch, (*batch,)."""
+        margin = margins(output, label)
+        varies = (margin.variance > 0).all(-1, keepdim=True)
+        return (margin.mean / torch.where(varies, margin.variance, 1).sqrt()).amin(-1)
 
 
 @final
 @dataclass(frozen=True)
 class OutputVariance:
-    """The variance of one output, by its number in the flattened event, or of all together."""
+    """The variance of one output, or the sum of all variances; the label does not matter.
+
+    Args:
+        output: A number in the flattened event; all outputs by default.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        print(cp.robustness.sensitivity(nn.Linear(4, 3), x, of=cp.robustness.OutputVariance(0)))
+    """
 
     output: int | None = None
 
     def __call__(self, output: Gaussian, label: Tensor) -> Tensor:
-        """(*batch,); the label does not matter."""
+        """The measure of each of the batch, (*batch,)."""
         del label
         variance = output.covariance.diagonal()
         return variance.sum(-1) if self.output is None else variance[..., self.output]
@@ -92,17 +130,25 @@ def sensitivity(
     deviations: that derivative is finite at zero noise, and times 2 sigma it is that with respect
     to the standard deviation sigma. Of a dense covariance the diagonal changes, all else stays.
 
-    label: a class number or one for each of the batch, the network's own decision by default; of:
-    `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
-    `OutputVariance()`, or any differentiable function of the output and the label.
+    Args:
+        model: Returns logits; a single one is the log-odds of class 1.
+        x: The Gaussian input.
+        label: A class number or one for each of the batch; by default the network's own decision.
+        of: `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
+            `OutputVariance()`, or any differentiable function of the output and the label.
+        method: As for `cp.propagate`.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        print(cp.robustness.sensitivity(nn.Linear(4, 3), x))
     """
     refuse_inference_mode("sensitivity")
-    if label is None:
-        chosen = torch.zeros(x.batch_shape, dtype=torch.long, device=x.device)
-        if not isinstance(of, OutputVariance):
-            chosen = Classifier(model, x).decision()
+    if label is not None:
+        labels = torch.as_tensor(label, device=x.device).expand(x.batch_shape)
+    elif isinstance(of, OutputVariance):
+        labels = torch.zeros(x.batch_shape, dtype=torch.long, device=x.device)
     else:
-        chosen = torch.as_tensor(label, device=x.device).expand(x.batch_shape)
+        labels = Classifier(model, x).decision()
     measure = Misclassification() if of is None else of
     with torch.enable_grad():
         variance, noisy = _with_variance(x.detach())
@@ -112,7 +158,7 @@ def sensitivity(
                 f"a sensitivity takes a model that returns one tensor, and this one returns a "
                 f"{type(output).__name__}; wrap it in a function that picks one"
             )
-        value = measure(output, chosen)
+        value = measure(output, labels)
         if not value.requires_grad:
             raise UnsupportedOperation(
                 f"cp.{type(method).__name__} gives no gradients of this model with respect to its "
@@ -123,7 +169,7 @@ def sensitivity(
 
 
 def _with_variance(x: Gaussian) -> tuple[Tensor, Gaussian]:
-    """Variances (*batch, n) that ask for a gradient, and the same Gaussian made with them."""
+    """Variances (*batch, n) that require a gradient, and the same Gaussian made with them."""
     if isinstance(x.covariance, Diagonal | Zero):
         variance = x.covariance.diagonal().clone().requires_grad_()
         return variance, Gaussian(x.mean, Diagonal(variance), validate_args=False)
@@ -131,3 +177,219 @@ def _with_variance(x: Gaussian) -> tuple[Tensor, Gaussian]:
     variance = matrix.diagonal(dim1=-2, dim2=-1).clone().requires_grad_()
     dense = torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
     return variance, Gaussian(x.mean, Dense(dense), validate_args=False)
+
+
+@final
+@dataclass(frozen=True)
+class VarianceBudget:
+    """{N(mean, diag(v)) : v_i >= 0, sum_i v_i = total}: independent noise of fixed total variance.
+
+    Args:
+        total: One number, or one for each of a batch; by default the trace of the covariance.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        within = cp.robustness.VarianceBudget(0.5)
+        print(cp.robustness.worst_noise(nn.Linear(4, 3), x, within=within).gaussian.variance)
+    """
+
+    total: float | Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.total is None:
+            return
+        total = torch.as_tensor(self.total)
+        if not bool(((total > 0) & torch.isfinite(total)).all()):
+            raise ValueError("the total variance is finite and positive")
+
+
+@final
+@dataclass(frozen=True)
+class WorstNoise:
+    """The most harmful Gaussian that `worst_noise` found, and its effect.
+
+    Attributes:
+        start: Where the search began, a member of the set.
+        gaussian: Where it ended.
+        before: P(misclassified) at the start, (*batch,).
+        after: P(misclassified) at the end, never smaller.
+        history: The best so far after each step, (steps + 1, *batch).
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        print(cp.robustness.worst_noise(nn.Linear(4, 3), x).after.probability)
+    """
+
+    start: Gaussian
+    gaussian: Gaussian
+    before: Probabilities
+    after: Probabilities
+    history: Tensor
+
+    @property
+    def shift(self) -> Tensor:
+        """How the mean has moved."""
+        return self.gaussian.mean - self.start.mean
+
+
+def worst_noise(
+    model: Model,
+    x: Gaussian,
+    label: int | Tensor | None = None,
+    within: Ball | VarianceBudget | None = None,
+    *,
+    steps: int = STEPS,
+    method: Method = EXACT,
+    points: int = POINTS,
+    generator: torch.Generator | None = None,
+) -> WorstNoise:
+    """Find the noise within a set that misclassifies most often, by projected gradient ascent.
+
+    Each step goes along the gradient of the probability of misclassification through
+    `cp.propagate`, or, where that underflows to zero, against the gradient of `StandardisedMargin`,
+    and is projected on the set; steps that do not help are undone and halved. The result is a local
+    optimum: another noise may be worse still.
+
+    Args:
+        model: Returns logits; a single one is the log-odds of class 1.
+        x: The Gaussian input.
+        label: A class number or one for each of the batch; by default the network's own decision.
+        within: `Ball(radius, norm)` moves the mean and leaves the covariance of x as it is;
+            `VarianceBudget(total)`, the default, spreads a total variance over the elements,
+            starting from the variances of x (correlations are dropped).
+        steps: Number of steps.
+        method: As for `cp.propagate`.
+        points: Number of Sobol points in all, rounded up.
+        generator: Draws their scramblings; torch's global one by default.
+
+    Example:
+        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        worst = cp.robustness.worst_noise(nn.Linear(4, 3), x, within=cp.robustness.Ball(0.2))
+        print(worst.shift)
+    """
+    refuse_inference_mode("worst_noise")
+    check_count("steps", steps)
+    labels = Classifier(model, x).decision() if label is None else torch.as_tensor(label)
+    x = x.detach()
+    noise = _Shifts(within, x) if isinstance(within, Ball) else _Variances(within, x)
+    objective = _Objective(model, labels, method, Randomisation.draw(points, generator))
+    best = noise.start
+    before, margin, gradient = objective(noise, best)
+    after = before
+    share = torch.full_like(before.probability, FIRST_STEP)
+    history = [before.probability]
+    for _ in range(steps):
+        trial = noise.moved(best, gradient, share)
+        new, new_margin, new_gradient = objective(noise, trial)
+        better = new.probability > after.probability
+        better |= (new.probability == after.probability) & (new_margin < margin)
+        wide = _expanded(better, best)
+        best = torch.where(wide, trial, best)
+        gradient = torch.where(wide, new_gradient, gradient)
+        margin = torch.where(better, new_margin, margin)
+        after = Probabilities(
+            torch.where(better, new.probability, after.probability),
+            torch.where(better, new.stderr, after.stderr),
+        )
+        share = torch.where(better, (share * GROWTH).clamp(max=1), share * DECAY)
+        history.append(after.probability)
+    return WorstNoise(
+        noise.gaussian(noise.start), noise.gaussian(best), before, after, torch.stack(history)
+    )
+
+
+class _Shifts:
+    """Gaussians with a mean in a ball."""
+
+    def __init__(self, ball: Ball, x: Gaussian) -> None:
+        ball.check(x.mean)
+        self.ball, self.x, self.start = ball, x, x.mean
+
+    def gaussian(self, mean: Tensor) -> Gaussian:
+        return Gaussian(mean, self.x.covariance, validate_args=False)
+
+    def moved(self, mean: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
+        """Step along the gradient by a share (*batch,) of the set's size, and project."""
+        dims = len(self.x.batch_shape)
+        length = self.ball.at(self.start, dims) * _expanded(share, self.start)
+        step = length * self.ball.direction(gradient, dims)
+        return self.ball.project(mean + step, self.start, dims)
+
+
+class _Variances:
+    """Gaussians with independent elements of a fixed total variance."""
+
+    def __init__(self, budget: VarianceBudget | None, x: Gaussian) -> None:
+        variance = x.covariance.diagonal()
+        own = total = variance.sum(-1)
+        if budget is not None and budget.total is not None:
+            total = torch.as_tensor(budget.total, dtype=own.dtype, device=own.device)
+            total = total.expand(own.shape)
+        if bool((total <= 0).any()):
+            raise ValueError(
+                "the Gaussian does not vary, so that there is no variance to spread; give "
+                "VarianceBudget(total)"
+            )
+        even = torch.full_like(variance, 1 / variance.shape[-1])
+        shares = torch.where(own[..., None] > 0, variance / _positive(own)[..., None], even)
+        self.x, self.total, self.start = x, total[..., None], shares * total[..., None]
+
+    def gaussian(self, variance: Tensor) -> Gaussian:
+        return Gaussian(self.x.mean, Diagonal(variance), validate_args=False)
+
+    def moved(self, variance: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
+        """Step along the gradient by a share (*batch,) of the set's size, and project."""
+        centred = gradient - gradient.mean(-1, keepdim=True)  # a common rise leaves the sum
+        size = centred.abs().amax(-1, keepdim=True)
+        step = share[..., None] * self.total * centred / _positive(size)
+        return project_on_simplex(variance + step, self.total)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    model: Model
+    labels: Tensor
+    method: Method
+    points: Randomisation
+
+    def __call__(
+        self, noise: _Shifts | _Variances, parameter: Tensor
+    ) -> tuple[Probabilities, Tensor, Tensor]:
+        """P(misclassified), the standardised margin, and the direction of ascent."""
+        with torch.enable_grad():
+            leaf = parameter.detach().clone().requires_grad_()
+            output = propagate(self.model, noise.gaussian(leaf), method=self.method)
+            wrong = misclassification(Logits.of(output), self.labels, self.points)
+            margin = StandardisedMargin()(output, self.labels)
+            if not margin.requires_grad:
+                raise UnsupportedOperation(
+                    f"cp.{type(self.method).__name__} gives no gradients of this model; use "
+                    "cp.Exact() or cp.Series(order=4)"
+                )
+            p = wrong.probability
+            relative = p / torch.where(p > 0, p, 1).detach()
+            score = torch.where(p > 0, relative, -margin)
+            (gradient,) = torch.autograd.grad(score.sum(), leaf)
+        return Probabilities(p.detach(), wrong.stderr), margin.detach(), gradient
+
+
+def _positive(values: Tensor) -> Tensor:
+    return torch.where(values > 0, values, 1)
+
+
+def _expanded(values: Tensor, like: Tensor) -> Tensor:
+    """(*batch,) with as many further dimensions as another tensor (*batch, *rest) has."""
+    return values.reshape(*values.shape, *(1,) * (like.dim() - values.dim()))
+
+
+def project_on_simplex(values: Tensor, total: Tensor) -> Tensor:
+    """The nearest point of {v >= 0, sum_i v_i = total} (Held, Wolfe & Crowder 1974).
+
+    values (*batch, n), total (*batch, 1): v_i = max(values_i - t, 0) with the t that fits.
+    """
+    ordered = values.sort(dim=-1, descending=True).values
+    counts = torch.arange(1, values.shape[-1] + 1, device=values.device, dtype=values.dtype)
+    thresholds = (ordered.cumsum(-1) - total) / counts
+    last = (ordered > thresholds).sum(-1, keepdim=True).clamp(min=1) - 1
+    moved = (values - thresholds.gather(-1, last)).clamp(min=0)
+    return moved * total / moved.sum(-1, keepdim=True)  # to rounding the sum is the total already

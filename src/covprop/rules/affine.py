@@ -12,24 +12,25 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import Layer, LinearMap
-from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.layout import is_relaid
+from covprop.flow.layout import is_moved
+from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules import layers
-from covprop.rules.join import join, weighted_sum
 from covprop.rules.operands import (
     at_means,
     batch_error,
     check_batch_is_separate,
     check_batch_shape,
     gaussians,
+    of_slots,
     of_tensor,
     the_gaussian,
+    with_slots,
     without_constants,
 )
-from covprop.rules.product import bilinear, labels_of, matrix_product, product
-from covprop.tensor import GaussianTensor, dispatch
-from covprop.transfers import Scaled
+from covprop.rules.products import bilinear, labels_of, matrix_product, product
+from covprop.rules.sums import join, weighted_sum
 
 Strip: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
@@ -66,12 +67,12 @@ def affine(
     linear = of_tensor(function, *stripped)
     leads = leads_with(x, args, kwargs)
     known = None
-    if layer is not None and leads and not is_relaid(function):
+    if layer is not None and leads and not is_moved(function):
         known = layer(x, *args, **kwargs)
     if known is None:
         check_batch_is_separate(function, linear, x, x.shape)
     squared = None
-    if x.method.variances_only and leads:
+    if leads:
         squared = _squared(function, x, loc, stripped, entries, linear, layer is not None)
     return x.through(loc, LinearMap(linear, x.event_shape, layer=known, squared=squared))
 
@@ -87,7 +88,8 @@ def _squared(
 ) -> Callable[[Tensor], Tensor] | None:
     """The function whose matrix has the squares of the entries, if there is a short way to it."""
     if has_weight:
-        return of_tensor(function, *_with_squared_weight(*stripped))
+        args, kwargs = with_slots(stripped)  # and not x, which what outlives this must not hold
+        return lambda vector: of_slots(function, *_with_squared_weight(args, kwargs))(vector)
     value = entries(x, loc, *stripped[0], **stripped[1]) if entries is not None else None
     return None if value is None else lambda vector: value * linear(vector)
 
@@ -112,10 +114,9 @@ def scaling(
     loc = of_tensor(function, args, kwargs)(x.loc)
     if loc.shape != x.shape:  # a constant that broadcasts the event
         return affine(function, *args, strip=strip, **kwargs)
-    x.expect(loc)
     linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
-    factor = linear(torch.ones_like(x.loc)).reshape(*x.batch_shape, x.event_shape.numel())
-    return x.replace(loc, x.covariance.scale(factor), transfer=Scaled(factor))
+    factor = linear(torch.ones_like(x.loc)).reshape(x.flat.shape)
+    return GaussianTensor(loc, x.carrier.scale(loc, factor))
 
 
 def without(position: int, name: str, value: Any = None) -> Strip:
@@ -152,7 +153,7 @@ def _linear(
     """One line: every spelling of a torch function that is linear once stripped."""
     functions = spellings(*names)
 
-    @rule(*functions, kind="linear", treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
+    @rule(*functions, kind=Kind.LINEAR, treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return affine(
             function,
@@ -189,18 +190,18 @@ _linear("gather")
 _linear("take_along_dim")
 
 
-@rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind="products", treatment=PRODUCT,
+@rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind=Kind.PRODUCT, treatment=PRODUCT,
       name="matmul", batch=Batch.ANYWHERE)  # fmt: skip
 def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
     if len(tensors := gaussians(args, kwargs)) <= 1:
         return affine(function, *args, **kwargs)
-    if is_relaid(function):
+    if is_moved(function):
         raise batch_error(function, tensors[0])
     return matrix_product(*tensors)
 
 
-@rule(torch.einsum, kind="products", treatment=PRODUCT, name="einsum")
+@rule(torch.einsum, kind=Kind.PRODUCT, treatment=PRODUCT, name="einsum")
 def einsum(function: Callable[..., Any], equation: str, *operands: Any) -> Any:
     """A sum of products: with constants, or of two tensors that both vary."""
     if len(tensors := gaussians((equation, operands), {})) <= 1:
@@ -218,7 +219,7 @@ def _scaling(*names: str, strip: Strip | None = None) -> None:
     """One line: a function that multiplies each element by a constant, and its in-place form."""
     functions = spellings(*names)
 
-    @rule(*functions, kind="linear", treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
+    @rule(*functions, kind=Kind.LINEAR, treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return scaling(function, *args, strip=strip, **kwargs)
 
@@ -237,7 +238,7 @@ _scaling("triu")
 _in_place_forms("cumsum")
 
 
-@rule(*spellings("mul", "multiply"), kind="products", treatment=PRODUCT, name="mul",
+@rule(*spellings("mul", "multiply"), kind=Kind.PRODUCT, treatment=PRODUCT, name="mul",
       batch=Batch.ANYWHERE)  # fmt: skip
 def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A product: with a constant, or with another tensor."""
@@ -249,7 +250,7 @@ def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Gaussia
 _in_place_forms("mul", "multiply")
 
 
-@rule(*spellings("div", "divide", "true_divide"), kind="products", treatment=QUOTIENT, name="div",
+@rule(*spellings("div", "divide", "true_divide"), kind=Kind.PRODUCT, treatment=QUOTIENT, name="div",
       batch=Batch.ANYWHERE)  # fmt: skip
 def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Division by a constant, or by the reciprocal of a tensor that varies."""
@@ -265,13 +266,13 @@ def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 _in_place_forms("div", "divide", "true_divide")
 
 
-@rule(torch.Tensor.__rtruediv__, kind="products", treatment=QUOTIENT, name="div")
+@rule(torch.Tensor.__rtruediv__, kind=Kind.PRODUCT, treatment=QUOTIENT, name="div")
 def divide_by(function: Callable[..., Any], by: GaussianTensor, top: Any) -> Any:
     """`number / x`, as Python writes it."""
     return divide(torch.div, top, by)
 
 
-@rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind="linear", treatment=EXACT,
+@rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind=Kind.LINEAR, treatment=EXACT,
       name="add, sub", batch=Batch.ANYWHERE)  # fmt: skip
 def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A sum: with a constant, which may only move the mean, or with another tensor."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
+from covprop.flow.table import Batch, Kind, rule
 
 aten = torch.ops.aten
 
@@ -132,7 +132,7 @@ _FIRST: dict[Callable[..., Any], Callable[..., Any]] = {
 def _register(operator: Any, translation: Callable[..., Any], alone: bool) -> None:
     results = len(operator._schema.returns)
 
-    @rule(operator, kind="user", batch=Batch.STEPWISE)
+    @rule(operator, kind=Kind.OTHER, batch=Batch.STEPWISE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = translation(*args, **kwargs)
         return result if alone else (result, *[None] * (results - 1))

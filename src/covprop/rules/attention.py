@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.dispatch import Batch, rule
-from covprop.tensor import GaussianTensor
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor
 
 FAR = 1e4
 """How far below all others the score of what is left out is at least."""
 COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
 
 
-@rule(F.scaled_dot_product_attention, kind="attention", treatment=COMPOSED,
+@rule(F.scaled_dot_product_attention, kind=Kind.ATTENTION, treatment=COMPOSED,
       name="scaled_dot_product_attention", batch=Batch.STEPWISE)  # fmt: skip
 def attention(
     function: Callable[..., Any],
@@ -64,7 +64,7 @@ def _weights(scores: Any, masks: list[Tensor | None]) -> Any:
     return weights * ~nothing if bool(nothing.any()) else weights
 
 
-@rule(F.multi_head_attention_forward, kind="attention", treatment=COMPOSED,
+@rule(F.multi_head_attention_forward, kind=Kind.ATTENTION, treatment=COMPOSED,
       name="MultiheadAttention", batch=Batch.STEPWISE)  # fmt: skip
 def multi_head_attention(
     function: Callable[..., Any],

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import in_place, rule
 from covprop.errors import UnsupportedOperation
+from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import EXACT, PRODUCT, QUOTIENT, affine, scaling, without_terms
-from covprop.rules.join import join
 from covprop.rules.operands import gaussians
-from covprop.tensor import GaussianTensor
+from covprop.rules.sums import join
 
 FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batch1", "batch2")}
 """What torch calls the two factors of a product that is added to something."""
@@ -31,7 +31,7 @@ def _choice(condition: Any, first: Any, second: Any) -> GaussianTensor:
     return _linear_in_both(lambda a, b: torch.where(condition, a, b), first, second)
 
 
-@rule(torch.where, kind="linear", treatment=EXACT, name="where")
+@rule(torch.where, kind=Kind.LINEAR, treatment=EXACT, name="where")
 def where(
     function: Callable[..., Any], condition: Any, input: Any = None, other: Any = None
 ) -> GaussianTensor:
@@ -39,7 +39,7 @@ def where(
     return _choice(condition, input, other)
 
 
-@rule(Tensor.where, kind="linear", treatment=EXACT, name="where")
+@rule(Tensor.where, kind=Kind.LINEAR, treatment=EXACT, name="where")
 def where_method(
     function: Callable[..., Any], input: Any, condition: Any, other: Any
 ) -> GaussianTensor:
@@ -47,13 +47,13 @@ def where_method(
     return _choice(condition, input, other)
 
 
-@rule(*spellings("masked_fill"), kind="linear", treatment=EXACT, name="masked_fill")
+@rule(*spellings("masked_fill"), kind=Kind.LINEAR, treatment=EXACT, name="masked_fill")
 def masked_fill(function: Callable[..., Any], input: Any, mask: Any, value: Any) -> GaussianTensor:
     """A value where a constant mask is set."""
     return _choice(mask, value, input)
 
 
-@rule(*spellings("lerp"), kind="products", treatment=PRODUCT, name="lerp")
+@rule(*spellings("lerp"), kind=Kind.PRODUCT, treatment=PRODUCT, name="lerp")
 def lerp(function: Callable[..., Any], input: Any, end: Any, weight: Any) -> Any:
     """Input + weight (end - input)."""
     if isinstance(weight, GaussianTensor):
@@ -82,7 +82,7 @@ def _sum_of_product(
     return total + beta * input if beta else total
 
 
-@rule(*spellings("addcmul"), kind="products", treatment=PRODUCT, name="addcmul")
+@rule(*spellings("addcmul"), kind=Kind.PRODUCT, treatment=PRODUCT, name="addcmul")
 def addcmul(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
@@ -90,7 +90,7 @@ def addcmul(
     return _sum_of_product(function, torch.mul, (input, tensor1, tensor2), scales)
 
 
-@rule(*spellings("addcdiv"), kind="products", treatment=QUOTIENT, name="addcdiv")
+@rule(*spellings("addcdiv"), kind=Kind.PRODUCT, treatment=QUOTIENT, name="addcdiv")
 def addcdiv(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
@@ -100,7 +100,7 @@ def addcdiv(
     return _sum_of_product(function, torch.div, (input, tensor1, tensor2), scales)
 
 
-@rule(*spellings("addmm", "addmv", "baddbmm"), kind="products", treatment=PRODUCT,
+@rule(*spellings("addmm", "addmv", "baddbmm"), kind=Kind.PRODUCT, treatment=PRODUCT,
       name="addmm, addmv, baddbmm")  # fmt: skip
 def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: Any) -> Any:
     """Beta input + alpha first @ second."""
@@ -109,6 +109,19 @@ def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: An
     return _sum_of_product(function, torch.matmul, (input, first, second), options)
 
 
-for _name in ("masked_fill", "lerp", "addcmul", "addcdiv", "addmm", "addmv", "baddbmm"):
+@rule(*spellings("cumprod"), kind=Kind.PRODUCT, treatment=PRODUCT, name="cumprod",
+      batch=Batch.STEPWISE)  # fmt: skip
+def cumprod(
+    function: Callable[..., Any], input: Any, dim: int, *, dtype: torch.dtype | None = None
+) -> Any:
+    """One product after another: y_i = y_{i-1} x_i."""
+    input = input.clone() if dtype is None else input.to(dtype)
+    parts = list(input.unbind(dim)) if input.dim() else []
+    for i in range(1, len(parts)):
+        parts[i] = parts[i - 1] * parts[i]
+    return torch.stack(parts, dim) if parts else input
+
+
+for _name in ("cumprod", "masked_fill", "lerp", "addcmul", "addcdiv", "addmm", "addmv", "baddbmm"):
     for _function in spellings(f"{_name}_"):
         in_place(_function, of=getattr(Tensor, _name))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activation, Piecewise, Quadrature, spellings
-from covprop.activations.composite import by_quadrature, closed_form, steps_of
 from covprop.activations.expression import (
     ADD,
     CHOOSE,
@@ -27,9 +26,11 @@ from covprop.activations.expression import (
     Kind,
     Operation,
     Parameter,
+    by_quadrature,
+    closed_form,
+    steps_of,
 )
-from covprop.activations.rescaled import Rescaled
-from covprop.dispatch import COMPOSERS, leaves, map_leaves
+from covprop.activations.quadrature import Rescaled
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
@@ -38,9 +39,11 @@ from covprop.errors import (
     name_of,
     warn_user,
 )
+from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.pending import Pending
+from covprop.flow.table import composes
+from covprop.flow.tensor import GaussianTensor, dispatch, run_rule
 from covprop.kernels.normal import standard_deviation
-from covprop.pending import Pending
-from covprop.tensor import GaussianTensor, dispatch, run_rule
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ Carry: TypeAlias = Callable[[Callable[..., Any], Activation, GaussianTensor], Ga
 """A Gaussian through an activation."""
 
 
-def composes(functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry) -> None:
+def reads(functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry) -> None:
     """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
 
     def composer(
@@ -71,7 +74,7 @@ def composes(functions: Sequence[Callable[..., Any]], reading: Reading, carry: C
             return None
         return None if call is None else _composed(function, args, kwargs, call, carry)
 
-    COMPOSERS.update(dict.fromkeys(functions, composer))
+    composes(functions, composer)
 
 
 def _composed(
@@ -159,8 +162,8 @@ def _evaluated(
         return one_by_one()
     try:
         if activation is not None:
-            return carry(expression, activation, base.laid(0)).laid(base.batch_at)
-        return _integrated(expression, base.laid(0), carry).laid(base.batch_at)
+            return carry(expression, activation, base.with_batch_at(0)).with_batch_at(base.batch_at)
+        return _integrated(expression, base.with_batch_at(0), carry).with_batch_at(base.batch_at)
     except (QuadratureError, UnsupportedOperation):
         result = one_by_one()
         warn_user(
@@ -182,8 +185,8 @@ def _integrated(expression: Expression, x: GaussianTensor, carry: Carry) -> Gaus
         result: GaussianTensor = dispatch(torch.add, (rest, carry(steps, stairs, x)), {})
         result.materialize()
         return result
-    mean = x.loc.detach().double().reshape(*x.batch_shape, x.event_shape.numel())
-    stddev = standard_deviation(x.covariance.diagonal().detach().double())
+    mean = x.flat.detach().double()
+    stddev = standard_deviation(x.variances.detach().double())
     return carry(expression, by_quadrature(expression, mean, stddev), x)
 
 
@@ -203,7 +206,7 @@ def declared(
         names = zip(signature.parameters, args[1:], strict=False)
         options = tuple(value for name, value in names if name != "inplace")
         named = tuple((name, value) for name, value in kwargs.items() if name != "inplace")
-        replaced = any(other in x.method.activations for other in spelled)
+        replaced = any(other in x.lineage.activations for other in spelled)
         operation = _operation(function, factory, replaced, options, named)
         return Call(operation, (x,), in_place)
 
@@ -253,11 +256,6 @@ _RSQRT, _LOG = _partial(torch.rsqrt), _partial(torch.log)
 @functools.lru_cache(maxsize=256)
 def _power(exponent: float) -> Operation:
     return _partial(functools.partial(torch.pow, exponent=exponent))
-
-
-@functools.lru_cache(maxsize=256)
-def _exponential(base: float) -> Operation:
-    return Operation(Kind.FUNCTION, functools.partial(torch.pow, base))
 
 
 def power(whole: Reading) -> Reading:
@@ -322,17 +320,16 @@ def register_operations(carry: Carry) -> None:
         ("sqrt",): lambda input: Call(_SQRT, (input,)),
         ("rsqrt",): lambda input: Call(_RSQRT, (input,)),
         ("log",): lambda input: Call(_LOG, (input,)),
-        ("__rpow__",): lambda input, other: Call(_exponential(float(other)), (input,)),
         ("gt",): lambda input, other: Call(COMPARE, (input, other)),
         ("lt",): lambda input, other: Call(COMPARE, (other, input)),
         ("ge",): lambda input, other: Call(COMPARE_OR_EQUAL, (input, other)),
         ("le",): lambda input, other: Call(COMPARE_OR_EQUAL, (other, input)),
     }
     for names, reading in readings.items():
-        composes(spellings(*names), reading, carry)
-    composes([torch.where], _choose, carry)
-    composes([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
-    composes(
+        reads(spellings(*names), reading, carry)
+    reads([torch.where], _choose, carry)
+    reads([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
+    reads(
         spellings("masked_fill"),
         lambda input, mask, value: _choose(mask, value, input),
         carry,

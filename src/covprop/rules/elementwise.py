@@ -1,4 +1,4 @@
-"""Element-wise operations: look up the activation, ask the method."""
+"""Element-wise operations: look up the activation, ask the carrier."""
 
 import inspect
 import math
@@ -10,23 +10,20 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from covprop.activations import DECLARATIONS, Activated, Activation, Quadrature, spellings
-from covprop.activations.expression import Kind, Operation
-from covprop.activations.rectified import prelu
-from covprop.activations.registry import INTEGRAL, Factory
-from covprop.covariance import Sketch
-from covprop.dispatch import BATCH, KIND, RULES, Batch, in_place, rule
+from covprop.activations import DECLARATIONS, Activation, Quadrature, expression, spellings
+from covprop.activations.piecewise import prelu
+from covprop.activations.registry import CLOSED, INTEGRAL, Factory
 from covprop.errors import (
     MomentOverflow,
     QuadratureError,
     UnsupportedOperation,
     name_of,
 )
+from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
-from covprop.rules.composition import Call, composes, declared, power, register_operations
+from covprop.rules.composition import Call, declared, power, reads
 from covprop.rules.operands import check_finite
-from covprop.tensor import GaussianTensor, dispatch
-from covprop.transfers import Scaled
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
 """Options that may not be infinite; bounds may."""
@@ -35,37 +32,21 @@ FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "l
 def apply(
     function: Callable[..., Any], activation: Activation, x: GaussianTensor
 ) -> GaussianTensor:
-    """Carry a Gaussian through an activation, of this function, in the way of its method."""
-    flat = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
-    observe = x.lineage.observe
-    seen = activation if observe is None else observe(activation)
-    if not (x.covariance.independent or isinstance(x.covariance, Sketch)):
-        x.lineage.expect(x.loc.itemsize * x.numel() * x.event_shape.numel())
+    """Carry a Gaussian through an activation, of this function, as its carrier does."""
     try:
-        mean, covariance = x.method.activate(seen, flat, x.covariance)
+        mean, carrier = x.carrier.activation(activation, x.flat)
     except UnsupportedOperation as error:
         raise UnsupportedOperation(f"{name_of(function)}: {error}") from error
     except QuadratureError:
         check_finite(function, x)  # it may not be the function's fault
         raise
-    if not (is_finite(mean) and is_finite(covariance.diagonal())):
+    if not (is_finite(mean) and is_finite(carrier.variances())):
         check_finite(function, x)
         raise MomentOverflow(
             f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
             "convert model and Gaussian to float64"
         )
-    if isinstance(covariance, Sketch) and covariance.slope is not None:
-        return x.replace(mean.reshape(x.shape), covariance, transfer=Scaled(covariance.slope))
-    variance = x.covariance.diagonal()
-    if not x.covariance.independent:  # it is a view that would keep the whole matrix
-        variance = variance.to(torch.float64, copy=True)
-    activated = Activated(activation, flat, variance)
-    return x.replace(
-        mean.reshape(x.shape),
-        covariance,
-        transfer=lambda cross: activated.coefficients(1)[0].to(cross)[..., None] * cross,
-        activated=activated,
-    )
+    return GaussianTensor(mean.reshape(x.loc.shape), carrier)
 
 
 def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -86,7 +67,7 @@ def register(
     name: str,
     treatment: str,
     in_place_functions: Sequence[Callable[..., Any]] = (),
-    kind: str = "element-wise",
+    kind: Kind = Kind.ELEMENTWISE,
 ) -> None:
     """Register an activation's factory under all its spellings."""
     signature = inspect.signature(factory)
@@ -104,8 +85,8 @@ def register(
             )
         options = signature.bind(*args, **kwargs)
         changes_input = options.arguments.pop("inplace", False)
-        replaced = [f for f in x.method.activations if f in functions]
-        chosen = x.method.activations[replaced[0]] if replaced else factory
+        replaced = [f for f in x.lineage.activations if f in functions]
+        chosen = x.lineage.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
         _check_options(function, options.arguments)
@@ -119,10 +100,9 @@ def register(
         in_place(function, of=functions[0])
     for function in functions:
         reading = declared(function, signature, factory, functions)
-        composes([function], power(reading) if name == "pow" else reading, apply)
+        reads([function], power(reading) if name == "pow" else reading, apply)
 
 
-register_operations(apply)
 for _declaration in DECLARATIONS:
     register(
         _declaration.functions,
@@ -133,7 +113,7 @@ for _declaration in DECLARATIONS:
     )
 
 
-@rule(*spellings("prelu"), kind="element-wise", treatment=INTEGRAL, name="prelu",
+@rule(*spellings("prelu"), kind=Kind.ELEMENTWISE, treatment=INTEGRAL, name="prelu",
       batch=Batch.STEPWISE)  # fmt: skip
 def prelu_rule(
     function: Callable[..., Any], input: GaussianTensor, weight: Tensor
@@ -146,7 +126,17 @@ def prelu_rule(
         shape[1 if input.dim() > 1 else 0] = -1
     slopes = weight.reshape(shape).expand(input.shape).movedim(input.batch_at, 0)
     slopes = slopes.reshape(*input.batch_shape, input.event_shape.numel())
-    return apply(function, prelu(slopes.double()), input.laid(0)).laid(input.batch_at)
+    return apply(function, prelu(slopes.double()), input.with_batch_at(0)).with_batch_at(
+        input.batch_at
+    )
+
+
+@rule(Tensor.__rpow__, kind=Kind.ELEMENTWISE, treatment=CLOSED, name="exp", batch=Batch.STEPWISE)
+def power_of_number(function: Callable[..., Any], input: Any, other: float) -> Any:
+    """a^x = exp(x log a), for a positive number a."""
+    if not other > 0:
+        raise UnsupportedOperation(f"a power of {other}, which is not positive, has no rule")
+    return torch.exp(input * math.log(other))
 
 
 @overload
@@ -162,9 +152,17 @@ def activation(
 ) -> Callable[..., Any]:
     """Make an element-wise function, given as plain torch code, work on Gaussians by quadrature.
 
-    Use the result in a model in place of the function, or write @cp.activation above its
-    definition. The first argument is the tensor, the others are options. kinks: places where the
-    function bends; it must be continuous and smooth elsewhere.
+    Args:
+        function: A continuous function, whose first argument is the tensor and the others options.
+        kinks: Where its derivative jumps; it must be smooth elsewhere.
+
+    Returns:
+        The function to use in a model; it may also be written as a decorator.
+
+    Example:
+        @cp.activation(kinks=(0.0,))
+        def squared_relu(x):
+            return torch.relu(x) ** 2
     """
     if function is None:
         return partial(activation, kinks=kinks)
@@ -192,18 +190,20 @@ def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[f
     return function(x)
 
 
-RULES[activated] = lambda _, x, function, kinks: apply(
-    function, Quadrature(function, tuple(kinks)), x
-)
-BATCH[activated], KIND[activated] = Batch.ANYWHERE, "element-wise"
+@rule(activated, kind=Kind.ELEMENTWISE, batch=Batch.ANYWHERE)
+def activated_rule(
+    _: Callable[..., Any], x: GaussianTensor, function: Any, kinks: Sequence[float]
+) -> GaussianTensor:
+    """By quadrature."""
+    return apply(function, Quadrature(function, tuple(kinks)), x)
 
 
 def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Call:
-    known = Quadrature(function, tuple(kinks))
-    return Call(Operation(Kind.FUNCTION, function, known, tuple(map(float, kinks))), (x,))
+    known, places = Quadrature(function, tuple(kinks)), tuple(map(float, kinks))
+    return Call(expression.Operation(expression.Kind.FUNCTION, function, known, places), (x,))
 
 
-composes([activated], _read_activated, apply)
+reads([activated], _read_activated, apply)
 
 
 def register_activation(
@@ -213,11 +213,17 @@ def register_activation(
 ) -> None:
     """Register torch functions, all spellings of one element-wise function, as an activation.
 
-    activation: a factory that takes the function's options and returns an `Activation`; left away,
-    the first function itself is integrated by quadrature, with its kinks.
+    Args:
+        functions: The spellings, such as torch.lgamma and torch.Tensor.lgamma.
+        activation: A factory that takes the function's options and returns an `Activation`; without
+            it the first function is integrated by quadrature.
+        kinks: Where the derivative of that function jumps.
+
+    Example:
+        cp.register_activation(torch.sinc, torch.Tensor.sinc)
     """
     if not functions:
-        raise ValueError("name at least one torch function: cp.register_activation(torch.atan)")
+        raise ValueError("name at least one torch function: cp.register_activation(torch.sinc)")
 
     def by_quadrature(*args: Any, **kwargs: Any) -> Activation:
         return Quadrature(
@@ -229,7 +235,7 @@ def register_activation(
         activation or by_quadrature,
         name_of(functions[0]),
         "accurate to 1e-8: quadrature" if activation is None else "as its activation says",
-        kind="user",
+        kind=Kind.OTHER,
     )
 
 

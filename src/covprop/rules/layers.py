@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from covprop.flow.tensor import GaussianTensor
 from covprop.kernels.convolution import Convolver
-from covprop.tensor import GaussianTensor
 
 IMAGE = 3
 """Channels, rows and columns."""
@@ -48,7 +48,7 @@ class Linear:
             return rows @ self.weight
         return (rows.unflatten(-1, (-1, self.weight.shape[0])) @ self.weight).flatten(-2)
 
-    def at_rest(self) -> "Linear":
+    def without_buffers(self) -> "Linear":
         """It needs no room."""
         return self
 
@@ -102,7 +102,7 @@ class Convolution:
         )  # fmt: skip
         return mapped.reshape(*rows.shape[:-1], -1)
 
-    def at_rest(self) -> "Convolution":
+    def without_buffers(self) -> "Convolution":
         """The same without room for patches."""
         return replace(self)
 

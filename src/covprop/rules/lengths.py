@@ -1,4 +1,9 @@
-"""Variances, lengths and angles of vectors."""
+"""Lengths of vectors, vectors over their lengths, variances and angles.
+
+The elements of an event that have a length together are a group. Within a group the moments are
+exact for Gaussian input (`kernels.directions`); between groups, and with all other tensors, the
+dependence is that of the expected slope.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,13 +15,90 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import Batch, rule
-from covprop.errors import UnsupportedOperation, name_of
+from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.flow.groups import Groups
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import affine
-from covprop.rules.delta import delta
-from covprop.rules.normalised import WITHIN, Groups, lengths, normalised
-from covprop.rules.operands import the_gaussian
-from covprop.tensor import GaussianTensor
+from covprop.rules.operands import batch_error, check_finite, the_gaussian
+from covprop.rules.smooth import delta
+
+FAR = 0.1
+"""The share of a variance that may be not linear without a warning."""
+WITHIN = "approximate: exact within each group for Gaussian input, linear between groups"
+
+
+def groups_of(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    arrange: Callable[[Tensor], Tensor],
+    centred: bool = False,
+    offset: float = 0.0,
+) -> Groups:
+    """By what `arrange` makes, (groups, n), of a tensor in the layout that the model sees."""
+    batch = [max(1, size) for size in x.batch_shape]
+    size = max(1, x.event_shape.numel())
+    places = torch.arange(math.prod((*batch, *x.event_shape)), device=x.device)
+    places = places.reshape(*batch, *x.event_shape)
+    rows = arrange(places.movedim(0, x.batch_at) if x.batch_at else places)
+    owner = rows // size
+    if bool((owner != owner[:, :1]).any()):
+        raise batch_error(function, x)
+    return Groups(rows[(owner == 0).all(-1)], centred, offset)
+
+
+def normalised(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    groups: Groups,
+    weight: Tensor | float = 1.0,
+    bias: Tensor | float = 0.0,
+) -> GaussianTensor:
+    """weight * z / sqrt(|z|^2 + offset) + bias of every group z, in the shape of x.
+
+    weight, bias: as the model would multiply and add them.
+    """
+    check_finite(function, x)
+    factor, shift = (_of_event(x, value) for value in (weight, bias))
+    moments = x.carrier.normalized(groups, x.flat, factor[groups.index])
+    _warn(function, moments.extra, moments.variance)
+    loc = (groups.put(moments.mean) * factor + shift).to(x.dtype).reshape(x.loc.shape)
+    return GaussianTensor(loc, moments.carrier).with_batch_at(x.batch_at)
+
+
+def lengths(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    groups: Groups,
+    shape: torch.Size,
+    factor: float = 1.0,
+) -> GaussianTensor:
+    """factor * |z| of every group z; shape: that of the result's event."""
+    check_finite(function, x)
+    shape = torch.Size((*x.batch_shape, *shape))
+    moments = x.carrier.lengths(x.loc.new_empty(()).expand(shape), groups, x.flat, factor)
+    _warn(function, moments.extra[..., None], moments.variance[..., None])
+    return GaussianTensor(moments.mean.to(x.dtype).reshape(shape), moments.carrier)
+
+
+@torch.no_grad()
+def _warn(function: Callable[..., Any], extra: Tensor, variance: Tensor) -> None:
+    """Warn where too much of the variance of a group, (*batch, G, n) each, is not linear."""
+    if bool((extra.sum(-1) > FAR * variance.sum(-1)).any()):
+        warn_user(
+            f"more than {FAR:.0%} of the variance of {name_of(function)} is not linear in its "
+            "input here: its own mean and covariance are good, but its result is far from "
+            "Gaussian for what comes next; compare with sampling",
+            ApproximationWarning,
+        )
+
+
+def _of_event(x: GaussianTensor, value: Tensor | float) -> Tensor:
+    """A number for each element of the flat event, of what the model would broadcast."""
+    value = torch.as_tensor(value, dtype=torch.float64, device=x.device).expand(x.shape)
+    value = value.movedim(x.batch_at, 0) if x.batch_at else value
+    return value[(0,) * len(x.batch_shape)].reshape(-1)
+
 
 MATRIX = 2
 """Dimensions of a matrix."""
@@ -28,7 +110,7 @@ QUADRATIC = "exact"
 COSINE = "approximate: vectors over their lengths, products as if jointly Gaussian"
 
 
-@rule(*spellings("var"), kind="several elements", treatment=QUADRATIC, name="var",
+@rule(*spellings("var"), kind=Kind.SMOOTH, treatment=QUADRATIC, name="var",
       batch=Batch.STEPWISE)  # fmt: skip
 def var(
     function: Callable[..., Any],
@@ -44,7 +126,7 @@ def var(
     return squares.sum(dims, keepdim=keepdim) * (1 / max(count, 0) if count > 0 else math.nan)
 
 
-@rule(*spellings("std"), kind="several elements", treatment=WITHIN, name="std")
+@rule(*spellings("std"), kind=Kind.SMOOTH, treatment=WITHIN, name="std")
 def std(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """The length of what is left of the mean, over the root of a number."""
     x, dims, keepdim, count = _deviations(*args, **kwargs)
@@ -84,7 +166,7 @@ def _euclidean(
     scale: float = 1.0,
 ) -> GaussianTensor:
     """Lengths along dimensions."""
-    groups = Groups.of(function, x, _arranged(dims), centred)
+    groups = groups_of(function, x, _arranged(dims), centred)
     kept = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
     shape = torch.Size(kept[len(x.batch_shape) :])
     return lengths(function, x, groups, shape, scale)
@@ -109,7 +191,7 @@ def _root(
 
     It is written out, because second derivatives of torch's own forbid a backward pass.
     """
-    if bool((written(x.loc) == 0).any()) and bool(x.covariance.diagonal().any()):
+    if bool((written(x.loc) == 0).any()) and bool(x.variances.any()):
         raise UnsupportedOperation(
             f"{name_of(function)} is zero at the mean, where it is not smooth: the delta method "
             "does not hold there"
@@ -129,7 +211,7 @@ def _power(total: Tensor, exponent: float) -> Tensor:
 
 
 @rule(*spellings("norm"), torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm,
-      kind="several elements", treatment=WITHIN, name="norm, linalg.norm")  # fmt: skip
+      kind=Kind.SMOOTH, treatment=WITHIN, name="norm, linalg.norm")  # fmt: skip
 def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Euclidean and Frobenius norms, and the other smooth ones of vectors."""
     x = the_gaussian(function, args, kwargs)
@@ -153,7 +235,7 @@ def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTen
     return _root(function, lambda y: _length(y, power, dim, keepdim), x)
 
 
-@rule(F.normalize, kind="several elements", treatment=WITHIN, name="normalize")
+@rule(F.normalize, kind=Kind.SMOOTH, treatment=WITHIN, name="normalize")
 def normalize(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -176,8 +258,8 @@ def _unit(
     function: Callable[..., Any], x: GaussianTensor, dims: list[int], eps: float
 ) -> GaussianTensor:
     """Over its length, which has to be far above what torch takes at least for it."""
-    groups = Groups.of(function, x, _arranged(dims))
-    squares = x.loc.detach().square() + x.covariance.diagonal().detach().reshape(x.shape)
+    groups = groups_of(function, x, _arranged(dims))
+    squares = x.loc.detach().square() + x.variances.detach().reshape(x.shape)
     size = squares.double().flatten(len(x.batch_shape))[..., groups.index].sum(-1)
     if bool(((size > 0) & (size < (CLEAR * eps) ** 2)).any()):
         raise UnsupportedOperation(
@@ -187,7 +269,7 @@ def _unit(
     return normalised(function, x, groups)
 
 
-@rule(torch.var_mean, torch.std_mean, kind="several elements", treatment=WITHIN,
+@rule(torch.var_mean, torch.std_mean, kind=Kind.SMOOTH, treatment=WITHIN,
       name="var_mean, std_mean")  # fmt: skip
 def spread_and_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """The variance or standard deviation, and the mean, which is linear."""
@@ -201,7 +283,7 @@ def spread_and_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     return spread, affine(mean, *args, **kwargs)
 
 
-@rule(*spellings("cosine_similarity"), kind="several elements", treatment=COSINE,
+@rule(*spellings("cosine_similarity"), kind=Kind.SMOOTH, treatment=COSINE,
       name="cosine_similarity")  # fmt: skip
 def cosine_similarity(
     function: Callable[..., Any], x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8

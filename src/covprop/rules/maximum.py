@@ -1,7 +1,7 @@
 """Maxima: max(a, b) = a + relu(b - a), linear and ReLU on the joint Gaussian (Clark 1961).
 
-Exact for a pair. For more, one after another, the maximum so far being taken as Gaussian. A method
-with `independent_maxima` leaves the dependence of a and b unused.
+Exact for a pair. For more, one after another, the maximum so far being taken as Gaussian. A carrier
+may have a formula of its own, which leaves the dependence of a and b unused.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.covariance import Covariance, Dense, Diagonal
-from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
-from covprop.lineage import Node
-from covprop.rules.elementwise import find_activation
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.operands import batch_error, gaussians, promoted
-from covprop.tensor import GaussianTensor, dispatch
 
 PAIR = "exact for a pair"
 TOURNAMENT = "exact for a pair, one after another for more"
@@ -36,7 +33,7 @@ class Extreme(NamedTuple):
     indices: None
 
 
-@rule(*spellings("maximum", "fmax"), kind="maximum", treatment=PAIR, name="maximum",
+@rule(*spellings("maximum", "fmax"), kind=Kind.MAXIMUM, treatment=PAIR, name="maximum",
       batch=Batch.STEPWISE)  # fmt: skip
 def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
@@ -46,14 +43,14 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     if len(pair) > 1 and not pair[0].base.is_same(pair[1].base):
         for x in pair:
             x.materialize()
-        if pair[0].method.independent_maxima:
-            return _independent_maximum(*pair)
+        if not pair[0].carrier.joint_maxima:
+            return _of_its_own(*pair)
         if pair[0].shape == pair[1].shape:
             input, other = _likelier_first(*pair)
     return input + torch.relu(other - input)
 
 
-@rule(*spellings("minimum", "fmin"), kind="maximum", treatment=PAIR, name="minimum",
+@rule(*spellings("minimum", "fmin"), kind=Kind.MAXIMUM, treatment=PAIR, name="minimum",
       batch=Batch.STEPWISE)  # fmt: skip
 def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
@@ -81,7 +78,7 @@ def _raised(x: Any, other: Any) -> Any:
     """X with its means at minus infinity just far enough below the other."""
     floor = other
     if isinstance(other, GaussianTensor):
-        spread = other.covariance.diagonal().clamp(min=0).sqrt().reshape(other.loc.shape)
+        spread = other.variances.clamp(min=0).sqrt().reshape(other.loc.shape)
         spread = spread.movedim(0, other.batch_at) if other.batch_at else spread
         floor = other.shown - FAR * spread
     floor = torch.where(_lowest(other), 0, floor)
@@ -94,7 +91,7 @@ def _around(x: Any, mean: Tensor) -> Any:
     if not isinstance(x, GaussianTensor):
         return mean
     loc = mean.movedim(x.batch_at, 0) if x.batch_at else mean
-    return x.laid(0).moved(loc).laid(x.batch_at)
+    return x.with_batch_at(0).moved(loc).with_batch_at(x.batch_at)
 
 
 def _lowest(x: Any) -> Tensor:
@@ -106,7 +103,7 @@ def _lowest(x: Any) -> Tensor:
 
 def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
     """Put the likelier winner first where the other varies far more, which would cancel badly."""
-    first, second = a.covariance.diagonal().detach(), b.covariance.diagonal().detach()
+    first, second = a.variances.detach(), b.variances.detach()
     if a.batch_at != b.batch_at:
         return a, b
     wins = (b.loc >= a.loc).reshape(first.shape)
@@ -118,43 +115,19 @@ def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
     return torch.where(chosen, b, a), torch.where(chosen, a, b)  # type: ignore[call-overload]
 
 
-def _independent_maximum(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor:
-    """max(a, b) as if a_i were independent of b_i (Gast & Roth 2018).
-
-    d = b - a with variance A_ii + B_ii and p = P(d > 0):  E max = E a + E relu(d),
-    Cov_ij = (1 - p_i)(1 - p_j) A_ij + p_i p_j B_ij, and on the diagonal, where Clark's variance is
-    due, Var relu(d) - p^2 Var d more, which is never negative.
-    """
+def _of_its_own(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
+    """max(a, b) by a formula of the carrier's own, None if it has none."""
     shape = torch.broadcast_shapes(a.shape, b.shape)
     a, b = (
         x if x.shape == shape else dispatch(Tensor.expand, (x, shape), {}) for x in promoted(a, b)
     )
-    at = a.batch_at
-    if (a.batch_shape, at) != (b.batch_shape, b.batch_at):
+    if (a.batch_shape, a.batch_at) != (b.batch_shape, b.batch_at):
         raise batch_error(torch.maximum, a)
-    a, b = a.laid(0), b.laid(0)
-    a.expect(a.loc)
-    ramp = find_activation(torch.relu)
-    size = (*a.batch_shape, a.event_shape.numel())
-    distance = (b.loc.double() - a.loc.double()).reshape(size)
-    variance = a.covariance.diagonal().double() + b.covariance.diagonal().double()
-    share = ramp.coefficients(distance, variance, 1)[0]
-    rest = (ramp.variance(distance, variance) - share.square() * variance).clamp(min=0)
-    first, second = (1 - share).to(a.dtype), share.to(a.dtype)
-    parts = [a.covariance.scale(first), b.covariance.scale(second)]
-    loc = a.loc + ramp.mean(distance, variance).to(a.dtype).reshape(a.shape)
-    edges = [
-        (a.node, lambda cross: first[..., None] * cross),
-        (b.node, lambda cross: second[..., None] * cross),
-    ]
-    added = rest.to(a.dtype)
-    covariance: Covariance
-    if a.method.variances_only:
-        values = parts[0].diagonal() + parts[1].diagonal() + added
-        covariance = Diagonal(values, assumed=True)
-    else:
-        covariance = Dense(parts[0].matrix() + parts[1].matrix() + torch.diag_embed(added))
-    return GaussianTensor(loc, Node(covariance, edges), a.lineage, batch_at=at)
+    found = a.carrier.maximum(b.carrier, a.flat, b.flat)
+    if found is None:
+        return None
+    mean, carrier = found
+    return GaussianTensor(mean.reshape(a.loc.shape), carrier, batch_at=a.batch_at)
 
 
 def before_rising(x: Any, extreme: Callable[[Any], Any]) -> Any:
@@ -164,7 +137,11 @@ def before_rising(x: Any, extreme: Callable[[Any], Any]) -> Any:
     small without.
     """
     pending = x.pending
-    if pending is None or not pending.expression.rises or x.method.independent_maxima:
+    if (
+        pending is None
+        or not pending.expression.nondecreasing
+        or not pending.base.carrier.joint_maxima
+    ):
         return extreme(x)
     return pending.of(extreme(pending.base))
 
@@ -182,7 +159,7 @@ def tournament(players: Iterable[Any]) -> Any:
     return best
 
 
-@rule(*spellings("amax"), kind="maximum", treatment=TOURNAMENT, name="amax",
+@rule(*spellings("amax"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="amax",
       batch=Batch.STEPWISE)  # fmt: skip
 def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """Over one dimension or several."""
@@ -197,21 +174,21 @@ def _largest(input: Any, dim: Any, keepdim: bool) -> Any:
     return input
 
 
-@rule(*spellings("amin"), kind="maximum", treatment=TOURNAMENT, name="amin",
+@rule(*spellings("amin"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="amin",
       batch=Batch.STEPWISE)  # fmt: skip
 def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """The maximum of the negative."""
     return before_rising(input, lambda x: -_largest(-x, dim, keepdim))
 
 
-@rule(*spellings("max"), kind="maximum", treatment=TOURNAMENT, name="max",
+@rule(*spellings("max"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="max",
       batch=Batch.STEPWISE)  # fmt: skip
 def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
     return _extreme(maximum, amax, function, input, args, kwargs)
 
 
-@rule(*spellings("min"), kind="maximum", treatment=TOURNAMENT, name="min",
+@rule(*spellings("min"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="min",
       batch=Batch.STEPWISE)  # fmt: skip
 def min_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
@@ -237,7 +214,7 @@ def _extreme(
 
 
 @rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
-      torch.max_pool3d, kind="maximum", treatment=TOURNAMENT,
+      torch.max_pool3d, kind=Kind.MAXIMUM, treatment=TOURNAMENT,
       name="max_pool1d, max_pool2d, max_pool3d")  # fmt: skip
 def max_pool(
     function: Callable[..., Any],
@@ -294,7 +271,7 @@ _WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-@rule(*_WITH_INDICES, kind="maximum", treatment=TOURNAMENT,
+@rule(*_WITH_INDICES, kind=Kind.MAXIMUM, treatment=TOURNAMENT,
       name="max_pool1d, max_pool2d, max_pool3d")  # fmt: skip
 def max_pool_with_indices(
     function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
@@ -304,7 +281,7 @@ def max_pool_with_indices(
     return Extreme(max_pool(_WITH_INDICES[function], input, *args, **kwargs), None)
 
 
-@rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, kind="maximum",
+@rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, kind=Kind.MAXIMUM,
       treatment=TOURNAMENT,
       name="adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d")  # fmt: skip
 def adaptive_max_pool(

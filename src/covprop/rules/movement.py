@@ -1,6 +1,6 @@
-"""Operations that only move, repeat or leave out elements.
+"""Operations that only move, repeat or leave out elements, or leave the distribution as it is.
 
-Run on a tensor of indices, the operation tells which element goes where; the covariance follows
+Run on a tensor of indices, a movement tells which element goes where; the covariance follows
 without arithmetic, and stays as it is where the order does not change.
 """
 
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import Batch, in_place, rule
 from covprop.errors import UnsupportedOperation
+from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import affine
 from covprop.rules.operands import (
     at_means,
@@ -22,8 +23,6 @@ from covprop.rules.operands import (
     of_tensor,
     the_gaussian,
 )
-from covprop.tensor import GaussianTensor
-from covprop.transfers import Taken
 
 
 def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -60,21 +59,20 @@ def _moved(
         raise batch_error(function, x)
     if len(index) == size and bool((index.diff() == 1).all()):
         return x.moved(loc, view=True)
-    x.expect(loc)
-    covariance = x.covariance.take(index)
-    result = x.replace(loc, covariance, transfer=Taken(index, size))
-    return GaussianTensor(loc, result.node, x.lineage, view_of=x)
+    return GaussianTensor(loc, x.carrier.select(loc, index), view_of=x)
 
 
 def _movement(*names: str) -> None:
     functions = spellings(*names)
-    rule(*functions, kind="shape", treatment="exact", name=names[0], batch=Batch.ANYWHERE)(movement)
+    rule(*functions, kind=Kind.MOVEMENT, treatment="exact", name=names[0], batch=Batch.ANYWHERE)(
+        movement
+    )
     for name in names:
         for function in spellings(f"{name}_"):
             in_place(function, of=getattr(torch.Tensor, name))
 
 
-@rule(F.interpolate, kind="linear", treatment="exact", name="interpolate")
+@rule(F.interpolate, kind=Kind.LINEAR, treatment="exact", name="interpolate")
 def interpolate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Nearest neighbours move elements; the other modes are linear."""
     options = dict(zip(("input", "size", "scale_factor", "mode"), args, strict=False)) | kwargs
@@ -82,7 +80,7 @@ def interpolate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return (movement if nearest else affine)(function, *args, **kwargs)
 
 
-@rule(F.grid_sample, torch.grid_sampler, kind="linear", treatment="exact", name="grid_sample")
+@rule(F.grid_sample, torch.grid_sampler, kind=Kind.LINEAR, treatment="exact", name="grid_sample")
 def grid_sample(
     function: Callable[..., Any], input: Any, grid: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -92,7 +90,7 @@ def grid_sample(
     return affine(function, input, grid, *args, **kwargs)
 
 
-@rule(Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, kind="shape", treatment="exact",
+@rule(Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, kind=Kind.MOVEMENT, treatment="exact",
       name="expand_as, view_as, reshape_as", batch=Batch.ANYWHERE)  # fmt: skip
 def shaped_as(function: Callable[..., Any], x: Any, other: Any) -> Any:
     """Of the other tensor only the shape matters."""
@@ -100,7 +98,7 @@ def shaped_as(function: Callable[..., Any], x: Any, other: Any) -> Any:
     return movement(function, x, like) if isinstance(x, GaussianTensor) else function(x, like)
 
 
-@rule(torch.atleast_1d, torch.atleast_2d, torch.atleast_3d, kind="shape", treatment="exact",
+@rule(torch.atleast_1d, torch.atleast_2d, torch.atleast_3d, kind=Kind.MOVEMENT, treatment="exact",
       name="atleast_1d, atleast_2d, atleast_3d")  # fmt: skip
 def at_least(function: Callable[..., Any], *tensors: Any) -> Any:
     """Each of the tensors with as many dimensions."""
@@ -148,9 +146,43 @@ _movement("pixel_unshuffle")
 _movement("channel_shuffle")
 
 
-@rule(torch.broadcast_tensors, kind="shape", treatment="exact", name="broadcast_tensors",
+@rule(torch.broadcast_tensors, kind=Kind.MOVEMENT, treatment="exact", name="broadcast_tensors",
       batch=Batch.STEPWISE)  # fmt: skip
 def broadcast_tensors(function: Callable[..., Any], *tensors: Any) -> tuple[Any, ...]:
     """Each expanded to the shape of all."""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     return tuple(tensor.expand(shape) for tensor in tensors)
+
+
+@rule(*spellings("clone", "contiguous", "positive"), kind=Kind.MOVEMENT, treatment="exact",
+      batch=Batch.ANYWHERE,
+      name="clone, contiguous, positive")  # fmt: skip
+def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> GaussianTensor:
+    """Covariances are never changed in place, so a copy may share them."""
+    loc = function(input.loc, **kwargs)
+    return input if loc is input.loc else input.moved(loc)
+
+
+@rule(
+    *spellings("detach"), kind=Kind.MOVEMENT, treatment="exact", name="detach", batch=Batch.ANYWHERE
+)
+def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
+    """Leave autograd's graph with mean and covariance."""
+    if not torch.is_grad_enabled():
+        return input.moved(input.loc, view=True)
+    loc = input.loc.detach()
+    return GaussianTensor(loc, input.carrier.map(loc, torch.Tensor.detach), view_of=input)
+
+
+@rule(Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.cpu, Tensor.cuda,
+      kind=Kind.MOVEMENT, treatment="exact", name="to, type_as, float, double, cpu, cuda",
+      batch=Batch.ANYWHERE)  # fmt: skip
+def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Change dtype or device of mean and covariance."""
+    if not isinstance(x, GaussianTensor):  # tensor.to(x): only x's type matters
+        return x.to(args[0].loc, *args[1:], **kwargs)
+    others = [other.loc if isinstance(other, GaussianTensor) else other for other in args]
+    loc = function(x.loc, *others, **kwargs)
+    if loc is x.loc:
+        return x
+    return GaussianTensor(loc, x.carrier.map(loc, lambda tensor: tensor.to(loc)))

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from covprop.covariance import Covariance, Dense, Sketch
-from covprop.dispatch import Batch, rule
 from covprop.errors import DropoutWarning, RandomDraws, UnsupportedOperation, warn_user
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor
 from covprop.rules.operands import batch_error
-from covprop.tensor import GaussianTensor
 
 NOISY = (
     _DropoutNd,
@@ -77,7 +76,7 @@ def _probability(layer: nn.Module) -> float:
 
 
 @rule(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout,
-      kind="noise", treatment="exact", name="dropout, dropout1d, dropout2d, dropout3d",
+      kind=Kind.NOISE, treatment="exact", name="dropout, dropout1d, dropout2d, dropout3d",
       batch=Batch.STEPWISE)  # fmt: skip
 def dropout(
     function: Callable[..., Any],
@@ -94,7 +93,7 @@ def dropout(
     if input.batch_at and dims < input.dim():
         raise batch_error(function, input)
     input.materialize()
-    result = _masked(input.laid(0), p, masked_dims=dims).laid(input.batch_at)
+    result = _masked(input.with_batch_at(0), p, masked_dims=dims).with_batch_at(input.batch_at)
     if inplace:
         input.become(result)
         return input
@@ -111,7 +110,7 @@ def _masked_dims(function: Callable[..., Any], dims: int) -> int:
 
 
 @rule(F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
-      kind="noise", treatment="exact (evaluation mode)", name="alpha_dropout",
+      kind=Kind.NOISE, treatment="exact (evaluation mode)", name="alpha_dropout",
       batch=Batch.STEPWISE)  # fmt: skip
 def alpha_dropout(
     function: Callable[..., Any],
@@ -133,25 +132,9 @@ def _masked(x: GaussianTensor, p: float, masked_dims: int) -> GaussianTensor:
     """Masks along the first `masked_dims` dimensions, shared along the others."""
     if not 0 <= p < 1:
         raise UnsupportedOperation(f"dropout with p = {p} leaves nothing; use p < 1")
-    x.expect(x.loc)
-    covariance = _with_noise(x, p / (1 - p), masked_dims)
-    return x.replace(x.loc.clone(), covariance, transfer=lambda cross: cross)
-
-
-def _with_noise(x: GaussianTensor, ratio: float, masked_dims: int) -> Covariance:
-    mean = x.loc.reshape(*x.batch_shape, x.event_shape.numel())
-    if masked_dims == x.dim() or x.method.variances_only:
-        return x.covariance.plus(ratio * (x.covariance.diagonal() + mean.square()))
-    if isinstance(x.covariance, Sketch):
-        raise UnsupportedOperation(
-            "dropout of whole channels has no rule with cp.Sketched; use cp.Exact() or "
-            "cp.MonteCarlo()"
-        )
-    group = _groups(x, masked_dims)
-    same = group[:, None] == group[None, :]
-    matrix = x.covariance.matrix()
-    second = matrix + mean[..., :, None] * mean[..., None, :]
-    return Dense(matrix + ratio * torch.where(same, second, 0))
+    groups = None if masked_dims == x.dim() else _groups(x, masked_dims)
+    loc = x.loc.clone()
+    return GaussianTensor(loc, x.carrier.dropout(loc, x.flat, p / (1 - p), groups))
 
 
 def _groups(x: GaussianTensor, masked_dims: int) -> Tensor:

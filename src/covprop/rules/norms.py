@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation, name_of
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import scaling
-from covprop.rules.normalised import WITHIN, Groups, normalised
-from covprop.tensor import GaussianTensor
+from covprop.rules.lengths import WITHIN, groups_of, normalised
 
 
 def _norm(
@@ -29,7 +29,7 @@ def _norm(
     x.materialize()
     if not x.loc.numel():
         return x
-    groups = Groups.of(function, x, arrange, centred)
+    groups = groups_of(function, x, arrange, centred)
     count = groups.index.shape[-1]
     weight, bias = affine
     return normalised(
@@ -41,7 +41,7 @@ def _norm(
     )
 
 
-@rule(*spellings("layer_norm"), kind="several elements", treatment=WITHIN, name="layer_norm",
+@rule(*spellings("layer_norm"), kind=Kind.SMOOTH, treatment=WITHIN, name="layer_norm",
       batch=Batch.STEPWISE)  # fmt: skip
 def layer_norm(
     function: Callable[..., Any],
@@ -57,7 +57,7 @@ def layer_norm(
     return _norm(function, input, arrange, (weight, bias), eps)
 
 
-@rule(*spellings("rms_norm"), kind="several elements", treatment=WITHIN, name="rms_norm",
+@rule(*spellings("rms_norm"), kind=Kind.SMOOTH, treatment=WITHIN, name="rms_norm",
       batch=Batch.STEPWISE)  # fmt: skip
 def rms_norm(
     function: Callable[..., Any],
@@ -83,7 +83,7 @@ def _last(
     return lambda places: places.reshape(-1, math.prod(shape))
 
 
-@rule(*spellings("group_norm"), kind="several elements", treatment=WITHIN, name="group_norm",
+@rule(*spellings("group_norm"), kind=Kind.SMOOTH, treatment=WITHIN, name="group_norm",
       batch=Batch.STEPWISE)  # fmt: skip
 def group_norm(
     function: Callable[..., Any],
@@ -107,7 +107,7 @@ def group_norm(
     )
 
 
-@rule(F.instance_norm, kind="several elements", treatment=WITHIN, name="instance_norm",
+@rule(F.instance_norm, kind=Kind.SMOOTH, treatment=WITHIN, name="instance_norm",
       batch=Batch.STEPWISE)  # fmt: skip
 def instance_norm(
     function: Callable[..., Any],
@@ -155,7 +155,7 @@ def _batch_norm(
     return scaling(F.batch_norm, input, *parameters, strip=strip)
 
 
-@rule(F.batch_norm, kind="linear", treatment="exact (evaluation mode)", name="batch_norm")
+@rule(F.batch_norm, kind=Kind.LINEAR, treatment="exact (evaluation mode)", name="batch_norm")
 def functional_batch_norm(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -171,7 +171,7 @@ def functional_batch_norm(
     return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)
 
 
-@rule(torch.batch_norm, kind="linear", treatment="exact (evaluation mode)", name="batch_norm")
+@rule(torch.batch_norm, kind=Kind.LINEAR, treatment="exact (evaluation mode)", name="batch_norm")
 def torch_batch_norm(
     function: Callable[..., Any],
     input: GaussianTensor,

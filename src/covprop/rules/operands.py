@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.dispatch import leaves, map_leaves
 from covprop.errors import BatchDimensionError, MomentOverflow, UnsupportedOperation, name_of
+from covprop.flow.carrier import Carrier
+from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
-from covprop.lineage import Node
-from covprop.tensor import GaussianTensor, dispatch
+from covprop.kernels.rounding import SUMMATION_ORDER
 
-SLACK = 1e3
-"""In units of rounding: what summing in another order may change."""
 PROBE_SCALES = 31
 """Powers of two that scale a float32 without overflow or rounding."""
 
@@ -27,7 +26,7 @@ def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
 
 def check_finite(function: Callable[..., Any], x: GaussianTensor) -> None:
     """Blame what was before a function for what it was given."""
-    if not (is_finite(x.loc) and is_finite(x.covariance.diagonal())):
+    if not (is_finite(x.loc) and is_finite(x.variances)):
         raise MomentOverflow(
             f"the input of {name_of(function)} has a mean or variance that is NaN or infinite; "
             "what came before it made it so"
@@ -68,12 +67,12 @@ class Slot:
     """
 
     shape: torch.Size
-    node: Node
+    carrier: Carrier
 
 
 def with_slots(nest: Any) -> Any:
     """A copy of the arguments with a slot for each in-flight Gaussian."""
-    return _replace(nest, GaussianTensor, lambda x: Slot(x.shape, x.node))
+    return _replace(nest, GaussianTensor, lambda x: Slot(x.shape, x.carrier))
 
 
 def fill(nest: Any, value: Callable[[Slot], Any]) -> Any:
@@ -98,7 +97,11 @@ def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def of_tensor(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Tensor], Any]:
     """The torch function as a function of what stands where the Gaussian stands."""
-    slots, named = with_slots(args), with_slots(kwargs)
+    return of_slots(function, with_slots(args), with_slots(kwargs))
+
+
+def of_slots(function: Callable[..., Any], slots: Any, named: Any) -> Callable[[Tensor], Any]:
+    """The same, of arguments with a slot where the Gaussian stands."""
     return lambda value: function(*fill(slots, lambda _: value), **fill(named, lambda _: value))
 
 
@@ -141,7 +144,7 @@ def check_batch_is_separate(
             together = linear(probe * _trailing(scale, len(shape)))
         # What is mixed differs by factors of two; what is not, by rounding and denormals.
         limits = torch.finfo(x.dtype)
-        allowed = SLACK * (limits.eps * apart.abs() + limits.tiny * 2.0**PROBE_SCALES)
+        allowed = SUMMATION_ORDER * (limits.eps * apart.abs() + limits.tiny * 2.0**PROBE_SCALES)
         differs = (apart - together).abs() > allowed
         if bool(differs.any()):  # NaN, from a broken weight, is none
             raise batch_error(function, x)

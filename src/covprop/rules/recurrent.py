@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from covprop.dispatch import Batch, rule
 from covprop.errors import UnsupportedOperation
+from covprop.flow.table import Batch, Kind, rule
 
 STEPWISE = "step by step: activations exact, products as if jointly Gaussian"
 
@@ -52,7 +52,7 @@ def _plain_step(
     return (activation(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)),)
 
 
-@rule(torch.lstm_cell, kind="recurrent", treatment=STEPWISE, name="LSTMCell",
+@rule(torch.lstm_cell, kind=Kind.RECURRENT, treatment=STEPWISE, name="LSTMCell",
       batch=Batch.STEPWISE)  # fmt: skip
 def lstm_cell(
     function: Callable[..., Any],
@@ -67,7 +67,7 @@ def lstm_cell(
     return _lstm_step(input, hx, w_ih, w_hh, b_ih, b_hh)
 
 
-@rule(torch.gru_cell, kind="recurrent", treatment=STEPWISE, name="GRUCell",
+@rule(torch.gru_cell, kind=Kind.RECURRENT, treatment=STEPWISE, name="GRUCell",
       batch=Batch.STEPWISE)  # fmt: skip
 def gru_cell(
     function: Callable[..., Any],
@@ -82,7 +82,7 @@ def gru_cell(
     return _gru_step(input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
-@rule(torch.rnn_tanh_cell, torch.rnn_relu_cell, kind="recurrent", treatment=STEPWISE,
+@rule(torch.rnn_tanh_cell, torch.rnn_relu_cell, kind=Kind.RECURRENT, treatment=STEPWISE,
       name="RNNCell", batch=Batch.STEPWISE)  # fmt: skip
 def plain_cell(
     function: Callable[..., Any],
@@ -98,7 +98,7 @@ def plain_cell(
     return _plain_step(activation, input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
-@rule(torch.lstm, kind="recurrent", treatment=STEPWISE, name="LSTM",
+@rule(torch.lstm, kind=Kind.RECURRENT, treatment=STEPWISE, name="LSTM",
       batch=Batch.STEPWISE)  # fmt: skip
 def lstm(function: Callable[..., Any], input: Any, hx: Sequence[Any], *options: Any) -> Any:
     """All layers, directions and steps of an LSTM."""
@@ -108,7 +108,7 @@ def lstm(function: Callable[..., Any], input: Any, hx: Sequence[Any], *options: 
     return output, h, c
 
 
-@rule(torch.gru, kind="recurrent", treatment=STEPWISE, name="GRU",
+@rule(torch.gru, kind=Kind.RECURRENT, treatment=STEPWISE, name="GRU",
       batch=Batch.STEPWISE)  # fmt: skip
 def gru(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any:
     """All layers, directions and steps of a GRU."""
@@ -116,7 +116,7 @@ def gru(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any
     return output, h
 
 
-@rule(torch.rnn_tanh, torch.rnn_relu, kind="recurrent", treatment=STEPWISE, name="RNN",
+@rule(torch.rnn_tanh, torch.rnn_relu, kind=Kind.RECURRENT, treatment=STEPWISE, name="RNN",
       batch=Batch.STEPWISE)  # fmt: skip
 def plain(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any:
     """All layers, directions and steps of a plain recurrent network."""

@@ -1,6 +1,5 @@
 """scikit-learn's estimators on Bayesian networks (extra `bayes`)."""
 
-from covprop.bayes.estimators.classifier import BayesClassifier
-from covprop.bayes.estimators.regressor import BayesRegressor
+from covprop.bayes.estimators.models import BayesClassifier, BayesRegressor
 
 __all__ = ["BayesClassifier", "BayesRegressor"]

@@ -1,7 +1,9 @@
-"""What the regressor and the classifier share: parameters, training, files."""
+"""The base of the regressor and the classifier: parameters, training, files."""
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -19,21 +21,18 @@ from torch import Tensor, nn
 
 from covprop.bayes.elbo import ELBO
 from covprop.bayes.estimators import files, settings
-from covprop.bayes.estimators.scaling import Floats, InputNoise, Scaling, array
-from covprop.bayes.evaluation import predict_target
+from covprop.bayes.estimators.settings import Floats, Scaling
+from covprop.bayes.layers import BayesLinear
 from covprop.bayes.likelihoods import Likelihood, Prediction
-from covprop.bayes.prediction import Decomposition
-from covprop.bayes.priors import HePrior
-from covprop.bayes.sampling import LocalReparametrisation
+from covprop.bayes.prediction import Decomposition, LocalReparametrisation, predict_target
+from covprop.bayes.priors import HePrior, Prior
 from covprop.bayes.training import History, fit
 from covprop.gaussian import Gaussian
 
 LARGEST_SEED = 2**31 - 1
 
 
-class BayesEstimator(BaseEstimator, ABC):
-    """A Bayesian network of linear layers, on standardised features, as scikit-learn has it."""
-
+class _Fitted:
     network_: nn.Sequential
     likelihood_: Likelihood
     features_: Scaling
@@ -43,59 +42,41 @@ class BayesEstimator(BaseEstimator, ABC):
     seed_: int
     n_features_in_: int
 
-    def __init__(
-        self,
-        hidden: int | tuple[int, ...] = (50,),
-        activation: str = "relu",
-        *,
-        likelihood: str | Likelihood | None = None,
-        prior: Any = "he",
-        method: str | settings.Inference = "exact",
-        input_noise: Any = None,
-        learning_rate: float = 0.01,
-        epochs: int = 200,
-        batch_size: int = 32,
-        weight_decay: float = 0.0,
-        cooldown: float = 0.0,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        random_state: Any = None,
-        device: str = "cpu",
-        dtype: Any = "float64",
-        verbose: bool = False,
-    ) -> None:
-        """Keep the parameters; `fit` looks at them."""
-        self.hidden = hidden
-        self.activation = activation
-        self.likelihood = likelihood
-        self.prior = prior
-        self.method = method
-        self.input_noise = input_noise
-        self.learning_rate = learning_rate
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.cooldown = cooldown
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
+
+@dataclass(eq=False, repr=False)
+class BayesEstimator(_Fitted, BaseEstimator, ABC):
+    """A Bayesian network of linear layers, on standardised features, as scikit-learn has it."""
+
+    hidden: int | tuple[int, ...] = (50,)
+    activation: str = "relu"
+    _: KW_ONLY
+    likelihood: str | Likelihood | None = None
+    prior: Any = "he"
+    method: str | settings.Inference = "exact"
+    input_noise: Any = None
+    learning_rate: float = 0.01
+    epochs: int = 200
+    batch_size: int = 32
+    weight_decay: float = 0.0
+    cooldown: float = 0.0
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    patience: int = 20
+    random_state: Any = None
+    device: str = "cpu"
+    dtype: Any = "float64"
+    verbose: bool = False
 
     @abstractmethod
     def _outputs(self) -> int:
-        """How many outputs the network has, for the data that were seen."""
+        """How many outputs the network has, for the data of the fit."""
 
     @abstractmethod
-    def _facts(self) -> dict[str, Any]:
-        """What a file is to know of the targets."""
+    def _target_metadata(self) -> dict[str, Any]:
+        """What a file has of the targets, for JSON."""
 
     @abstractmethod
-    def _recall(self, facts: dict[str, Any]) -> None:
-        """Take the facts of a file."""
+    def _restore_targets(self, metadata: dict[str, Any]) -> None: ...
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write weights, scales and parameters to a safetensors file."""
@@ -104,16 +85,16 @@ class BayesEstimator(BaseEstimator, ABC):
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
-        """What `save` wrote; no code of the file is run. The history is not in it."""
+        """Read a file of `save`, without its history; no code of the file is run."""
         with files.reading(Path(path), cls.__name__, device) as (described, tensors):
             estimator = cls(**files.decode(described["parameters"]), device=device)
             estimator._restore(described, tensors)
         return estimator
 
     def decompose(self, X: Any) -> Decomposition:
-        """Variances (rows, targets) of the predictions by origin: noise, weights, input.
+        """Split variances (rows, targets) of the predictions by origin: noise, weights, input.
 
-        For classes, those of their indicators (rows, classes); of the second one alone for
+        For classes, those of their indicators (rows, classes); of the second one only for
         `bernoulli`.
         """
         inputs = self._inputs(self._features(X))
@@ -121,7 +102,7 @@ class BayesEstimator(BaseEstimator, ABC):
         known = self._moments(inputs.mean) if isinstance(inputs, Gaussian) else whole
         parts = Decomposition.of(whole, known)
         scaled = (
-            torch.as_tensor(self.targets_.spread(array(part), power=2)).to(part)
+            torch.as_tensor(self.targets_.spread(settings.array(part), power=2)).to(part)
             for part in (parts.aleatoric, parts.epistemic, parts.input)
         )
         return Decomposition(*scaled)
@@ -131,47 +112,53 @@ class BayesEstimator(BaseEstimator, ABC):
 
     def _train(self, x: Floats, y: Tensor, weight: Floats | None, groups: Any = None) -> None:
         """Train a new network on features and ready targets; groups: classes to split evenly."""
-        settings.check_numbers(
-            self.epochs, self.batch_size, self.learning_rate, self.patience,
-            self.validation_fraction, self.cooldown,
-        )  # fmt: skip
+        self._check_numbers()
         generator = torch.Generator().manual_seed(self.seed_)
         self.network_ = self._network()
-        settings.begin(self.network_, generator)
+        self.network_.to_empty(device="cpu")
+        for layer in self.network_:
+            if isinstance(layer, BayesLinear):
+                layer.reset_parameters(generator)
         self.network_.to(self.device)
         if isinstance(self.likelihood_, nn.Module):
             self.likelihood_.to(self.device, settings.torch_dtype(self.dtype))
         y = y.to(self.device)
-        counts = None if weight is None else torch.as_tensor(weight).to(y.device)
-        rows, held = np.arange(len(x)), None
+        weights = None if weight is None else torch.as_tensor(weight).to(y.device)
+        rows, validation = np.arange(len(x)), None
         if self.early_stopping:
             rows, out = self._split(len(x), groups, generator)
             pair = (self._inputs(x[out]), y[torch.as_tensor(out)])
-            held = pair if counts is None else (*pair, counts[torch.as_tensor(out)])
-        weights = None if counts is None else counts[torch.as_tensor(rows)]
+            validation = pair if weights is None else (*pair, weights[torch.as_tensor(out)])
+        index = torch.as_tensor(rows)
+        if weights is not None:
+            weights = weights[index]
         # A datum of weight 2 is two data.
         size = len(rows) if weights is None else max(1, round(float(weights.sum())))
         self.history_ = fit(
-            self.network_,
-            ELBO(self.likelihood_, size),
-            self._inputs(x[rows]),
-            y[torch.as_tensor(rows)],
-            method=self._inference(),
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            cooldown=self.cooldown,
-            weight=weights,
-            generator=generator,
-            validation=held,
-            patience=self.patience if self.early_stopping else None,
-            progress=bool(self.verbose),
-        )
+            self.network_, ELBO(self.likelihood_, size), self._inputs(x[rows]), y[index],
+            method=self._inference(), epochs=self.epochs, batch_size=self.batch_size,
+            learning_rate=self.learning_rate, weight_decay=self.weight_decay,
+            cooldown=self.cooldown, weight=weights, generator=generator, validation=validation,
+            patience=self.patience if self.early_stopping else None, progress=bool(self.verbose),
+        )  # fmt: skip
         self.n_iter_ = self.history_.epochs
 
+    def _check_numbers(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} is a whole number from 1, not {value!r}")
+        real = (int, float, np.number)
+        rate, cooldown, fraction = self.learning_rate, self.cooldown, self.validation_fraction
+        if not isinstance(rate, real) or not rate > 0:
+            raise ValueError(f"learning_rate is positive, not {rate!r}")
+        if not isinstance(cooldown, real) or not 0 <= cooldown <= 1:
+            raise ValueError(f"cooldown is a share of the steps, from 0 to 1, not {cooldown!r}")
+        if not isinstance(fraction, real) or not 0 < fraction < 1:
+            raise ValueError(f"validation_fraction is between 0 and 1, not {fraction!r}")
+
     def _split(self, count: int, groups: Any, generator: torch.Generator) -> tuple[Any, Any]:
-        """Rows to train on and rows to validate with, so many of each group."""
+        """Rows to train on and rows to validate with, in the same proportion of each group."""
         order = torch.randperm(count, generator=generator).numpy()
         labels = np.zeros(count) if groups is None else groups
         out = np.zeros(count, dtype=bool)
@@ -186,13 +173,21 @@ class BayesEstimator(BaseEstimator, ABC):
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def _network(self) -> nn.Sequential:
+        """Bayesian linear layers with activations between them, on the meta device."""
         sizes = (self.n_features_in_, *settings.hidden_sizes(self.hidden), self._outputs())
-        prior = HePrior() if self.prior is None else self.prior
         dtype = settings.torch_dtype(self.dtype)
-        return settings.network(sizes, self.activation, prior, dtype)
+        prior = HePrior() if self.prior is None else self.prior
+        prior = settings.chosen("prior", prior, settings.PRIORS, Prior)
+        layers: list[nn.Module] = []
+        for inputs, outputs in itertools.pairwise(sizes):
+            if layers:
+                known = settings.ACTIVATIONS
+                layers.append(settings.chosen("activation", self.activation, known, ()))
+            layers.append(BayesLinear(inputs, outputs, prior=prior, device="meta", dtype=dtype))
+        return nn.Sequential(*layers)
 
     def _inference(self) -> settings.Inference:
-        """The method; draws begin at the same place every time."""
+        """The method; draws are the same every time."""
         method = settings.chosen("method", self.method, settings.METHODS, settings.Inference)
         if not isinstance(method, LocalReparametrisation):
             return method
@@ -208,19 +203,18 @@ class BayesEstimator(BaseEstimator, ABC):
         known = torch.as_tensor(self.features_.apply(x)).to(self.device, dtype)
         if self.input_noise is None:
             return known
-        return InputNoise.of(self.input_noise, self.features_).around(known)
+        return settings.noisy(known, settings.input_variance(self.input_noise, self.features_))
 
     def _moments(self, inputs: Tensor | Gaussian) -> Prediction:
         """Of standardised targets."""
         return predict_target(self.network_, self.likelihood_, inputs, self._inference())
 
     def _features(self, data: Any) -> Floats:
-        """Checked features of a fitted estimator."""
         check_is_fitted(self)
         return np.asarray(validate_data(self, data, dtype=np.float64, reset=False))
 
-    def _begin(self, x: Floats, sample_weight: Any) -> tuple[Any, Floats | None]:
-        """Rows that count, their weights, and a seed; scales of the features."""
+    def _prepare(self, x: Floats, sample_weight: Any) -> tuple[Any, Floats | None]:
+        """Set the seed and the scales of features; return rows that count, and their weights."""
         self.seed_ = int(check_random_state(self.random_state).randint(LARGEST_SEED))
         if sample_weight is None:
             self.features_ = Scaling.of(x)
@@ -232,8 +226,14 @@ class BayesEstimator(BaseEstimator, ABC):
         self.features_ = Scaling.of(x[rows], weight[rows])
         return rows, weight[rows]
 
+    def _new_likelihood(self, known: Any, default: str) -> Likelihood:
+        """A copy that training may change: the parameter stays as it is."""
+        value = default if self.likelihood is None else self.likelihood
+        likelihood = settings.chosen("likelihood", value, known, tuple(known.values()))
+        return copy.deepcopy(likelihood)
+
     def _description(self) -> dict[str, Any]:
-        """All but tensors, as JSON has it."""
+        """All but tensors, for JSON."""
         names = getattr(self, "feature_names_in_", None)
         parameters = self.get_params(deep=False)
         del parameters["device"]
@@ -247,7 +247,7 @@ class BayesEstimator(BaseEstimator, ABC):
             "feature_names": None if names is None else [str(name) for name in names],
             "seed": self.seed_,
             "epochs": self.n_iter_,
-            "targets": self._facts(),
+            "targets": self._target_metadata(),
         }
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -271,12 +271,13 @@ class BayesEstimator(BaseEstimator, ABC):
         self.seed_, self.n_iter_ = int(described["seed"]), int(described["epochs"])
         if not 0 <= self.seed_ <= LARGEST_SEED:
             raise ValueError(f"{self.seed_} is no seed")
-        for name in ("features", "targets"):
+        for name, count in (("features", self.n_features_in_), ("targets", None)):
             mean, stddev = (tensors.pop(f"{name}.{k}").cpu().numpy() for k in ("mean", "stddev"))
-            setattr(self, f"{name}_", Scaling(mean, stddev))
-        for scaling, count in ((self.features_, self.n_features_in_), (self.targets_, None)):
+            scaling = Scaling(mean, stddev)
             scaling.check(count)
-        self._recall(described["targets"])
+            setattr(self, f"{name}_", scaling)
+        self.history_ = History()
+        self._restore_targets(described["targets"])
         layers = sum(name.endswith(".weight_mean") for name in tensors)
         if len(settings.hidden_sizes(self.hidden)) + 1 != layers:
             raise ValueError(f"{layers} layers of weights do not go with hidden={self.hidden}")
@@ -288,11 +289,5 @@ class BayesEstimator(BaseEstimator, ABC):
             raise ValueError(f"there is no place for {', '.join(sorted(tensors))}")
         self._inference()
         if self.input_noise is not None:
-            InputNoise.of(self.input_noise, self.features_)
+            settings.input_variance(self.input_noise, self.features_)
         self.network_ = model.to(self.device)
-
-    def _own_likelihood(self, known: Any, default: str) -> Likelihood:
-        """A likelihood that training may change: the parameter stays as it is."""
-        given = default if self.likelihood is None else self.likelihood
-        allowed = tuple(kind for kind in known.values() if isinstance(kind, type))
-        return copy.deepcopy(settings.chosen("likelihood", given, known, allowed))

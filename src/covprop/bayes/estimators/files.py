@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,45 +16,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covprop.bayes.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Cubature,
-    Delta,
-    HeteroskedasticGaussian,
-    HomoskedasticGaussian,
-    Poisson,
-)
-from covprop.bayes.priors import (
-    EmpiricalBayes,
-    FixedPrior,
-    HePrior,
-    ScaleMixturePrior,
-    WideHePrior,
-    XavierPrior,
-)
-from covprop.bayes.sampling import LocalReparametrisation
+from covprop.bayes.estimators import settings
+from covprop.bayes.likelihoods import Cubature, Delta, HomoskedasticGaussian
 from covprop.errors import InvalidFile, warn_user
-from covprop.methods import AssumedDensity, Exact, Series, Wu2019
+from covprop.files import write_atomically
 
 KEY = "covprop"
 CHECKSUM = "sha256"
 FORMAT, WITHOUT_CHECKSUM = 2, 1
 """The format that is written, and the one before it, which is read with a warning."""
 KIND = "type"
-KNOWN = {
+KNOWN: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (
-        Bernoulli, Categorical, Cubature, Delta, HeteroskedasticGaussian, HomoskedasticGaussian,
-        Poisson, EmpiricalBayes, FixedPrior, HePrior, ScaleMixturePrior, WideHePrior, XavierPrior,
-        LocalReparametrisation, AssumedDensity, Exact, Series, Wu2019,
+    for table in (
+        settings.METHODS, settings.PRIORS, settings.REGRESSION, settings.CLASSIFICATION,
+        {"cubature": Cubature, "delta": Delta},
     )
+    for kind in table.values()
 }  # fmt: skip
-"""Objects that a file may name."""
+"""Types that a file may name."""
 
 
 def safetensors() -> Any:
-    """The library, asked for when a file is read or written."""
+    """Import the library when a file is read or written."""
     try:
         return importlib.import_module("safetensors"), importlib.import_module("safetensors.torch")
     except ImportError as error:
@@ -66,32 +49,26 @@ def safetensors() -> Any:
 
 
 def write(path: Path, kind: str, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """One file, there as a whole or not at all."""
+    """Write one file atomically."""
     _, library = safetensors()
     text = json.dumps({"format": FORMAT, "estimator": kind, **described})
     content = library.save(tensors, metadata={KEY: text, CHECKSUM: checksum(text, tensors)})
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(path, lambda file: file.write(content))
 
 
 def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of a description as it is written, and of name, dtype, shape and bytes of tensors."""
-    found = hashlib.sha256(text.encode())
+    digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _checked(path: Path, metadata: dict[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The description in a file whose checksum is right."""
     described: dict[str, Any] = json.loads(metadata[KEY])
     if described["format"] == WITHOUT_CHECKSUM and CHECKSUM not in metadata:
         warn_user(
@@ -108,7 +85,7 @@ def _checked(path: Path, metadata: dict[str, str], tensors: Mapping[str, Tensor]
 
 @contextmanager
 def reading(path: Path, kind: str, device: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The description and the tensors of a file; what is wrong with it becomes one sentence."""
+    """Read the description and the tensors of a file; errors become one sentence."""
     base, _ = safetensors()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; write one with {kind}.save(path)")
@@ -133,11 +110,11 @@ def reading(path: Path, kind: str, device: str) -> Iterator[tuple[dict[str, Any]
 
 
 def fill(module: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:
-    """Take a module's tensors out of those of a file, all of them and in their shapes."""
+    """Move all tensors of a module out of those of a file."""
     for name, own in module.state_dict().items():
-        found = tensors.get(prefix + name)
-        if found is None or found.shape != own.shape or found.dtype != own.dtype:
-            what = "nothing" if found is None else f"{tuple(found.shape)} of {found.dtype}"
+        value = tensors.get(prefix + name)
+        if value is None or value.shape != own.shape or value.dtype != own.dtype:
+            what = "nothing" if value is None else f"{tuple(value.shape)} of {value.dtype}"
             raise ValueError(f"{prefix}{name} is {what}, not {tuple(own.shape)} of {own.dtype}")
     state = {name: tensors.pop(prefix + name) for name in module.state_dict()}
     module.load_state_dict(state, assign=True)
@@ -146,7 +123,7 @@ def fill(module: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:
 
 
 def encode(value: Any) -> Any:
-    """Parameters as JSON; objects by the name of their type and their fields."""
+    """Encode parameters for JSON, objects by the name of their type and their fields."""
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: encode(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -162,7 +139,6 @@ def encode(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """What to make an object of again."""
     if isinstance(value, HomoskedasticGaussian):
         stddev = (value.log_variance.detach() / 2).exp().tolist()
         return {"stddev": stddev, "learned": isinstance(value.log_variance, nn.Parameter)}
@@ -171,7 +147,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def decode(value: Any) -> Any:
-    """Parameters from JSON; only known types are made."""
+    """Decode parameters from JSON; only known types are constructed."""
     if isinstance(value, list):
         items = [decode(item) for item in value]
         return tuple(items) if all(isinstance(item, int) for item in items) else items

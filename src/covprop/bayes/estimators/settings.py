@@ -1,14 +1,14 @@
-"""What the parameters of an estimator mean: names, and objects in their place."""
+"""The parameters of an estimator: names, objects in their place, and units of the data."""
 
-import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, cast, final, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
-from covprop.bayes.layers import BayesLinear
 from covprop.bayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -17,6 +17,7 @@ from covprop.bayes.likelihoods import (
     Likelihood,
     Poisson,
 )
+from covprop.bayes.prediction import LocalReparametrisation
 from covprop.bayes.priors import (
     EmpiricalBayes,
     FixedPrior,
@@ -26,20 +27,22 @@ from covprop.bayes.priors import (
     WideHePrior,
     XavierPrior,
 )
-from covprop.bayes.sampling import LocalReparametrisation
+from covprop.errors import InvalidGaussian
+from covprop.gaussian import Gaussian
 from covprop.methods import AssumedDensity, Exact, LayerwiseMethod, Series, Wu2019
 
 Inference: TypeAlias = LayerwiseMethod | LocalReparametrisation
+Floats: TypeAlias = NDArray[np.float64]
 T = TypeVar("T")
 
-METHODS: Mapping[str, Callable[[], Inference]] = {
+METHODS: Mapping[str, type[Inference]] = {
     "exact": Exact,
     "series": Series,
     "dvi": Wu2019,
     "ddvi": AssumedDensity,
     "mcvi": LocalReparametrisation,
 }
-PRIORS: Mapping[str, Callable[[], Prior]] = {
+PRIORS: Mapping[str, type[Prior]] = {
     "fixed": FixedPrior,
     "he": HePrior,
     "wide-he": WideHePrior,
@@ -47,16 +50,16 @@ PRIORS: Mapping[str, Callable[[], Prior]] = {
     "mixture": ScaleMixturePrior,
     "empirical-bayes": EmpiricalBayes,
 }
-NOISES: Mapping[str, Callable[[], Likelihood]] = {
+REGRESSION: Mapping[str, type[Likelihood]] = {
     "heteroskedastic": HeteroskedasticGaussian,
     "homoskedastic": HomoskedasticGaussian,
     "poisson": Poisson,
 }
-LABELLINGS: Mapping[str, Callable[[], Likelihood]] = {
+CLASSIFICATION: Mapping[str, type[Likelihood]] = {
     "bernoulli": Bernoulli,
     "categorical": Categorical,
 }
-ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
@@ -67,10 +70,12 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
 }
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+ROUNDING = 10 * np.finfo(np.float64).eps
+"""A spread below this part of the largest value is that of rounding."""
 
 
-def chosen(name: str, value: Any, known: Mapping[str, Callable[[], T]], kinds: Any) -> T:
-    """The object of a name, or the object given in place of one."""
+def chosen(name: str, value: Any, known: Mapping[str, type[T]], kinds: Any) -> T:
+    """Return the object of a name, or the object passed in place of one."""
     if isinstance(value, str) and value in known:
         return known[value]()
     if isinstance(value, kinds):
@@ -80,29 +85,8 @@ def chosen(name: str, value: Any, known: Mapping[str, Callable[[], T]], kinds: A
     raise ValueError(f"{name} is one of {', '.join(known)}{objects}; not {value!r}")
 
 
-def network(
-    sizes: tuple[int, ...], activation: str, prior: Any, dtype: torch.dtype
-) -> nn.Sequential:
-    """Bayesian linear layers with activations between them, on no device: without values yet."""
-    made = chosen("prior", prior, PRIORS, Prior)
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(sizes):
-        if layers:
-            layers.append(chosen("activation", activation, ACTIVATIONS, ()))
-        layers.append(BayesLinear(inputs, outputs, prior=made, device="meta", dtype=dtype))
-    return nn.Sequential(*layers)
-
-
-def begin(model: nn.Module, generator: torch.Generator) -> None:
-    """Give every layer of a network its first values, from a generator alone."""
-    model.to_empty(device="cpu")
-    for layer in model.modules():
-        if isinstance(layer, BayesLinear):
-            layer.reset_parameters(generator)
-
-
 def hidden_sizes(hidden: Any) -> tuple[int, ...]:
-    """The widths of hidden layers, none of which is empty; one number is one layer."""
+    """Check the widths of hidden layers; one number is one layer."""
     whole = (int, np.integer)
     sizes = (hidden,) if isinstance(hidden, whole) else hidden
     if not isinstance(sizes, list | tuple) or not all(
@@ -120,22 +104,87 @@ def torch_dtype(dtype: Any) -> torch.dtype:
     raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
 
 
-def check_numbers(
-    epochs: Any,
-    batch_size: Any,
-    learning_rate: Any,
-    patience: Any,
-    validation_fraction: Any,
-    cooldown: Any,
-) -> None:
-    """Settings of the training that make sense."""
-    for name, value in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} is a whole number from 1, not {value!r}")
-    real = (int, float, np.number)
-    if not isinstance(learning_rate, real) or not learning_rate > 0:
-        raise ValueError(f"learning_rate is positive, not {learning_rate!r}")
-    if not isinstance(cooldown, real) or not 0 <= cooldown <= 1:
-        raise ValueError(f"cooldown is a share of the steps, from 0 to 1, not {cooldown!r}")
-    if not isinstance(validation_fraction, real) or not 0 < validation_fraction < 1:
-        raise ValueError(f"validation_fraction is between 0 and 1, not {validation_fraction!r}")
+def array(values: Tensor) -> Floats:
+    """Convert a tensor for numpy."""
+    return values.detach().cpu().double().numpy()
+
+
+@final
+@dataclass(frozen=True)
+class Scaling:
+    """The mean and deviation of each column; a column that does not vary has the deviation 0."""
+
+    mean: Floats
+    stddev: Floats
+
+    @classmethod
+    def of(cls, values: Floats, weight: Floats | None = None) -> "Scaling":
+        """Measure columns (rows, columns), each row with its weight."""
+        mean = np.average(values, axis=0, weights=weight)
+        away = values - mean
+        largest = np.abs(away).max(axis=0)
+        unit = np.where(largest > 0, largest, 1)  # squares of large numbers would overflow
+        stddev = unit * np.sqrt(np.average((away / unit) ** 2, axis=0, weights=weight))
+        constant = stddev <= ROUNDING * np.abs(values).max(axis=0)
+        return cls(np.where(constant, values[0], mean), np.where(constant, 0.0, stddev))
+
+    @classmethod
+    def identity(cls, columns: int) -> "Scaling":
+        """Leave columns as they are."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    def check(self, columns: int | None) -> None:
+        """Refuse numbers of a file that are not those of so many columns."""
+        wanted = self.mean.shape if columns is None else (columns,)
+        if self.mean.ndim != 1 or self.mean.shape != wanted or self.stddev.shape != wanted:
+            raise ValueError(f"scales of shape {self.stddev.shape} are not those of the columns")
+        if not np.isfinite(self.mean).all() or not (self.stddev >= 0).all():
+            raise ValueError("its scales are not finite, or negative")
+
+    @property
+    def unit(self) -> Floats:
+        """The divisor: 1 where a column does not vary."""
+        return np.where(self.stddev > 0, self.stddev, 1.0)
+
+    def apply(self, values: Floats) -> Floats:
+        """Standardise columns to mean 0 and deviation 1."""
+        return np.asarray((values - self.mean) / self.unit)
+
+    def spread(self, values: Floats, power: int = 1) -> Floats:
+        """Rescale deviations, or variances (power 2), to units of the columns.
+
+        0 where those do not vary, also for infinite values, which 0 times would make no number.
+        """
+        return np.where(self.stddev > 0, self.unit**power * values, 0.0)
+
+
+def input_variance(noise: ArrayLike, scaling: Scaling) -> Floats:
+    """Variances (d,), or a covariance (d, d), of the noise on standardised features.
+
+    noise: deviations (one, or one for each feature) or a covariance, in units of X.
+    """
+    values: Floats = np.asarray(noise, dtype=np.float64)
+    size = len(scaling.mean)
+    if values.shape not in ((), (size,), (size, size)) or not np.isfinite(values).all():
+        raise ValueError(
+            f"input_noise is a standard deviation, one for each of {size} features, or a "
+            f"covariance ({size}, {size}), of finite numbers; not of shape {values.shape}"
+        )
+    if values.ndim < 2:  # noqa: PLR2004
+        if (values < 0).any():
+            raise ValueError("input_noise has a negative standard deviation")
+        return np.broadcast_to(values, (size,)) ** 2 / scaling.unit**2
+    matrix = values / np.outer(scaling.unit, scaling.unit)
+    try:
+        Gaussian(torch.zeros(size, dtype=torch.float64), torch.as_tensor(matrix))
+    except InvalidGaussian as error:
+        raise ValueError(f"input_noise is not a covariance: {error}") from error
+    return matrix
+
+
+def noisy(x: Tensor, variance: Floats) -> Gaussian:
+    """Gaussians around known features (rows, d), of variances (d,) or a covariance (d, d)."""
+    values = torch.as_tensor(variance).to(x).expand(len(x), *variance.shape)
+    if variance.ndim == 1:
+        return Gaussian.diagonal(x, values, 1)
+    return Gaussian(x, values, validate_args=False)

@@ -1,38 +1,62 @@
 """Gaussian targets: noise that the network predicts, and noise of one size."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from covprop.bayes.likelihoods.base import (
-    Likelihood,
-    Prediction,
-    columns,
-    flat_mean,
-    of_conditionals,
-)
-from covprop.bayes.likelihoods.marginal import TAIL, log_integral
+from covprop.bayes.likelihoods.base import Likelihood, Prediction, columns, flat_mean
+from covprop.bayes.likelihoods.integrals import TAIL, log_integral
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import cumulative, density, inverse_deviation, standard_deviation
 
 LOG_2PI = math.log(2 * math.pi)
 LARGEST = 700.0
-"""A log-variance, either way, that float64 can take the exponential of."""
+"""The largest size of a log-variance whose exponential float64 holds."""
 NODES, REACH = 257, 9.0
 """Of the trapezoidal rule for a cumulative probability, and how many deviations of l it spans."""
 STEPS = 8
 """Of a fixed-point iteration for the place of a peak."""
 
 
+class GaussianNoise(Likelihood, ABC):
+    """A likelihood whose targets are Gaussian given the outputs."""
+
+    @abstractmethod
+    def target(self, output: Gaussian) -> Gaussian:
+        """The Gaussian of the noiseless targets."""
+
+    @abstractmethod
+    def noise_variance(self, output: Gaussian) -> Tensor:
+        """The expected variance of the noise, (*batch, k)."""
+
+    @abstractmethod
+    def cumulative(self, output: Gaussian, target: Tensor) -> Tensor:
+        """P(T <= t) of each target on its own, (*batch, k)."""
+
+    @abstractmethod
+    def cumulative_draws(self, values: Tensor, target: Tensor) -> Tensor:
+        """The average of P(T <= t | f) over draws (samples, *batch, n)."""
+
+    def predict(self, output: Gaussian) -> Prediction:
+        """Mean of noiseless targets; variance of the noise, aleatoric, and theirs, epistemic."""
+        noiseless = self.target(output)
+        return Prediction(noiseless.mean, self.noise_variance(output), noiseless.variance)
+
+
 @final
 @dataclass(frozen=True)
-class HeteroskedasticGaussian(Likelihood):
-    """t ~ N(m, exp(l)): the network tells the mean and the logarithm of the variance.
+class HeteroskedasticGaussian(GaussianNoise):
+    """t ~ N(m, exp(l)): the network predicts the mean and the logarithm of the variance.
 
     Outputs (m_1 ... m_k, l_1 ... l_k) for k targets, which are independent given the outputs.
+
+    Example:
+        elbo = bayes.ELBO(bayes.HeteroskedasticGaussian(), data_size=100)
+        elbo(bayes.BayesLinear(3, 2), torch.ones(10, 3), torch.ones(10)).elbo
     """
 
     def outputs(self, targets: int) -> int:
@@ -42,8 +66,8 @@ class HeteroskedasticGaussian(Likelihood):
     def log_prob(self, values: Tensor, target: Tensor) -> Tensor:
         """-1/2 [log 2pi + l + exp(-l) (m - t)^2], summed over targets."""
         mean, log_variance = _halves(values)
-        t = columns(target, values.shape[:-1], mean.shape[-1], mean)
-        return _log_normal(log_variance, (mean - t).square() * exponential(-log_variance)).sum(-1)
+        squares = (mean - columns(target, mean)).square()
+        return _log_normal(log_variance, squares * exponential(-log_variance)).sum(-1)
 
     def expected_log_prob(self, output: Gaussian, target: Tensor) -> Tensor:
         """-1/2 [log 2pi + mu_l + exp(-mu_l + S_ll / 2) (S_mm + (mu_m - S_ml - t)^2)], summed.
@@ -52,15 +76,14 @@ class HeteroskedasticGaussian(Likelihood):
         exponential goes on as its tangent, so that value and gradient are finite.
         """
         mean, log_variance, of_mean, cross, of_log = _moments(output)
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
         precision = exponential(of_log / 2 - log_variance)
-        squares = of_mean + (mean - cross - t).square()
+        squares = of_mean + (mean - cross - columns(target, mean)).square()
         return _log_normal(log_variance, precision * squares).sum(-1)
 
     def log_predictive(self, output: Gaussian, target: Tensor) -> Tensor:
         """log of the integral of N(t; E[m | l], Var[m | l] + exp(l)) N(l; mu_l, S_ll) over l."""
         mean, log_variance, of_mean, cross, of_log = (part.double() for part in _moments(output))
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
+        t = columns(target, mean)
         deviation = standard_deviation(of_log)
         slope = cross * inverse_deviation(of_log)  # of E[m | l] in standard deviations of l
         left = (of_mean - slope.square()).clamp(min=0)
@@ -92,21 +115,20 @@ class HeteroskedasticGaussian(Likelihood):
         and noise is small.
         """
         mean, log_variance, of_mean, cross, of_log = (part.double() for part in _moments(output))
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
         nodes = torch.linspace(-REACH, REACH, NODES, dtype=mean.dtype, device=mean.device)
         weights = density(nodes) * (2 * REACH / (NODES - 1))
         z = nodes.reshape(-1, *[1] * mean.dim())
         slope = cross * inverse_deviation(of_log)
         left = (of_mean - slope.square()).clamp(min=0)
         total = _log_sum(left, log_variance + standard_deviation(of_log) * z)
-        below = cumulative((t - mean - slope * z) * torch.exp(-total / 2))
+        below = cumulative((columns(target, mean) - mean - slope * z) * torch.exp(-total / 2))
         return torch.tensordot(weights, below, 1).to(output.dtype)
 
     def cumulative_draws(self, values: Tensor, target: Tensor) -> Tensor:
         """The average of P(T <= t | m, l) over draws (samples, *batch, 2k)."""
         mean, log_variance = _halves(values)
-        t = columns(target, values.shape[:-1], mean.shape[-1], mean)
-        return cumulative((t - mean) * exponential(-log_variance / 2)).mean(0)
+        distance = columns(target, mean) - mean
+        return cumulative(distance * exponential(-log_variance / 2)).mean(0)
 
     def target(self, output: Gaussian) -> Gaussian:
         """The Gaussian of the means m, without the log-variances."""
@@ -117,29 +139,28 @@ class HeteroskedasticGaussian(Likelihood):
         _, log_variance, _, _, of_log = _moments(output)
         return torch.exp(log_variance + of_log / 2)
 
-    def predict(self, output: Gaussian) -> Prediction:
-        """Mean mu_m; variance exp(mu_l + S_ll / 2), aleatoric, and S_mm, epistemic."""
-        noiseless = self.target(output)
-        return Prediction(noiseless.mean, self.noise_variance(output), noiseless.variance)
-
     def predict_draws(self, values: Tensor) -> Prediction:
         """Averages of m and of exp(l), variance of m."""
         mean, log_variance = _halves(values)
-        return of_conditionals(mean, log_variance.exp())
+        return Prediction.of_draws(mean, log_variance.exp())
 
 
 @final
-class HomoskedasticGaussian(nn.Module, Likelihood):
+class HomoskedasticGaussian(nn.Module, GaussianNoise):
     """t ~ N(f, s^2) with noise s of one size everywhere, learned or fixed.
 
-    stddev: the noise to begin with: a number, one for each target (k,), or for each member of an
-    ensemble too (members, 1, k). Its logarithm is what is learned.
+    Args:
+        stddev: The noise to begin with: a number, one for each target (k,), or for each member of
+            an ensemble too (members, 1, k).
+        learned: Whether its logarithm is a parameter.
+
+    Example:
+        bayes.ELBO(bayes.HomoskedasticGaussian(0.1, learned=False), data_size=100)
     """
 
     log_variance: Tensor
 
     def __init__(self, stddev: float | Tensor = 1.0, *, learned: bool = True) -> None:
-        """Keep the logarithm of the variance, as a parameter if it is to be learned."""
         super().__init__()
         width = torch.as_tensor(stddev, dtype=torch.get_default_dtype())
         if isinstance(stddev, Tensor) and stddev.is_floating_point():
@@ -151,26 +172,20 @@ class HomoskedasticGaussian(nn.Module, Likelihood):
         else:
             self.register_buffer("log_variance", 2 * width.log())
 
-    def outputs(self, targets: int) -> int:
-        """One for each."""
-        return targets
-
     def log_prob(self, values: Tensor, target: Tensor) -> Tensor:
         """-1/2 [log 2pi + log s^2 + (f - t)^2 / s^2], summed over targets."""
-        t = columns(target, values.shape[:-1], values.shape[-1], values)
-        return self._log_normal((values - t).square())
+        return self._log_normal((values - columns(target, values)).square())
 
     def expected_log_prob(self, output: Gaussian, target: Tensor) -> Tensor:
         """-1/2 [log 2pi + log s^2 + (S + (mu - t)^2) / s^2], summed over targets."""
         mean = flat_mean(output)
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
-        return self._log_normal(output.covariance.diagonal() + (mean - t).square())
+        squares = (mean - columns(target, mean)).square()
+        return self._log_normal(output.covariance.diagonal() + squares)
 
     def log_predictive(self, output: Gaussian, target: Tensor) -> Tensor:
         """log N(t; mu, S + s^2), all targets together with their covariance."""
         mean = flat_mean(output)
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
-        residual = (mean - t)[..., None]
+        residual = (mean - columns(target, mean))[..., None]
         # Positive definite whatever S is: s^2 > 0.
         noise = torch.diag_embed(self.noise_variance(output))
         factor = torch.linalg.cholesky(output.covariance_matrix + noise)
@@ -181,14 +196,13 @@ class HomoskedasticGaussian(nn.Module, Likelihood):
     def cumulative(self, output: Gaussian, target: Tensor) -> Tensor:
         """P(T <= t) of each target on its own, (*batch, k)."""
         mean = flat_mean(output)
-        t = columns(target, output.batch_shape, mean.shape[-1], mean)
         variance = output.covariance.diagonal() + self.noise_variance(output)
-        return cumulative((t - mean) * variance.rsqrt())
+        return cumulative((columns(target, mean) - mean) * variance.rsqrt())
 
     def cumulative_draws(self, values: Tensor, target: Tensor) -> Tensor:
         """The average of P(T <= t | f) over draws (samples, *batch, k)."""
-        t = columns(target, values.shape[:-1], values.shape[-1], values)
-        return cumulative((t - values) * (-self._log_variance(values) / 2).exp()).mean(0)
+        precision = (-self.log_variance.to(values) / 2).exp()
+        return cumulative((columns(target, values) - values) * precision).mean(0)
 
     def target(self, output: Gaussian) -> Gaussian:
         """The outputs are the noiseless targets."""
@@ -197,30 +211,23 @@ class HomoskedasticGaussian(nn.Module, Likelihood):
     def noise_variance(self, output: Gaussian) -> Tensor:
         """s^2, (*batch, k)."""
         mean = flat_mean(output)
-        return self._log_variance(mean).exp().expand(mean.shape)
-
-    def predict(self, output: Gaussian) -> Prediction:
-        """Mean mu; variance s^2, aleatoric, and S, epistemic."""
-        noiseless = self.target(output)
-        return Prediction(noiseless.mean, self.noise_variance(output), noiseless.variance)
+        return self.log_variance.to(mean).exp().expand(mean.shape)
 
     def predict_draws(self, values: Tensor) -> Prediction:
         """Average and variance of f."""
-        return of_conditionals(values, self._log_variance(values).exp().expand(values.shape))
-
-    def _log_variance(self, like: Tensor) -> Tensor:
-        return self.log_variance.to(like)
+        noise = self.log_variance.to(values).exp().expand(values.shape)
+        return Prediction.of_draws(values, noise)
 
     def _log_normal(self, squares: Tensor) -> Tensor:
-        log_variance = self._log_variance(squares)
+        log_variance = self.log_variance.to(squares)
         return _log_normal(log_variance, squares * exponential(-log_variance)).sum(-1)
 
 
 def exponential(exponent: Tensor) -> Tensor:
     """exp(x) up to the root of the largest number of the dtype, beyond it the tangent there.
 
-    The bound is 44 in float32 and 354 in float64: whatever is beyond is no likelihood that anyone
-    compares, but training passes it with finite gradients that point the way back.
+    The bound is 44 in float32 and 354 in float64: no likelihood beyond it is worth comparing, but
+    training passes it with finite gradients in the right direction.
     """
     bound = math.log(torch.finfo(exponent.dtype).max) / 2
     return torch.exp(exponent.clamp(max=bound)) * (1 + (exponent - bound).clamp(min=0))
@@ -232,7 +239,7 @@ def _log_normal(log_variance: Tensor, squares: Tensor) -> Tensor:
 
 
 def _log_sum(variance: Tensor, log_variance: Tensor) -> Tensor:
-    """log(v + exp(l)), l held where its exponential is a number."""
+    """log(v + exp(l)), l clamped where its exponential is a number."""
     return (variance + log_variance.clamp(-LARGEST, LARGEST).exp()).log()
 
 

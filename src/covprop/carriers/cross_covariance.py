@@ -1,0 +1,196 @@
+"""The covariance of two random vectors, from the edges to what both came from.
+
+Each operation gives its result edges to its arguments. An edge has the expected linearisation of
+the operation: the operation itself where it is linear, E[g'(y)] where it is an activation (Stein:
+Cov(g(y), w) = E[g'(y)] Cov(y, w) for y, w jointly Gaussian). Activations and products of one depth
+share more than that: all orders of their pairs.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activated, Activation
+from covprop.covariance import Covariance
+from covprop.errors import UnsupportedOperation
+from covprop.flow.carrier import Transfer
+from covprop.flow.contraction import Contraction
+from covprop.kernels.normal import SQRT_2, inverse_deviation
+
+Known: TypeAlias = dict[tuple[int, int], Tensor | None]
+
+
+class Treatment(Protocol):
+    """How a method treats activations."""
+
+    @property
+    def first_order(self) -> bool:
+        """Whether covariances of activations with others end with the first order."""
+
+    def activate(
+        self, activation: Activation, mean: Tensor, covariance: Covariance
+    ) -> tuple[Tensor, Covariance]:
+        """Mean (*batch, n) and covariance of an element-wise function."""
+
+    def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+        """Covariance of two activations of different tensors, given that of the tensors."""
+
+
+class Vector(Protocol):
+    """A random vector that knows what it came from."""
+
+    serial: int
+    rank: tuple[int, bool, int]
+    depth: int
+    edges: tuple[tuple[Any, Transfer], ...]
+    opaque: bool
+    dtype: torch.dtype | None
+    treatment: Treatment
+    activated: Activated | None
+    products: "SecondOrder | None"
+
+    @property
+    def covariance(self) -> Covariance:
+        """Its own covariance."""
+
+    @property
+    def nonlinear(self) -> bool:
+        """Whether it is an activation or a product, which has more than a first order."""
+
+
+@final
+@dataclass(frozen=True)
+class SecondOrder:
+    """What a random vector has of second order: products of two of those that it came from.
+
+    scales: numbers (*batch, n) that their elements are multiplied with before, if any.
+    """
+
+    parents: tuple[Vector, Vector]
+    contraction: Contraction
+    scales: tuple[Tensor, Tensor] | None = None
+
+    def scaled(self, side: int, cross: Tensor) -> Tensor:
+        """Cov(parent, w) of one of the two, with its scale."""
+        return cross if self.scales is None else self.scales[side].to(cross)[..., None] * cross
+
+
+def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> tuple[set[Any], ...]:
+    """Vectors at which two living ones meet, those whose edges lead there, and all on the way."""
+    needed, expanded, reached = set(held), set[Any](), set(living)
+    pairs = list(itertools.combinations(living, 2))
+    seen: set[tuple[Any, Any]] = set()
+    while pairs:
+        u, v = pairs.pop()
+        if u is v:
+            needed.add(u)
+            continue
+        u, v = (u, v) if u.rank > v.rank else (v, u)
+        if (u, v) in seen:
+            continue
+        seen.add((u, v))
+        expanded.add(u)
+        reached |= {u, v}
+        pairs += [(parent, v) for parent, _ in u.edges]
+        if parallel(u, v):
+            expanded.add(v)
+            pairs += [(parent, other) for parent, _ in u.edges for other, _ in v.edges]
+    return needed, expanded, reached
+
+
+def release(held: Iterable[Any], living: Sequence[Any]) -> None:
+    """Release covariances at which no two living vectors meet, and edges that lead to none."""
+    if len(living) <= 1:
+        for node in living:
+            node.forget()
+            node.opaque = False
+        return
+    needed, expanded, reached = meeting_points(held, living)
+    newest = max(node.serial for node in living)
+    for node in reached:
+        if node not in needed:
+            node.structure = None
+        if node not in expanded and node.serial < newest:
+            node.forget()
+
+
+def parallel(u: Any, v: Any) -> bool:
+    """Whether both are activations or products, with as many before them."""
+    return u.nonlinear and v.nonlinear and u.depth == v.depth
+
+
+def cross_covariance(u: Vector, v: Vector, known: Known) -> Tensor | None:
+    """Cov(u, v) as (*batch, n, m), None if they are independent; known: those found before."""
+    key = (u.serial, v.serial)
+    if u is v and key not in known:
+        return u.covariance.matrix()
+    if u.rank < v.rank:
+        turned = cross_covariance(v, u, known)
+        return None if turned is None else turned.mT
+    if key not in known:
+        known[key] = _expand(u, v, known)
+    return known[key]
+
+
+def _expand(u: Vector, v: Vector, known: Known) -> Tensor | None:
+    """Cov(u, v) for u of the higher rank, from the covariances of what it came from."""
+    if u.opaque:
+        raise UnsupportedOperation(
+            "a rule made a tensor with .replace(mean, covariance), which does not say how it "
+            "depends on its argument; use .through(mean, linear), or pass a transfer"
+        )
+    if not parallel(u, v):
+        return _pushed(u, v, known)
+    if u.activated is not None and v.activated is not None:
+        inner = cross_covariance(u.edges[0][0], v.edges[0][0], known)
+        return None if inner is None else u.treatment.cross(u.activated, v.activated, inner)
+    first = _pushed(u, v, known)
+    if u.treatment.first_order and (u.activated is not None or v.activated is not None):
+        return first
+    second = _of_second_order(u, v, known)
+    return first if second is None else second if first is None else first + second
+
+
+def _of_second_order(u: Vector, v: Vector, known: Known) -> Tensor | None:
+    """What products of jointly Gaussian factors share with products or activations of others.
+
+    Cov(f, g) = sum_k <E[D^k f], C^k E[D^k g]> / k! ends with k = 2 where f is a product.
+    """
+    left, right = second_order(u), second_order(v)
+
+    def between(i: int, j: int) -> Tensor | None:
+        cross = cross_covariance(left.parents[i], right.parents[j], known)
+        return None if cross is None else right.scaled(j, left.scaled(i, cross).mT).mT
+
+    crosses = [[between(i, j) for j in range(2)] for i in range(2)]
+    return left.contraction.covariance(right.contraction, crosses)
+
+
+def _pushed(u: Vector, v: Vector, known: Known) -> Tensor | None:
+    """Cov(u, v) from the covariances of the parents of u with v."""
+    total: Tensor | None = None
+    for parent, transfer in u.edges:
+        inner = cross_covariance(parent, v, known)
+        if inner is not None:
+            share = transfer(inner.to(u.dtype))  # the operation was one of this dtype
+            total = share if total is None else total + share
+    return total
+
+
+def second_order(vector: Vector) -> SecondOrder:
+    """Its products; of an activation, E[g''] / 2 times the square of its argument.
+
+    E[g''] = sqrt(2) a_2 / sigma^2. Either 1 / sigma goes to a factor of its own, so that nothing
+    overflows where hardly anything varies.
+    """
+    if vector.products is not None:
+        return vector.products
+    assert vector.activated is not None
+    ((parent, _),), variance = vector.edges, vector.activated.variance
+    contraction = Contraction.elementwise(variance.shape[:-1], variance.shape[-1])
+    half = vector.activated.coefficients(2)[1] / SQRT_2
+    return SecondOrder((parent, parent), contraction, (inverse_deviation(variance), half))

@@ -1,0 +1,389 @@
+"""The full covariance of every tensor, and of any two tensors through the edges between them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activated, Activation
+from covprop.carriers.cross_covariance import (
+    SecondOrder,
+    Treatment,
+    cross_covariance,
+    release,
+)
+from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
+from covprop.covariance.base import symmetric, without_negative_variances
+from covprop.errors import InconsistentBranches, name_of
+from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
+from covprop.flow.contraction import Contraction
+from covprop.flow.groups import GroupBases, Groups
+from covprop.flow.lineage import Lineage
+from covprop.flow.transfers import Along, Deferred, Scaled, Taken, Times, transfer_of
+from covprop.kernels.directions import direction, length
+from covprop.kernels.rounding import CANCELLATION
+
+INCONSISTENT = 1e-3
+"""A variance below minus this part of what was joined is no rounding."""
+
+
+@final
+@dataclass(frozen=True)
+class _Slope:
+    """E[g'] of an activation, found when it is asked for."""
+
+    activated: Activated
+
+    def __call__(self, cross: Tensor) -> Tensor:
+        return self.activated.coefficients(1)[0].to(cross)[..., None] * cross
+
+
+class Full(Carrier):
+    """A covariance structure, and how it came about.
+
+    activated, products: the activation that made it, or the products of which it is made.
+    """
+
+    def __init__(
+        self,
+        covariance: Covariance,
+        lineage: Lineage,
+        treatment: Treatment,
+        edges: Iterable[tuple[Carrier, Transfer]] = (),
+        activated: Activated | None = None,
+        products: SecondOrder | None = None,
+        opaque: bool = False,
+    ) -> None:
+        self.treatment = treatment
+        self.activated, self.products = activated, products
+        self.structure: Covariance | None = covariance
+        """The covariance, None once it is released."""
+        self._batch_shape, self._size = covariance.batch_shape, covariance.size
+        super().__init__(lineage, edges, nonlinear=self.nonlinear, opaque=opaque)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self._batch_shape
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._size
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance structure."""
+        assert self.structure is not None, "collect() released a covariance that is needed"
+        return self.structure
+
+    @property
+    def nonlinear(self) -> bool:
+        """Whether it is an activation or a product, which has more than a first order."""
+        return self.activated is not None or self.products is not None
+
+    def variances(self) -> Tensor:
+        """The diagonal of the covariance."""
+        return self.covariance.diagonal()
+
+    # Operations on one vector.
+
+    def _new(
+        self, covariance: Covariance, edges: Iterable[tuple[Carrier, Transfer]], **options: Any
+    ) -> "Full":
+        return type(self)(covariance, self.lineage, self.treatment, edges, **options)
+
+    def _result(
+        self,
+        loc: Tensor,
+        covariance: Covariance,
+        transfer: Transfer | None,
+        activated: Activated | None = None,
+    ) -> "Full":
+        if covariance.dtype != loc.dtype:  # torch has promoted the mean
+            self._expect(loc)
+            covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
+        edges = () if transfer is None else ((self, transfer),)
+        return self._new(covariance, edges, activated=activated, opaque=transfer is None)
+
+    def _expect(self, loc: Tensor) -> None:
+        """Raise if the covariance of a result with this mean, and what follows, will not fit."""
+        batch = max(1, self.batch_shape.numel())
+        features = self.covariance.written(loc.numel() // batch)
+        self.lineage.expect(loc.itemsize * batch * features**2)
+
+    def with_covariance(
+        self, loc: Tensor, covariance: Covariance, transfer: Transfer | None
+    ) -> "Full":
+        """The covariance as it is given."""
+        return self._result(loc, covariance, transfer)
+
+    def linear(self, loc: Tensor, linear: LinearMap) -> "Full":
+        """A S A^T."""
+        self._expect(loc)
+        kept = Along(linear.without_buffers())
+        covariance = without_negative_variances(
+            self.covariance.push(linear), lambda: self.size * linear.variances(self.variances())
+        )
+        return self._result(loc, covariance, kept)
+
+    def select(self, loc: Tensor, index: Tensor) -> "Full":
+        """Rows and columns of the index."""
+        self._expect(loc)
+        return self._result(loc, self.covariance.take(index), Taken(index, self.size))
+
+    def scale(self, loc: Tensor, factor: Tensor) -> "Full":
+        """f_i f_j S_ij."""
+        self._expect(loc)
+        return self._result(loc, self.covariance.scale(factor), Scaled(factor))
+
+    def map(self, loc: Tensor, function: Callable[[Tensor], Tensor]) -> "Full":
+        """A function of the tensors of the structure, and of those of every cross-covariance."""
+        self._expect(loc)
+        return self._result(loc, self.covariance.map(function), function)
+
+    def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
+        """Moments by the method's treatment; the edge has E[g']."""
+        seen = self.lineage.observed(activation)
+        variance = self.variances()
+        if not self.covariance.independent:
+            self.lineage.expect(mean.itemsize * mean.numel() * self.size)
+            variance = variance.to(torch.float64, copy=True)  # a view would keep the whole matrix
+        result, covariance = self.treatment.activate(seen, mean, self.covariance)
+        activated = Activated(activation, mean, variance)
+        return result, self._result(result, covariance, _Slope(activated), activated)
+
+    def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Unit vectors and rows of the covariance."""
+        like = self.variances()
+        for start in range(0, self.size, count):
+            stop = min(self.size, start + count)
+            units = like.new_zeros(stop - start, self.size)
+            units.diagonal(offset=start).fill_(1)
+            units = units.reshape(stop - start, *(1,) * len(self.batch_shape), self.size)
+            units = units.expand(stop - start, *self.batch_shape, self.size)
+            if self.covariance.independent:
+                rows = units * like[..., start:stop].movedim(-1, 0)[..., None]
+            else:
+                rows = self.covariance.matrix()[..., start:stop, :].movedim(-2, 0)
+            yield units, rows
+
+    def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
+        """Exact within each group, by the expected slope between them."""
+        dtype = mean.dtype
+        self._expect(mean)
+        bases = GroupBases.of_covariance(groups, mean, self.covariance)
+        found = direction(bases.vector, groups.offset)
+        edge = groups.normalizing_map(bases.slope(found, dtype), weight)
+        pushed = self.covariance.push(edge)
+        variance = pushed.diagonal()[..., groups.index]
+        extra = torch.zeros_like(variance)
+        if not pushed.constant:
+            root = bases.basis * weight[..., None]
+            blocks = (root @ found.extra @ root.mT).to(dtype)
+            matrix = pushed.matrix().clone()
+            matrix[(..., *groups.pairs)] += blocks
+            extra = blocks.diagonal(dim1=-2, dim2=-1)
+            variance = matrix.diagonal(dim1=-2, dim2=-1)[..., groups.index]
+            pushed = Dense(symmetric(matrix))
+        return Moments(bases.whole(found.mean), self._new(pushed, [(self, Along(edge))]), extra,
+                       variance)  # fmt: skip
+
+    def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
+        """Exact for each group, by the expected slope between them."""
+        bases = GroupBases.of_covariance(groups, mean, self.covariance)
+        found = direction(bases.vector)
+        moments = length(bases.vector, found)
+        edge = groups.length_map(factor * bases.whole(found.mean))
+        self._expect(loc)
+        extra = factor**2 * moments.extra
+        covariance = self.covariance.push(edge).plus(extra.to(mean.dtype))
+        result = self._new(covariance, [(self, Along(edge))])
+        return Moments(factor * moments.mean, result, extra, factor**2 * moments.variance)
+
+    def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
+        """Independent noise of elements, or that of groups as blocks."""
+        self._expect(loc)
+        if groups is None:
+            covariance = self.covariance.plus(ratio * (self.variances() + mean.square()))
+        else:
+            same = groups[:, None] == groups[None, :]
+            matrix = self.covariance.matrix()
+            second = matrix + mean[..., :, None] * mean[..., None, :]
+            covariance = Dense(matrix + ratio * torch.where(same, second, 0))
+        return self._result(loc, covariance, Times(1.0))
+
+    def random_linear(self, loc: Tensor, mean: Tensor, layer: RandomLinear) -> "Full":
+        """E[W] S E[W]^T and the noise of the weights, which is new."""
+        covariance = self.covariance
+        if not layer.shared:
+            second = mean.square() if covariance.constant else mean.square() + self.variances()
+            noise = layer.independent_noise(second)
+            if covariance.constant:
+                return self._result(loc, Diagonal(noise), Deferred(layer.mean_map))
+            self._expect(loc)
+            matrix = layer.congruence(covariance)
+            matrix = covariance.push(layer.mean_map()).matrix() if matrix is None else matrix
+            added = torch.diag_embed(noise)
+        else:
+            self._expect(loc)
+            added = layer.shared_noise(mean, covariance)
+            matrix = torch.zeros_like(added)
+            if not covariance.constant:
+                matrix = covariance.push(layer.mean_map()).matrix()
+        return self._result(loc, Dense(symmetric(matrix + added)), Deferred(layer.mean_map))
+
+    def finish(self, loc: Tensor) -> Covariance:
+        """Written out, and without variances that rounding has made negative."""
+        covariance = self.covariance
+        if covariance.deferred:
+            self._expect(loc)
+            covariance = Dense(covariance.matrix())
+        variance = covariance.diagonal()
+        return without_negative_variances(covariance, lambda: variance.abs().amax(-1, keepdim=True))
+
+    # Operations on several vectors.
+
+    def sum(self, loc: Tensor, terms: Sequence[Term], operation: Callable[..., Any]) -> "Full":
+        """sum_ij A_i Cov(x_i, x_j) A_j^T."""
+        self._expect(loc)
+        edges = [(carrier, transfer_of(part)) for carrier, part in terms]
+        matrix = size = torch.zeros((), dtype=loc.dtype, device=loc.device)
+        for i, (carrier, part) in enumerate(terms):
+            own = _pushed(carrier.covariance, part)
+            size = size + own.diagonal(dim1=-2, dim2=-1)
+            matrix = matrix + own if i else own
+            del own  # matrices are large: none is held longer than it is needed
+            for other, transfer in edges[:i]:
+                cross = carrier.cross(other)
+                if cross is not None:
+                    half = transfer(edges[i][1](cross).mT)
+                    del cross
+                    matrix = matrix + (half + half.mT)
+                    del half
+        return self._consistent(operation, symmetric(matrix), size, edges)
+
+    def _consistent(
+        self,
+        operation: Callable[..., Any],
+        matrix: Tensor,
+        size: Tensor,
+        edges: Sequence[tuple[Carrier, Transfer]],
+    ) -> "Full":
+        """The random vector of a sum, of which `size` are the variances of the terms, added up.
+
+        Cross-covariances are approximate beyond one activation: they must not outweigh the rest. An
+        element that differs from zero by the rounding of its terms alone is zero, which only its
+        gradient does not tell, and so are its covariances with others. So is a variance below zero
+        to which no cross-covariance adds, or that is rounding of the largest one.
+        """
+        variance, size = matrix.detach().diagonal(dim1=-2, dim2=-1), size.detach()
+        scale, epsilon = size.clamp(min=0), torch.finfo(matrix.dtype).eps
+        below = (variance != size) & (variance < -INCONSISTENT * scale) & (scale > 0)
+        if bool(below.any()):
+            below &= variance < -epsilon * scale.shape[-1] * scale.amax(-1, keepdim=True)
+        if bool(below.any()):
+            raise InconsistentBranches(
+                f"{name_of(operation)} joins branches whose dependence is known too roughly here: "
+                "a variance comes out negative; use smaller noise, or sampling"
+            )
+        gone = (variance <= CANCELLATION * epsilon * scale) & ((variance != 0) | (scale > 0))
+        if bool(gone.any()):
+            rows = gone[..., :, None] | gone[..., None, :]
+            matrix = torch.where(rows, matrix - matrix.detach(), matrix)
+            edges = [(carrier, _without(gone, transfer)) for carrier, transfer in edges]
+        return self._new(Dense(matrix), edges)
+
+    def product(
+        self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
+    ) -> tuple[Tensor, "Full"]:
+        """All terms of Isserlis: exact moments if both are jointly Gaussian.
+
+        E[u v] = m_u m_v + Cov(u, v); to first order linear in both, the second order is that of the
+        contraction.
+        """
+        cross = self.cross(other)
+        if contraction.is_elementwise:
+            linear, edges = self._elementwise_product(other, mean, other_mean, cross)
+        else:
+            terms = contraction.linear_terms(self, other, mean, other_mean)
+            joined = self.sum(contraction(mean, other_mean), terms, torch.einsum)
+            linear, edges = joined.covariance.matrix(), joined.edges
+        centre = contraction(mean, other_mean)
+        if cross is not None:
+            centre = centre + contraction.expectation(cross)
+        products = SecondOrder((self, other), contraction)
+        crosses = (
+            (self.covariance.matrix(), cross),
+            (None if cross is None else cross.mT, other.covariance.matrix()),
+        )
+        added = contraction.covariance(contraction, crosses)
+        matrix = linear if added is None else linear + added
+        covariance: Covariance = Dense(symmetric(matrix))
+        if contraction.is_elementwise:  # where the two slopes cancel, what is left is rounding
+            covariance = without_negative_variances(
+                covariance,
+                lambda: mean.square() * other.variances() + other_mean.square() * self.variances(),
+            )
+        return centre, self._new(covariance, edges, products=products)
+
+    def _elementwise_product(
+        self, other: "Full", mean: Tensor, other_mean: Tensor, cross: Tensor | None
+    ) -> tuple[Tensor, Sequence[tuple[Carrier, Transfer]]]:
+        """The linear part m_v u + m_u v of a product of vectors."""
+        self._expect(mean)
+        linear = _outer(mean, mean) * other.covariance.matrix()
+        linear = linear + _outer(other_mean, other_mean) * self.covariance.matrix()
+        if cross is not None:
+            mixed = _outer(other_mean, mean) * cross
+            linear = linear + mixed + mixed.mT
+        return linear, [(self, Scaled(other_mean)), (other, Scaled(mean))]
+
+    # Covariances of two vectors.
+
+    def cross(self, other: Carrier) -> Tensor | None:
+        """Cov(this, other), from the covariances of what both came from."""
+        assert isinstance(other, Full)
+        if any(one.structure is not None and one.structure.constant for one in (self, other)):
+            return None
+        return cross_covariance(self, other, {})
+
+    def carried(self, source: Self, columns: Tensor) -> Tensor | None:
+        """E[J] B for columns B (*batch, n, m), J the Jacobian from an input to this."""
+        if source.covariance.constant:
+            return None
+        return cross_covariance(self, source, {(source.serial, source.serial): columns})
+
+    def forget(self) -> None:
+        """Cut the edges to what it came from."""
+        self.edges, self.activated, self.products = (), None, None
+
+    @classmethod
+    def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
+        """Release covariances at which no two living vectors meet, and edges that lead to none."""
+        del others
+        nodes = {carrier for carrier in held if isinstance(carrier, Full)}
+        release(nodes, [node for node in nodes if not node.covariance.constant])
+
+
+def _pushed(covariance: Covariance, part: LinearMap | float) -> Tensor:
+    """The matrix of a term of a sum."""
+    if isinstance(part, LinearMap):
+        return covariance.push(part).matrix()
+    return covariance.matrix() if part**2 == 1 else part**2 * covariance.matrix()
+
+
+def _without(rows: Tensor, transfer: Transfer) -> Transfer:
+    """A transfer whose result is zero in some rows, which only its gradient does not tell."""
+
+    def zeroed(cross: Tensor) -> Tensor:
+        share = transfer(cross)
+        return torch.where(rows[..., None], share - share.detach(), share)
+
+    return zeroed
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., :, None] * b[..., None, :]

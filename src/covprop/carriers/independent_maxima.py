@@ -1,0 +1,56 @@
+"""Maxima of elements that are taken as independent (Gast & Roth 2018): for comparison."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self, final
+
+import torch
+from torch import Tensor
+
+from covprop.activations.piecewise import relu
+from covprop.carriers.full import Full
+from covprop.covariance import Dense
+from covprop.flow.carrier import Carrier, Transfer
+from covprop.flow.transfers import Scaled
+
+
+@final
+class IndependentMaxima(Full):
+    """The same, with the arguments of a maximum taken as independent (Gast & Roth 2018)."""
+
+    joint_maxima: ClassVar[bool] = False
+
+    def maximum(self, other: Self, mean: Tensor, other_mean: Tensor) -> tuple[Tensor, Carrier]:
+        """Cov_ij = (1 - p_i)(1 - p_j) A_ij + p_i p_j B_ij, and Clark's variance on the diagonal."""
+        self._expect(mean)
+        found = independent_maximum(self, other, mean, other_mean)
+        first, second = 1 - found.share, found.share
+        parts = self.covariance.scale(first), other.covariance.scale(second)
+        matrix = parts[0].matrix() + parts[1].matrix() + torch.diag_embed(found.added)
+        edges: list[tuple[Carrier, Transfer]] = [(self, Scaled(first)), (other, Scaled(second))]
+        return found.mean, self._new(Dense(matrix), edges)
+
+
+@final
+@dataclass(frozen=True)
+class MaximumOfIndependent:
+    """max(a, b) of independent elements: mean, P(b > a), and variance beyond the linear part."""
+
+    mean: Tensor
+    share: Tensor
+    added: Tensor
+
+
+def independent_maximum(
+    a: Carrier, b: Carrier, mean: Tensor, other_mean: Tensor
+) -> MaximumOfIndependent:
+    """d = b - a with variance A_ii + B_ii, p = P(d > 0):  E max = E a + E relu(d).
+
+    Beyond (1 - p)^2 A + p^2 B the variance has Var relu(d) - p^2 Var d, which is never negative.
+    """
+    ramp = relu()
+    distance = other_mean.double() - mean.double()
+    variance = a.variances().double() + b.variances().double()
+    share = ramp.coefficients(distance, variance, 1)[0]
+    rest = (ramp.variance(distance, variance) - share.square() * variance).clamp(min=0)
+    centre = mean + ramp.mean(distance, variance).to(mean.dtype)
+    return MaximumOfIndependent(centre, share.to(mean.dtype), rest.to(mean.dtype))

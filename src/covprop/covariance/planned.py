@@ -1,0 +1,127 @@
+"""What covariances would take: for each structure one that knows its size and no numbers.
+
+Its methods are those of `Covariance`, and each tells the bytes and the work of the real one. Counts
+of matrices are those of the code: tensors of the size of a covariance that live at once.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+PIECES = 4
+"""Pieces of a block that a linear map holds at a time."""
+KERNEL = 16
+"""Pieces of a block that the kernel of an activation holds at a time."""
+PER_PAIR = 40.0
+"""Operations on one entry of a covariance by an activation, about."""
+
+
+class Result(NamedTuple):
+    """What is known of the result of an operation.
+
+    size: its features; itemsize: bytes of a number; taps: products for each feature, of a linear
+    map; followed: whether autograd follows it.
+    """
+
+    size: int
+    itemsize: int
+    taps: float = 1.0
+    followed: bool = False
+
+
+class Cost(NamedTuple):
+    """What an operation makes, and what it takes meanwhile.
+
+    temporary: bytes that are held beside the result; graph: those that autograd keeps beside it;
+    shares: the result holds the memory of its argument; writes: the matrix of the argument is
+    written out, and stays so.
+    """
+
+    structure: "PlannedCovariance"
+    temporary: int = 0
+    work: float = 0.0
+    graph: int = 0
+    shares: bool = False
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedCovariance(ABC):
+    """A covariance of which only the size is known."""
+
+    batch_shape: torch.Size
+    size: int
+    itemsize: int
+
+    constant: ClassVar[bool] = False
+
+    @property
+    def batch(self) -> int:
+        """How many there are."""
+        return self.batch_shape.numel()
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
+    @property
+    def to_write(self) -> int:
+        """Bytes of its matrix, where that is not held, and of what it takes to write it."""
+        return 0
+
+    @property
+    def written(self) -> "PlannedCovariance":
+        """The same once its matrix has been asked for."""
+        return self
+
+    @property
+    def released(self) -> "PlannedCovariance | None":
+        """What is left of it once no tensor has it any more, where a backward pass follows."""
+        return None
+
+    def finished(self) -> Cost | None:
+        """What it takes to hand it to the caller, if anything."""
+        return None
+
+    def joined(self, result: Result, nonlinear: bool = False) -> Cost | None:
+        """What any operation makes of it, where nothing between features is carried."""
+        del result, nonlinear
+        return None
+
+    @abstractmethod
+    def push(self, result: Result) -> Cost:
+        """A S A^T."""
+
+    @abstractmethod
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """The covariance of y[index]."""
+
+    @abstractmethod
+    def scale(self, result: Result) -> Cost:
+        """The covariance of factor * y."""
+
+    @abstractmethod
+    def plus(self, result: Result) -> Cost:
+        """With independent noise."""
+
+    @abstractmethod
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """A function of each entry; bytes of vectors that it holds, and of a grid for these."""
+
+    @abstractmethod
+    def map(self, result: Result) -> Cost:
+        """Another dtype."""
+
+    def block(self, entries: int, width: int, itemsize: int) -> int:
+        """Bytes of a block of so many entries of a covariance of this width."""
+        return itemsize * min(entries, self.batch * width**2)
+
+    def by_matrix(self, cost: Cost) -> Cost:
+        """The cost of an operation on its matrix, and of writing that."""
+        return cost._replace(
+            temporary=cost.temporary + self.to_write, graph=cost.graph + self.to_write, writes=True
+        )

@@ -1,0 +1,1 @@
+"""Checks of a propagation: comparison with samples, traces, normality and progress."""

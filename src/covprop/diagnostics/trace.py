@@ -1,0 +1,400 @@
+"""`cp.trace`: record the Gaussian after every operation of a network, and run samples beside."""
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from covprop.activations import Activation
+from covprop.activations.base import Correlated
+from covprop.activations.quadrature import Rescaled
+from covprop.covariance import Covariance, Dense
+from covprop.diagnostics.steps import DIRECT, Normality, NormalityTest, Trace, TraceStep
+from covprop.errors import UnsupportedOperation
+from covprop.flow.eager import eager
+from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.table import TABLE, spelled
+from covprop.flow.tensor import GaussianTensor
+from covprop.gaussian import Gaussian
+from covprop.kernels.gradients import quiet
+from covprop.kernels.normal import correlation, inverse_deviation
+from covprop.methods import LayerwiseMethod, Method, Root, Series
+from covprop.methods.plan import short_name
+from covprop.module_paths import module_names, running_module
+from covprop.propagate import EXACT, checked, warn_of_arguments
+
+LEAST = 100  # samples that are needed, at least, to describe their distribution
+CHUNK = 2**25  # bytes of samples of all steps that are held at a time
+AGREEMENT = 1e-3  # relative difference of a sample in a batch and by itself that is rounding
+PROPERTIES: dict[str, Callable[..., Any]] = {"T": Tensor.t, "mT": Tensor.transpose}
+"""Operations that in-flight Gaussians make of a tensor's properties."""
+ALIASES = {"view": "reshape"}
+
+Recorded: TypeAlias = dict[int, Tensor]
+"""Samples (count, *shape of the mean) of steps, by their index."""
+
+
+@dataclass
+class _Draft:
+    """A step before all orders of its series are known, and where its batch was."""
+
+    index: int
+    step: TraceStep
+    batch_at: int
+    batch_dims: int
+    orders: set[int] = field(default_factory=set)
+
+
+@torch.no_grad()
+def trace(
+    module: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    method: LayerwiseMethod = EXACT,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    keep: bool = False,
+    **named_inputs: Any,
+) -> Trace:
+    """Record the Gaussian after every operation of `cp.propagate`, without gradients.
+
+    Each step has mean, variance, the largest correlation, the orders that series used and the time.
+    With samples, each step also has the skewness, excess kurtosis and Kolmogorov distance of
+    samples, and how far their mean and variance are from those propagated.
+
+    Args:
+        module: a network or function, as for `cp.propagate`.
+        inputs: its inputs, as for `cp.propagate`; a method may be the last.
+        method: a method that goes from layer to layer.
+        samples: run the module also on so many samples, 100 or more.
+        generator: random numbers of the samples.
+        keep: keep the whole Gaussian of every step.
+        named_inputs: keyword arguments of the module.
+
+    Returns:
+        The steps, and what `cp.propagate` returns as `output`.
+
+    Example:
+        print(cp.trace(model, x, samples=10_000))
+    """
+    if inputs and isinstance(inputs[-1], Method):
+        *inputs, method = inputs  # type: ignore[assignment]
+    if not isinstance(method, LayerwiseMethod):
+        raise TypeError(
+            f"a trace follows a method that goes from layer to layer, such as cp.Exact(), and not "
+            f"{method!r}; for samples, give cp.trace samples=10_000"
+        )
+    if type(samples) is not int or (samples != 0 and samples < LEAST):
+        raise ValueError(
+            f"samples is a whole number from {LEAST}, or 0 to take none, not {samples!r}; fewer do "
+            "not tell how a step is distributed"
+        )
+    call, _ = checked(module, inputs, method, named_inputs)
+    warn_of_arguments(call)
+    tracer = Tracer(module, method, keep)
+    tracer.begin(call.inputs)
+    output = method.traverse(call, tracer, tracer.observe)
+    arguments = (call.arguments, call.named_arguments)
+    normality = _normality(module, arguments, tracer, samples, generator) if samples else {}
+    steps = (
+        replace(draft.step, orders=tuple(sorted(draft.orders)), normality=normality.get(i))
+        for i, draft in enumerate(tracer.drafts)
+    )
+    return Trace(tuple(steps), output, samples)
+
+
+@final
+class Tracer:
+    """Records every operation of a propagation; of operations made of others the outer one."""
+
+    def __init__(self, module: object, method: LayerwiseMethod, keep: bool) -> None:
+        self.names = module_names(module)
+        self.drafts: list[_Draft] = []
+        self.calls: dict[tuple[str, str], list[list[_Draft | None]]] = {}
+        """The results of every call, by the path of the module and the name of the operation."""
+        self._method, self._keep = method, keep
+        self._orders: set[int] | None = None
+
+    def observe(self, activation: Activation) -> Activation:
+        """Record the orders of the operation that is running, whenever they are chosen."""
+        orders = self._orders
+        return activation if orders is None else _observed(activation, self._method, orders.add)
+
+    def begin(self, inputs: Sequence[Gaussian]) -> None:
+        """Record the inputs as the first steps."""
+        for i, x in enumerate(inputs):
+            name = "input" if len(inputs) == 1 else f"input {i}"
+            step = self._step("", name, x.mean, x.covariance.diagonal(), x.covariance)
+            self.drafts.append(_Draft(i, step, 0, len(x.batch_shape)))
+
+    def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
+        """Run an operation and record its results."""
+        del args, kwargs
+        if self._orders is not None:
+            return proceed()
+        self._orders = orders = set[int]()
+        started = time.perf_counter()
+        try:
+            result = proceed()
+            outputs = list(leaves(result))
+            for out in outputs:
+                if isinstance(out, GaussianTensor):
+                    out.evaluate()
+        finally:
+            self._orders = None
+        several = sum(isinstance(out, GaussianTensor) for out in outputs) > 1
+        module, operation = running_module(self.names), operation_name(function) or ""
+        call: list[_Draft | None] = []
+        self.calls.setdefault((module, operation), []).append(call)
+        for i, out in enumerate(outputs):
+            if not isinstance(out, GaussianTensor):
+                call.append(None)
+                continue
+            if out.loc.is_cuda:
+                torch.cuda.synchronize(out.loc.device)
+            seconds = 0.0 if i else time.perf_counter() - started
+            name = f"{operation} {i}" if several else operation
+            covariance = self._covariance(out)
+            step = self._step(module, name, out.loc, out.variances, covariance, out.batch_at)
+            step, dims = replace(step, seconds=seconds), len(out.batch_shape)
+            draft = _Draft(len(self.drafts), step, out.batch_at, dims, orders)
+            self.drafts.append(draft)
+            call.append(draft)
+        return result
+
+    def _covariance(self, out: GaussianTensor) -> Covariance | None:
+        """That of all pairs, None where the method has none and it is not to be kept."""
+        try:
+            return out.covariance
+        except UnsupportedOperation:
+            if self._keep:
+                raise
+            return None
+
+    def _step(
+        self, module: str, name: str, mean: Tensor, variance: Tensor,
+        covariance: Covariance | None, batch_at: int = 0,
+    ) -> TraceStep:  # fmt: skip
+        whole = None
+        if self._keep and covariance is not None:
+            compact = covariance.independent or covariance.factored
+            kept = covariance if compact else Dense(covariance.matrix())
+            whole = Gaussian(mean, kept, validate_args=False, method=self._method)
+        shape = list(mean.shape)
+        if batch_at:
+            shape.insert(batch_at, shape.pop(0))
+        return TraceStep(
+            module, name, tuple(shape), mean.clone(), variance.reshape(mean.shape).clone(),
+            _largest_correlation(covariance, variance), (), 0.0, whole,
+        )  # fmt: skip
+
+
+def operation_name(function: Callable[..., Any]) -> str | None:
+    """The name of an operation in a trace, however it is spelled; None if it has no rule."""
+    if short_name(function) == "__get__":
+        owner = getattr(getattr(function, "__self__", None), "__name__", "")
+        function = PROPERTIES.get(owner, function)
+    function = spelled(function)
+    row = TABLE.get(function)
+    if row is None:
+        return None
+    name = short_name(row.in_place_of or function)
+    return ALIASES.get(name, name).strip("_")
+
+
+def _largest_correlation(covariance: Covariance | None, variance: Tensor) -> float:
+    if covariance is None:
+        return math.nan
+
+    def pair(left: Any, right: Any, entry: Tensor) -> Tensor:
+        return correlation(entry, left[0], right[0])
+
+    return min(1.0, covariance.largest(pair, (inverse_deviation(variance),)))
+
+
+def _observed(
+    activation: Activation, method: LayerwiseMethod, note: Callable[[int], None]
+) -> Activation:
+    """A copy of an activation that notes the order of each series that the method makes of it.
+
+    `Series` asks for as many coefficients as it has terms; `Exact` chooses for each block of pairs.
+    """
+    copied = copy.copy(activation)
+
+    def watch(name: str, order_of: Callable[[Any, Any], int | None]) -> None:
+        function = getattr(activation, name)
+
+        def watched(*args: Any) -> Any:
+            result = function(*args)
+            order = order_of(args, result)
+            if order is not None:
+                note(order)
+            return result
+
+        object.__setattr__(copied, name, watched)
+
+    if isinstance(method, Series):
+        watch("moments", lambda args, _: args[2])
+    elif isinstance(activation, Rescaled):
+        object.__setattr__(copied, "inner", _observed(activation.inner, method, note))
+    elif isinstance(activation, Correlated):
+        watch("split", lambda _, result: result[0] or None)
+        watch("direct", lambda *_: DIRECT)
+    return copied
+
+
+@final
+class Recorder(TorchFunctionMode):
+    """Copies the results of the traced calls, while a module runs on samples.
+
+    A call counts if an argument depends on the samples, as in-flight Gaussians do on the inputs.
+    """
+
+    def __init__(self, tracer: Tracer, samples: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self._recorded: dict[tuple[str, str], Recorded] = {}
+        self._count: Counter[tuple[str, str]] = Counter()
+        self._varies = WeakIdKeyDictionary({tensor: True for tensor in samples})
+
+    def matched(self) -> Recorded:
+        """Results of the operations that were called as often as in the trace."""
+        traced = self._tracer.calls
+        return {
+            i: values
+            for where, recorded in self._recorded.items()
+            if self._count[where] == len(traced[where])
+            for i, values in recorded.items()
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function; torch suspends this mode meanwhile."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        arguments = leaves((args, kwargs or {}))
+        if not any(isinstance(leaf, Tensor) and leaf in self._varies for leaf in arguments):
+            return result
+        outputs, name = list(leaves(result)), operation_name(func)
+        where = running_module(self._tracer.names), name or ""
+        calls, count = self._tracer.calls.get(where, []) if name else [], self._count[where]
+        self._count[where] += 1
+        if count >= len(calls) or len(calls[count]) != len(outputs):
+            self._varies.update({out: True for out in outputs if isinstance(out, Tensor)})
+            return result
+        for out, draft in zip(outputs, calls[count], strict=True):
+            if draft is not None and isinstance(out, Tensor):
+                self._varies[out] = True
+                recorded = self._recorded.setdefault(where, {})
+                recorded[draft.index] = out.clone()  # which may be changed in place
+        return result
+
+
+@final
+class SampledRuns:
+    """Runs a function of the varying inputs on many samples, in the first of three ways that works.
+
+    With a batch, samples are more of it; else `torch.func.vmap` adds a dimension that the module
+    does not see; what has no batching rule runs on one sample after another.
+    """
+
+    def __init__(self, function: Callable[..., Any], tracer: Tracer, batch: torch.Size) -> None:
+        self._function, self._tracer, self._batch = function, tracer, batch
+        self._ways = [self._mapped, self._one_by_one]
+        if len(batch) == 1:
+            self._ways.insert(0, self._merged)
+
+    def __call__(self, samples: Sequence[Tensor]) -> Recorded:
+        """Results of all calls for samples (count, *batch, *event) of each input."""
+        while len(self._ways) > 1:
+            try:
+                return self._ways[0](samples)
+            except Exception:  # a module may raise anything; the last way lets it through
+                self._ways.pop(0)
+        return self._ways[0](samples)
+
+    def _recorded(self, *inputs: Tensor) -> Recorded:
+        with Recorder(self._tracer, inputs) as recorder:
+            self._function(*inputs)
+        return recorder.matched()
+
+    def _merged(self, samples: Sequence[Tensor]) -> Recorded:
+        count = len(samples[0])
+        recorded = self._recorded(*(tensor.flatten(0, 1) for tensor in samples))
+        merged = {
+            i: self._batch_to_front(i, values).unflatten(0, (count, *self._batch))
+            for i, values in recorded.items()
+        }
+        single = self._one_by_one([tensor[:1] for tensor in samples])
+        if merged.keys() != single.keys():
+            raise RuntimeError("the module takes another way for another size of its batch")
+        for i, values in single.items():
+            torch.testing.assert_close(merged[i][:1], values, rtol=AGREEMENT, atol=AGREEMENT)
+        return merged
+
+    def _batch_to_front(self, index: int, values: Tensor) -> Tensor:
+        """The merged batch is where the batch was; one of one may have been anywhere."""
+        draft = self._tracer.drafts[index]
+        dims = sorted(range(values.dim()), key=lambda dim: dim != draft.batch_at)
+        moved = (values.movedim(dim, 0) for dim in dims)
+        return next(tensor for tensor in moved if tensor.shape[1:] == draft.step.mean.shape[1:])
+
+    def _mapped(self, samples: Sequence[Tensor]) -> Recorded:
+        with quiet():
+            recorded = torch.func.vmap(self._recorded, randomness="different")(*samples)
+        return {i: self._batch_first(i, values) for i, values in recorded.items()}
+
+    def _one_by_one(self, samples: Sequence[Tensor]) -> Recorded:
+        runs = [self._recorded(*inputs) for inputs in zip(*samples, strict=True)]
+        return {i: self._batch_first(i, torch.stack([run[i] for run in runs])) for i in runs[0]}
+
+    def _batch_first(self, index: int, values: Tensor) -> Tensor:
+        return values.movedim(self._tracer.drafts[index].batch_at + 1, 1) if self._batch else values
+
+
+def _normality(
+    module: Any, arguments: Any, tracer: Tracer, samples: int, generator: torch.Generator | None
+) -> dict[int, Normality]:
+    """Run samples through a module, chunk by chunk, and compare the steps that all reach."""
+    inputs = [leaf for leaf in leaves(arguments) if isinstance(leaf, Gaussian)]
+
+    def of_varying(*tensors: Tensor) -> Any:
+        rest = iter(tensors)
+        args, kwargs = map_leaves(
+            arguments, lambda leaf: next(rest) if isinstance(leaf, Gaussian) else leaf
+        )
+        return module(*args, **kwargs)
+
+    runs = SampledRuns(eager(of_varying), tracer, inputs[0].batch_shape)
+    steps = [draft.step for draft in tracer.drafts]
+    tests = [NormalityTest(step.mean.numel()) for step in steps]
+    count = max(1, min(samples, CHUNK // max(1, sum(step.mean.nbytes for step in steps))))
+    roots = [Root.of(x) for x in inputs]
+    for start in range(0, samples, count):
+        drawn = [_draw(root, min(count, samples - start), generator) for root in roots]
+        for i, values in enumerate(drawn):  # before the module may change them in place
+            tests[i].add(values)
+        for i, values in runs(drawn).items():
+            if values.shape[1:] == steps[i].mean.shape:
+                tests[i].add(values)
+    return {
+        draft.index: test.result(draft.step.mean, draft.step.variance, draft.batch_dims)
+        for draft, test in zip(tracer.drafts, tests, strict=True)
+        if test.moments.count == samples
+    }
+
+
+def _draw(root: Root, count: int, generator: torch.Generator | None) -> Tensor:
+    """Samples (count, *batch, *event) of the Gaussian with this root."""
+    x = root.x
+    shape = (count, *x.batch_shape, root.width)
+    numbers = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
+    return x.mean + root.times(numbers)

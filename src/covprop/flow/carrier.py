@@ -1,0 +1,198 @@
+"""What an in-flight tensor carries beside its mean: the algebra that rules are written in.
+
+A rule states mathematics once (this is linear, this is a product); a carrier knows what that does
+to it. No rule asks which carrier it has.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activation
+from covprop.covariance import Covariance, LinearMap
+from covprop.flow.contraction import Contraction
+from covprop.flow.groups import Groups
+from covprop.flow.lineage import Lineage
+
+Transfer: TypeAlias = Callable[[Tensor], Tensor]
+"""Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
+
+Term: TypeAlias = tuple["Carrier", LinearMap | float]
+"""A term of a sum: a random vector, and the linear map or the number that it is multiplied with."""
+
+_serials = itertools.count()
+
+
+class Moments(NamedTuple):
+    """The moments of a nonlinear function of groups of elements, and the carrier of its result.
+
+    extra: the part of the variance that is not linear in the input.
+    """
+
+    mean: Tensor
+    carrier: "Carrier"
+    extra: Tensor
+    variance: Tensor
+
+
+class RandomLinear(Protocol):
+    """A linear map with random weights that are independent of everything else."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether a weight meets inputs of several positions."""
+
+    def mean_map(self) -> LinearMap:
+        """The map with the mean weights."""
+
+    def independent_noise(self, second_moment: Tensor) -> Tensor:
+        """Variances (*batch, m) that the weights add, given E[x^2] (*batch, n)."""
+
+    def shared_noise(self, mean: Tensor, covariance: Covariance) -> Tensor:
+        """Covariances (*batch, m, m) that the weights add where positions share them."""
+
+    def congruence(self, covariance: Covariance) -> Tensor | None:
+        """E[W] S E[W]^T, where there is a shorter way than through the matrix of S."""
+
+
+class Carrier(ABC):
+    """The random part of an in-flight tensor: a vector of mean zero, as far as its kind knows it.
+
+    Tensors that differ by a constant, or in shape, share one. Every operation gives a new carrier,
+    whose edges lead to those that it came from, each with the expected linearisation of the
+    operation. `loc` is the mean of the result, of which size and dtype count; `mean` is that of
+    this vector, flat.
+
+    depth: how many nonlinear operations, one after another, lead to it at most; rank: higher than
+    of all that it came from, and of nonlinear ones lower than of others as deep.
+    """
+
+    joint_maxima: ClassVar[bool] = True
+    """Whether maxima make use of the dependence of their arguments."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        edges: Iterable[tuple["Carrier", Transfer]] = (),
+        *,
+        nonlinear: bool = False,
+        opaque: bool = False,
+    ) -> None:
+        self.lineage = lineage
+        self.edges = tuple(edges)
+        self.opaque = opaque
+        """Whether it does not say how it depends on what it came from."""
+        self.dtype: torch.dtype | None = None
+        """That of the tensors of this vector, which set it."""
+        self.serial = next(_serials)
+        self.depth: int = max((parent.depth for parent, _ in self.edges), default=0) + nonlinear
+        self.rank = self.depth, not nonlinear, self.serial
+
+    @property
+    @abstractmethod
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of elements n."""
+
+    @property
+    @abstractmethod
+    def covariance(self) -> Covariance:
+        """The covariance of all elements, where the carrier has one."""
+
+    @abstractmethod
+    def variances(self) -> Tensor:
+        """Variances (*batch, n)."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows it."""
+        return self.variances().requires_grad
+
+    @abstractmethod
+    def cross(self, other: "Carrier") -> Tensor | None:
+        """Cov(this, other) as (*batch, n, m), None if they are independent."""
+
+    def carried(self, source: Self, columns: Tensor) -> Tensor | None:
+        """E[J] B for columns B (*batch, n, m), J from an input to this, None if it is zero."""
+        del source, columns
+        raise NotImplementedError
+
+    @abstractmethod
+    def with_covariance(
+        self, loc: Tensor, covariance: Covariance, transfer: Transfer | None
+    ) -> "Carrier":
+        """A result whose covariance is given; without a transfer it cannot meet other tensors."""
+
+    @abstractmethod
+    def linear(self, loc: Tensor, linear: LinearMap) -> "Carrier":
+        """A x."""
+
+    @abstractmethod
+    def select(self, loc: Tensor, index: Tensor) -> "Carrier":
+        """x[index], for an index (m,) that may repeat and leave out."""
+
+    @abstractmethod
+    def scale(self, loc: Tensor, factor: Tensor) -> "Carrier":
+        """factor * x, factor (*batch, n)."""
+
+    @abstractmethod
+    def map(self, loc: Tensor, function: Callable[[Tensor], Tensor]) -> "Carrier":
+        """The same numbers in another dtype, on another device or without gradients."""
+
+    @abstractmethod
+    def sum(self, loc: Tensor, terms: Sequence[Term], operation: Callable[..., Any]) -> "Carrier":
+        """sum_i A_i x_i over distinct vectors of this kind; also concatenation."""
+
+    @abstractmethod
+    def product(
+        self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
+    ) -> tuple[Tensor, "Carrier"]:
+        """Mean (*batch, *event) and carrier of a contraction of two; means (*batch, *shape)."""
+
+    @abstractmethod
+    def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Carrier"]:
+        """Mean (*batch, n) and carrier of an element-wise function."""
+
+    def maximum(
+        self, other: Self, mean: Tensor, other_mean: Tensor
+    ) -> tuple[Tensor, "Carrier"] | None:
+        """Mean and carrier of max(x, y), None to take it as x + relu(y - x)."""
+        del other, mean, other_mean
+        return None
+
+    @abstractmethod
+    def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows u, v (k, *batch, n), at most `count` at a time, with sum u v^T the covariance."""
+
+    @abstractmethod
+    def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
+        """weight * z / sqrt(|z|^2 + offset) of every group z; the mean is without the weight."""
+
+    @abstractmethod
+    def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
+        """factor * |z| of every group z; mean (*batch, G)."""
+
+    @abstractmethod
+    def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Carrier":
+        """Cov + ratio (Cov + mean mean^T) within groups that share a mask, elements if None."""
+
+    @abstractmethod
+    def random_linear(self, loc: Tensor, mean: Tensor, layer: RandomLinear) -> "Carrier":
+        """W x + b with random weights."""
+
+    @abstractmethod
+    def finish(self, loc: Tensor) -> Covariance:
+        """The covariance of a result of the network."""
+
+    @classmethod
+    def collect(cls, held: set["Carrier"], others: Iterable["Carrier"]) -> None:
+        """Release what is no longer needed; held: the vectors of tensors that the program holds."""
+        del held, others

@@ -1,0 +1,87 @@
+"""The tensors of one propagation that the program still holds, and what is asked on the way."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from covprop.activations import Activation
+from covprop.flow.memory import LARGE
+
+Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
+"""Activations to use in place of the declared ones, by torch function."""
+
+
+class Holder(Protocol):
+    """What keeps a carrier alive: an in-flight tensor."""
+
+    @property
+    def carrier(self) -> Any:
+        """The random vector."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it has no carrier yet; the tensor that it is a function of has one."""
+
+
+class Watcher(Protocol):
+    """What sees the operations of a propagation."""
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """Give the result of an operation, which is that of `proceed`, or another."""
+
+
+class Lineage:
+    """One propagation: its tensors, its guard of memory and what watches it."""
+
+    def __init__(self, method: Any) -> None:
+        """Begin without tensors; method: a `LayerwiseMethod`."""
+        self.method = method.for_one_run()
+        self.activations: Replacements = self.method.activations
+        self.watcher: Watcher | None = None
+        self.observe: Callable[[Activation], Activation] | None = None
+        """Replaces the activation that a carrier sees by one that tells what is done with it."""
+        self.guard: Callable[[], None] | None = None
+        self._expected = 0
+        self._holders: list[weakref.ref[Holder]] = []
+        self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._sources: set[int] = set()
+
+    def observed(self, activation: Activation) -> Activation:
+        """The activation, or what `observe` puts in its place."""
+        return activation if self.observe is None else self.observe(activation)
+
+    def claim(self, source: object) -> bool:
+        """Whether randomness of the model's own, known by what holds it, enters for the first time.
+
+        It is independent of everything then, and of nothing that came of it the second time.
+        """
+        first = id(source) not in self._sources
+        self._sources.add(id(source))
+        return first
+
+    def expect(self, nbytes: int) -> None:
+        """Before a covariance of that size is made, see once whether all will fit."""
+        self._expected += nbytes
+        if self.guard is not None and self._expected > LARGE:
+            guard, self.guard = self.guard, None
+            guard()
+
+    def add(self, holder: Holder) -> None:
+        """Watch a tensor for as long as the program holds it."""
+        self._holders.append(weakref.ref(holder))
+        self._carriers.add(holder.carrier)
+
+    def collect(self) -> None:
+        """Release what no two living tensors, nor what comes of them, can meet at."""
+        self._holders = [ref for ref in self._holders if ref() is not None]
+        living = (holder for ref in self._holders if (holder := ref()) is not None)
+        held = {holder.carrier for holder in living if not holder.is_pending}
+        for kind in {type(carrier) for carrier in held}:
+            kind.collect(held, self._carriers)
+        self._carriers = weakref.WeakSet(held)  # the others have been released

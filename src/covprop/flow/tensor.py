@@ -1,0 +1,361 @@
+"""The in-flight Gaussian: what a module's forward sees instead of a tensor."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from covprop.covariance import Covariance, LinearMap
+from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
+from covprop.flow.carrier import Carrier, Transfer
+from covprop.flow.layout import with_batch_first
+from covprop.flow.lineage import Lineage
+from covprop.flow.metadata import TensorMetadata
+from covprop.flow.nests import leaves
+from covprop.flow.pending import Pending
+from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, Rule, spelled, unsupported
+from covprop.validation import SUPPORTED
+
+
+@dataclass
+class _Storage:
+    """What views of one tensor share: a count of the in-place changes to it."""
+
+    version: int = 0
+
+
+@final
+class GaussianTensor(TensorMetadata):
+    """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
+
+    Every torch function that has a rule works on it, as a function and as a method; anything else
+    raises `UnsupportedOperation`. `loc` is the mean tensor, `covariance` its covariance, and
+    `cross_covariance(other)` its covariance with another tensor of the same propagation.
+
+    The batch leads `loc`; the model sees it at dimension `batch_at`, which is 0 unless the model
+    has moved it. Rules see tensors whose batch comes first, but for those made of steps.
+
+    Element-wise functions are lazy: a tensor may be `pending`, and has `loc` and `carrier` after
+    `evaluate`. Rules see tensors that have them, but for those made of steps.
+    """
+
+    __slots__ = (
+        "__weakref__", "_storage", "_version", "batch_at", "carrier", "loc", "pending",
+    )  # fmt: skip
+    __array_ufunc__ = None  # numpy leaves its operators to ours
+
+    def __init__(
+        self,
+        loc: Tensor,
+        carrier: Carrier,
+        view_of: "GaussianTensor | None" = None,
+        batch_at: int = 0,
+    ) -> None:
+        """Wrap a mean (*batch, *event) and the random vector around it."""
+        if loc.dtype not in SUPPORTED:
+            raise UnsupportedOperation(
+                f"covprop computes in float32 or float64, and this operation gives {loc.dtype}"
+            )
+        self.loc, self.carrier, self.batch_at = loc, carrier, batch_at
+        carrier.dtype = loc.dtype
+        self._storage: _Storage = _Storage() if view_of is None else view_of._storage
+        self._version = self._storage.version
+        self.pending: Pending | None = None
+        carrier.lineage.add(self)
+
+    @classmethod
+    def pending_on(cls, pending: Pending) -> "GaussianTensor":
+        """A tensor that is yet to be evaluated."""
+        base = pending.base
+        result = cls(base.loc, base.carrier, batch_at=base.batch_at)
+        result._postpone(pending)
+        return result
+
+    def _postpone(self, pending: Pending) -> None:
+        del self.loc, self.carrier
+        self.pending = pending
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are no numbers yet."""
+        return not hasattr(self, "carrier")
+
+    def evaluate(self) -> None:
+        """Find the numbers, if they are pending; the function stays known."""
+        if self.is_pending and self.pending is not None:
+            made = self.pending.result()
+            self.loc, self.carrier = made.loc, made.carrier
+            self.carrier.lineage.add(self)
+
+    def materialize(self) -> None:
+        """Evaluate, and forget of what it was a function."""
+        self.evaluate()
+        self.pending = None
+
+    @property
+    def base(self) -> "GaussianTensor":
+        """The tensor of which this is a function."""
+        return self if self.pending is None else self.pending.base
+
+    def is_same(self, other: "GaussianTensor") -> bool:
+        """Whether two tensors that have numbers are one, in one shape."""
+        if self.carrier is not other.carrier or self.batch_at != other.batch_at:
+            return False
+        return self.loc is other.loc or torch.equal(self.loc, other.loc)
+
+    def alias(self) -> "GaussianTensor":
+        """Another handle of the same value, which in-place operations on this one do not change."""
+        if self.is_pending and self.pending is not None:
+            return GaussianTensor.pending_on(self.pending)
+        return GaussianTensor(self.loc, self.carrier, batch_at=self.batch_at)
+
+    # What rules use.
+
+    @property
+    def template(self) -> Tensor:
+        """The mean, or one of the same shape."""
+        return self.base.loc
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions, which no operation may touch."""
+        return self.base.carrier.batch_shape
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """The other dimensions."""
+        return self.template.shape[len(self.batch_shape) :]
+
+    @property
+    def flat(self) -> Tensor:
+        """The mean of the flattened event, (*batch, n)."""
+        return self.loc.reshape(*self.batch_shape, self.event_shape.numel())
+
+    @property
+    def lineage(self) -> Lineage:
+        """The propagation that it belongs to."""
+        return self.base.carrier.lineage
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance of the flattened event."""
+        return self.carrier.covariance
+
+    @property
+    def variances(self) -> Tensor:
+        """The variances of the flattened event, (*batch, n)."""
+        return self.carrier.variances()
+
+    def replace(
+        self, loc: Tensor, covariance: Covariance, transfer: Transfer | None = None
+    ) -> "GaussianTensor":
+        """The result of an operation on this tensor: its mean and its covariance.
+
+        transfer: how Cov(this, w) becomes Cov(result, w), to first order in expectation; without
+        it the result cannot be joined with other tensors.
+        """
+        return GaussianTensor(loc, self.carrier.with_covariance(loc, covariance, transfer))
+
+    def moved(self, loc: Tensor, view: bool = False) -> "GaussianTensor":
+        """The same random vector around another mean, or in another shape."""
+        if loc.dtype != self.dtype:
+            return GaussianTensor(loc, self.carrier.map(loc, lambda tensor: tensor.to(loc.dtype)))
+        return GaussianTensor(loc, self.carrier, view_of=self if view else None)
+
+    def through(self, loc: Tensor, linear: LinearMap) -> "GaussianTensor":
+        """The result of an affine operation: its value at the mean, and its linear part."""
+        return GaussianTensor(loc, self.carrier.linear(loc, linear))
+
+    @property
+    def shown(self) -> Tensor:
+        """The mean as the model sees it."""
+        return self.loc.movedim(0, self.batch_at) if self.batch_at else self.loc
+
+    def with_batch_at(self, batch_at: int) -> "GaussianTensor":
+        """The same tensor with its one batch dimension shown elsewhere."""
+        if batch_at == self.batch_at:
+            return self
+        return GaussianTensor(self.loc, self.carrier, view_of=self, batch_at=batch_at)
+
+    def seen_from(self, batch_at: int) -> "GaussianTensor":
+        """The same tensor with another of its dimensions of one as its batch of one."""
+        loc = self.shown.movedim(batch_at, 0)
+        return GaussianTensor(loc, self.carrier, view_of=self, batch_at=batch_at)
+
+    def cross_covariance(self, other: "GaussianTensor") -> Tensor | None:
+        """Cov(this, other) as (*batch, n, m), or None if they are independent."""
+        return self.carrier.cross(other.carrier)
+
+    def become(self, other: "GaussianTensor") -> None:
+        """Take another's value in place; older views of this tensor become invalid."""
+        self._storage.version += 1
+        self._version = self._storage.version
+        self.batch_at = other.batch_at
+        if other.is_pending and other.pending is not None:
+            if not self.is_pending:
+                del self.loc, self.carrier
+        else:
+            self.loc, self.carrier = other.loc, other.carrier
+        self.pending = other.pending
+
+    def check_current(self) -> None:
+        """Raise if this is a view of something that changed in place since."""
+        if self._version != self._storage.version:
+            raise UnsupportedOperation(
+                "this tensor was changed in place through another view of it, which covprop cannot "
+                "follow; use the out-of-place operation (inplace=False)"
+            )
+
+    # What a model may ask of a tensor.
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Hand torch's function to its rule."""
+        del types
+        return dispatch(func, args, kwargs or {})
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows the mean or the covariance."""
+        base = self.base
+        return base.loc.requires_grad or base.carrier.requires_grad
+
+    @property
+    def T(self) -> "GaussianTensor":
+        """The transpose of a matrix."""
+        return dispatch(torch.Tensor.t, (self,), {})
+
+    @property
+    def mT(self) -> "GaussianTensor":
+        """The last two dimensions exchanged."""
+        return dispatch(torch.Tensor.transpose, (self, -2, -1), {})
+
+    def __iter__(self) -> Iterator["GaussianTensor"]:
+        """Along the first dimension."""
+        return iter(dispatch(torch.Tensor.unbind, (self, 0), {}))  # as torch does
+
+    def __repr__(self) -> str:
+        """Shapes only."""
+        known = "pending" if self.is_pending else type(self.carrier).__name__
+        return (
+            f"GaussianTensor(shape={tuple(self.shape)}, batch_shape={tuple(self.batch_shape)}, "
+            f"carrier={known})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods of torch.Tensor: each is its rule, or says that there is none."""
+        if name in ("loc", "carrier"):
+            raise AttributeError(f"{name} of a tensor that is pending: call evaluate() first")
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("__") or not callable(function):
+            raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
+        return lambda *args, **kwargs: dispatch(function, (self, *args), kwargs)
+
+
+def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the rule of a torch function."""
+    function = spelled(function)
+    if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
+        function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    for tensor in tensors:
+        tensor.check_current()
+    if kwargs.get("out") is not None:
+        raise UnsupportedOperation(
+            f"{name_of(function)} with out=... would write a Gaussian into a plain tensor; leave "
+            "out away"
+        )
+    row = TABLE.get(function)
+    if row is None:
+        raise unsupported(function)
+    if row.in_place_of is not None:
+        return _in_place(function, row.in_place_of, args, kwargs)
+    watcher = tensors[0].lineage.watcher
+    if watcher is None:
+        return _run(function, args, kwargs)
+    return watcher.run(function, args, kwargs, lambda: _run(function, args, kwargs))
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compose a function of a tensor, or run the rule on tensors that have numbers."""
+    compose = TABLE[function].compose
+    if compose is not None and (composed := compose(function, args, kwargs)) is not None:
+        return composed
+    return run_rule(function, args, kwargs)
+
+
+def run_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the rule of a function on tensors that have numbers."""
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    row = TABLE[function]
+    if row.kind is not Kind.MAXIMUM and row.batch is not Batch.STEPWISE:
+        for tensor in tensors:
+            tensor.materialize()  # those made of other operations leave it to them
+    tensors[0].lineage.collect()
+    return _apply(function, row, args, kwargs, tensors)
+
+
+def _apply(
+    function: Callable[..., Any],
+    row: Rule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[GaussianTensor],
+) -> Any:
+    """Run the rule, where the batch is as it wants it."""
+    batch, body = row.batch, row.body
+    assert body is not None
+    if batch is Batch.STEPWISE:
+        return body(function, *args, **kwargs)
+    moved = any(tensor.batch_at for tensor in tensors)
+    if moved and batch is Batch.FIRST:
+        raise BatchDimensionError(
+            f"{name_of(function)} has a rule for tensors whose batch comes first; move it there "
+            "with .movedim"
+        )
+    if moved:
+        return with_batch_first(function, body, args, kwargs, tensors)
+    try:
+        return body(function, *args, **kwargs)
+    except BatchDimensionError:
+        if batch is Batch.ANYWHERE and len(tensors[0].batch_shape) == 1:
+            with suppress(BatchDimensionError):
+                return with_batch_first(function, body, args, kwargs, tensors)
+        raise
+
+
+def _in_place(
+    function: Callable[..., Any],
+    plain: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    target = args[0]
+    if not isinstance(target, GaussianTensor):
+        raise UnsupportedOperation(
+            f"{name_of(function)} would write a Gaussian into a plain tensor; write the "
+            "out-of-place form, as in t = t + x"
+        )
+    result = dispatch(plain, args, kwargs)
+    if result.numel() != target.numel():
+        raise UnsupportedOperation(f"{name_of(function)} cannot change the shape of its target")
+    target.become(result)
+    return target
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    function = getattr(torch.Tensor, name)
+
+    def method(self: GaussianTensor, *others: Any) -> Any:
+        return dispatch(function, (self, *others), {})
+
+    return method
+
+
+for _python, _torch in OPERATORS.items():
+    setattr(GaussianTensor, f"__{_python}__", _operator(_torch))

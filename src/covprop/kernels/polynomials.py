@@ -1,0 +1,180 @@
+"""Orthogonal polynomials: Gauss nodes, normalised Hermite functions and the paper's series."""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import pad
+
+from covprop.kernels.gradients import first_order
+from covprop.kernels.normal import density
+
+FLUSH = 0.3
+"""The power of the smallest normal number below which a coefficient counts as zero."""
+
+
+@lru_cache
+def unit_interval(count: int) -> list[tuple[float, float]]:
+    """(node, weight) pairs of Gauss-Legendre quadrature on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return [(float(x), float(w)) for x, w in zip((nodes + 1) / 2, weights / 2, strict=True)]
+
+
+@lru_cache
+def hermite_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss-Hermite quadrature for the standard normal density."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return nodes, weights / weights.sum()
+
+
+@lru_cache
+def _legendre(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes, weights, and the matrix that integrates the interpolant from -1 to each node."""
+    legendre = np.polynomial.legendre
+    nodes, weights = legendre.leggauss(count)
+    to_coefficients = np.linalg.inv(legendre.legvander(nodes, count - 1))
+    antiderivatives = [legendre.legval(nodes, legendre.legint(e, lbnd=-1)) for e in np.eye(count)]
+    return nodes, weights, np.stack(antiderivatives, axis=1) @ to_coefficients
+
+
+class Panels:
+    """Gauss-Legendre quadrature on consecutive panels.
+
+    breakpoints: (*shape, panels + 1), ascending; panels may be empty. Nodes and weights have the
+    shape (*shape, panels, count).
+    """
+
+    def __init__(self, breakpoints: Tensor, count: int) -> None:
+        nodes, weights, cumulative = _legendre(count)
+        half = breakpoints.diff(dim=-1)[..., None] / 2
+        middle = (breakpoints[..., 1:] + breakpoints[..., :-1])[..., None] / 2
+        self.nodes = middle + half * torch.as_tensor(nodes).to(breakpoints)
+        self.weights = half * torch.as_tensor(weights).to(breakpoints)
+        self._half = half
+        self._cumulative = torch.as_tensor(cumulative).to(breakpoints)
+
+    def integral_from_zero(self, values: Tensor) -> Tensor:
+        """Integral of a function, given by its values at the nodes, from 0 to each node.
+
+        Zero must be a breakpoint. Both sides are summed outwards from zero, so that what happens
+        far out does not blur what happens near the centre.
+        """
+        inside = values @ self._cumulative.T * self._half
+        total = (values * self.weights).sum(-1)
+        right = self.nodes.sum(-1) > 0
+        before = pad(torch.where(right, total, 0).cumsum(-1)[..., :-1], (1, 0))
+        after = torch.where(right, 0, total).flip(-1).cumsum(-1).flip(-1)
+        return torch.where(right[..., None], before[..., None] + inside, inside - after[..., None])
+
+
+def hermite_functions(x: Tensor) -> Iterator[Tensor]:
+    """Yield h_k = He_k(x) phi(x) / sqrt(k!) for k = 0, 1, 2 ...
+
+    Weighted and normalised, the recurrence stays bounded at every order. Its derivatives by
+    autograd would not: they are taken from h_k' = -sqrt(k + 1) h_{k+1}.
+    """
+    point = x.detach()
+    previous, current = torch.zeros_like(point), density(point)
+    for k in range(2**31):
+        following = (point * current - math.sqrt(k) * previous) / math.sqrt(k + 1)
+        if x.requires_grad and torch.is_grad_enabled():
+            yield _WithSlope.apply(x, current, -math.sqrt(k + 1) * following)
+        else:
+            yield current
+        previous, current = current, following
+
+
+class _WithSlope(Function):
+    """A value and its derivative, both known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        del x
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope, None, None
+
+
+def power_series(correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """sum_k rho^k left_k right_k; left (order, ..., rows, 1), right (order, ..., 1, columns).
+
+    With left_k = a_{k+1}(i) / sigma_i, the covariance of two activated Gaussians is
+    c_ij times this sum (Wright et al. 2024, Theorem 1, with one factor rho taken out so that the
+    gradient is right where sigma = 0).
+    """
+    return _PowerSeries.apply(correlation, left, right)
+
+
+def series_units(coefficients: Tensor, dtype: torch.dtype) -> Tensor:
+    """Units of the coefficients of each element: their norm where `flushed` might drop them, or 1.
+
+    A saturated unit, or a bounded function of a wide input, has small coefficients and ordinary
+    correlations. Also 1 where the square of the norm, and so the variance, would be denormal.
+    """
+    size = torch.linalg.vector_norm(coefficients.detach(), dim=0)
+    tiny = torch.finfo(dtype).tiny
+    small = (size > tiny**0.5) & (size < tiny ** (FLUSH / 2))
+    return torch.where(small, size, 1)
+
+
+def in_units(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The covariance times the units of the coefficients of its rows and columns."""
+    if bool((left != 1).any()) or bool((right != 1).any()):
+        return covariance * left * right
+    return covariance
+
+
+def flushed(coefficients: Tensor, dtype: torch.dtype, largest: float = 1.0) -> Tensor:
+    """Set coefficients to zero whose terms would be denormal numbers, which are very slow.
+
+    largest: the largest |rho| whose powers the terms have.
+    """
+    if largest == 1:
+        return torch.where(coefficients.abs() < torch.finfo(dtype).tiny ** FLUSH, 0, coefficients)
+    steps = torch.arange(len(coefficients), dtype=coefficients.dtype, device=coefficients.device)
+    least = torch.finfo(dtype).tiny ** FLUSH * max(largest, 0.01) ** (-steps / 2)
+    least = least.reshape(-1, *(1,) * (coefficients.dim() - 1))
+    return torch.where(coefficients.abs() < least, 0, coefficients)
+
+
+class _PowerSeries(Function):
+    """Horner's rule, whose backward pass stores none of its steps."""
+
+    @staticmethod
+    def forward(ctx: Any, correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(correlation, left, right)
+        total = torch.empty_like(correlation)
+        torch.mul(left[-1], right[-1], out=total)
+        for k in reversed(range(len(left) - 1)):
+            total.mul_(correlation).addcmul_(left[k], right[k])
+        return total
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        correlation, left, right = ctx.saved_tensors
+        order = len(left)
+        slope = torch.zeros_like(correlation)
+        for k in reversed(range(1, order)):
+            slope.mul_(correlation).addcmul_(left[k], right[k], value=k)
+        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
+        limits = torch.finfo(gradient.dtype)
+        # Gradients may be of any size: terms are flushed next to the others of their block.
+        size = torch.linalg.vector_norm(gradient, 1, (-2, -1), keepdim=True)
+        size = size.clamp(limits.tiny, limits.max)
+        power, least = gradient / size, limits.tiny ** (1 - FLUSH)
+        for k in range(order):
+            grad_left[k] = power @ right[k].mT
+            grad_right[k] = left[k].mT @ power
+            torch.hardshrink(power.mul_(correlation), least, out=power)  # or denormal, as above
+        return slope.mul_(gradient), grad_left.mul_(size), grad_right.mul_(size)

@@ -1,0 +1,37 @@
+"""Limits of rounding: how many roundings a computed number may be off.
+
+Each limit counts machine epsilons: the roundings of the longest formula that it guards, and a
+margin of about two.
+"""
+
+import torch
+
+DEGENERATE = 4.0
+"""Of 1 - |rho|: rho = c (1 / sigma_i) (1 / sigma_j) is six roundings of half an epsilon."""
+REMAINDER = 8.0
+"""Of Var - sum_k a_k^2, relative to Var: a difference of two numbers of a few roundings each."""
+JUMP = 64.0
+"""Of the difference of two values of one function, relative to its values and arguments."""
+DEVIATION = 64.0
+"""Of a deviation g(y) - E[g], relative to g and to its argument."""
+CANCELLATION = 8.0
+"""Of a sum of covariances that cancel, relative to the variances that were added up."""
+CHOLESKY = 8.0
+"""Of a variance of zero after Cholesky, for each feature, relative to the variance."""
+CONSTANT_SUM = 4.0
+"""Of a sum that does not vary, relative to what was added."""
+MOMENT = 32.0
+"""Of a moment of samples, relative to its size."""
+PROBABILITY = 100.0
+"""Of a probability that an integral finds, absolutely."""
+SUMMATION_ORDER = 1e3
+"""Of a sum of many products in another order, relative to the sum."""
+NEGATIVE_VARIANCE = 100.0
+"""Of a variance that should be zero, relative to the largest: sums of products of n numbers."""
+DIFFERENCE_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
+"""The step at which rounding (eps / h^2) and truncation (h) of second derivatives are equal."""
+
+
+def rounding(count: float, dtype: torch.dtype) -> float:
+    """Return the relative error of a number of roundings of a dtype."""
+    return count * torch.finfo(dtype).eps

@@ -1,0 +1,275 @@
+"""A model with its arguments, and its passes over Gaussians in flight."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from covprop.covariance import Covariance, Dense
+from covprop.errors import (
+    CovpropError,
+    LostRank,
+    MomentOverflow,
+    RandomDraws,
+    TooLarge,
+    UnsupportedOperation,
+    name_of,
+)
+from covprop.flow.eager import eager
+from covprop.flow.lineage import Lineage, Watcher
+from covprop.flow.memory import free_bytes, sharers
+from covprop.flow.nests import PLAIN, leaves, map_leaves
+from covprop.flow.tensor import GaussianTensor
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.kernels.normal import is_finite
+from covprop.methods.plan import Plan, Planner, Step
+from covprop.module_paths import path_of, raising_module
+from covprop.text_table import in_bytes
+
+Result = TypeVar("Result")
+
+Advance: TypeAlias = Callable[[int, int], None]
+"""Takes how many more evaluations of the model are done, and of how many in all."""
+
+
+class Progress(Protocol):
+    """A bar that shows how far a propagation has come."""
+
+    def operations(self, steps: Sequence[Step]) -> Watcher:
+        """Begin a bar of planned operations, which it watches."""
+
+    def points(self, more: int, total: int) -> None:
+        """Count evaluations of the model."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A model with its arguments, of which some are Gaussian: what a method runs."""
+
+    module: Any
+    arguments: tuple[Any, ...]
+    named_arguments: dict[str, Any]
+    progress: Progress | None = None
+
+    @cached_property
+    def inputs(self) -> tuple[Gaussian, ...]:
+        """The Gaussians among the arguments."""
+        given = leaves((self.arguments, self.named_arguments))
+        return tuple(leaf for leaf in given if isinstance(leaf, Gaussian))
+
+    @property
+    def means(self) -> list[Tensor]:
+        """The means of the inputs."""
+        return [x.mean for x in self.inputs]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the inputs."""
+        return self.inputs[0].device
+
+    def on(self, inputs: Sequence[Gaussian]) -> "Call":
+        """The same call on other Gaussians, without a bar."""
+        rest = iter(inputs)
+        both = _replaced((self.arguments, self.named_arguments), lambda _: next(rest))
+        return Call(self.module, *both)
+
+    def on_tensors(self, *tensors: Tensor) -> Any:
+        """What the model returns for tensors in place of the Gaussians."""
+        rest = iter(tensors)
+        both = _replaced((self.arguments, self.named_arguments), lambda _: next(rest))
+        return self.module(*both[0], **both[1])
+
+    def in_flight(self, begin: Callable[[Gaussian], GaussianTensor]) -> Any:
+        """What the model returns for tensors in flight; an error names the module that raised."""
+        try:
+            # No name for the arguments: it would keep the inputs, and all that came of them, alive.
+            result = eager(self.module)(
+                *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
+            )
+            for leaf in leaves(result):
+                if isinstance(leaf, GaussianTensor):
+                    leaf.materialize()
+            return result
+        except CovpropError as error:
+            if not isinstance(self.module, nn.Module) or isinstance(error, TooLarge | LostRank):
+                raise
+            layer = error.layer or raising_module(self.module, error.__traceback__)
+            path = None if layer is None else path_of(layer, self.module)
+            if path is None:
+                raise
+            raise type(error)(f"in module {path}: {error}") from error
+
+    def advance(self, more: int, total: int) -> None:
+        """Show that more evaluations of the model are done, of so many in all."""
+        if self.progress is not None:
+            self.progress.points(more, total)
+
+    @contextmanager
+    def naming_broken_weights(self) -> Iterator[None]:
+        """Name the first weight that is not finite where moments are not."""
+        try:
+            yield
+        except MomentOverflow as error:
+            if not isinstance(self.module, nn.Module):
+                raise
+            weights = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+            broken = (name for name, tensor in weights if not bool(torch.isfinite(tensor).all()))
+            if (name := next(broken, None)) is None:
+                raise
+            reason = f"{name} has NaN or infinite entries"
+            if str(error).endswith(reason):  # a run inside this one has said it
+                raise
+            raise type(error)(f"{error}; {reason}") from error
+
+
+def _replaced(nest: Any, value: Callable[[Gaussian], Any]) -> Any:
+    """A nest with a value in place of each Gaussian."""
+    return map_leaves(nest, lambda leaf: value(leaf) if isinstance(leaf, Gaussian) else leaf)
+
+
+def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
+    """What a module sees of a Gaussian."""
+    return GaussianTensor(x.mean, lineage.method.carrier(x.covariance, lineage))
+
+
+def unwrapped(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:
+    """A nest with a Gaussian in place of each tensor in flight."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, GaussianTensor):
+            leaf.check_current()
+            return finish(leaf)
+        check_returned(leaf)
+        return leaf
+
+    return map_leaves(result, of_leaf)
+
+
+def check_returned(leaf: Any) -> None:
+    """Refuse what a model returns and no result of covprop can have in it."""
+    if not isinstance(leaf, PLAIN):
+        raise UnsupportedOperation(
+            f"the model returns a {type(leaf).__name__}; covprop unwraps tensors, tuples, lists, "
+            "dicts and dataclasses"
+        )
+
+
+def finite(
+    mean: Tensor, covariance: Covariance, method: object, error: SamplingError | None = None
+) -> Gaussian:
+    """The result, unless it has overflown."""
+    # All processes of a sharded one know the variances, and end in the same way.
+    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
+    if not (is_finite(mean) and is_finite(numbers)):
+        raise MomentOverflow(
+            f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
+            "in the model's weights and constants, or convert model and Gaussian to float64"
+        )
+    return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
+
+
+def planned(call: Call, method: Any) -> Plan:
+    """The operations of a propagation, from the means alone."""
+    lineage = Lineage(method)
+    planner = Planner(call.module, follows=torch.is_grad_enabled() and not method.backward)
+    lineage.watcher = planner
+    with torch.no_grad():
+        planner.end(call.in_flight(lambda x: planner.wrap(x, lineage)))
+    free = free_bytes(call.device) // sharers(call.inputs[0].covariance)
+    return Plan(tuple(planner.steps), free)
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a propagation that does not fit."""
+    if plan.fits:
+        return
+    largest = max(plan.steps, key=lambda step: step.peak_bytes)
+    raise TooLarge(
+        f"the covariances would need {in_bytes(plan.peak_bytes)} at {largest.operation} "
+        f"({largest.module or 'the function'}, {largest.features:,} features), and "
+        f"{in_bytes(plan.free_bytes)} are free. A batch of inputs needs batch_dims=1, and "
+        "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
+        "ones are streamed; else take cp.Sketched(), which has no covariances on the way, or "
+        "sample: cp.MonteCarlo(). The plan:\n"
+        f"{plan}"
+    )
+
+
+def random_state_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """Take back the random numbers that are drawn inside, on the devices of these tensors."""
+    return torch.random.fork_rng(_cuda(tensors))
+
+
+def random_state(tensors: Sequence[Tensor]) -> Tensor:
+    """The state of the generators that a model of these tensors may draw from."""
+    states = [torch.cuda.get_rng_state(device) for device in _cuda(tensors)]
+    return torch.cat([torch.get_rng_state(), *states])
+
+
+def _cuda(tensors: Sequence[Tensor]) -> list[int]:
+    return sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
+
+
+def without_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
+    """What a call returns, unless it draws from torch's own generators.
+
+    One pass would take what a model draws itself as constants. Rules have no part in it: dropout of
+    a Gaussian and Bayesian layers have moments, and draw nothing. Where the state of the generators
+    has changed, the call is made again and watched: another thread may have drawn, and if not, the
+    error names the function.
+    """
+    before = random_state(tensors)
+    result = call()
+    if not torch.equal(random_state(tensors), before):
+        with _Watch(tensors):
+            call()
+    return result
+
+
+class _Watch(TorchFunctionMode):
+    """Refuses the first function that draws; torch's modes are of one thread."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        with _Draws(self._tensors) as draws:
+            result = func(*args, **(kwargs or {}))
+        if draws.seen:
+            raise RandomDraws(
+                f"the model draws random numbers ({name_of(func)}), and one pass would take a "
+                "single draw as a constant; average over them with cp.MonteCarlo(), or pass the "
+                "numbers to the model, as a cp.Gaussian if they are to vary"
+            )
+        return result
+
+
+class _Draws(TorchDispatchMode):
+    """Sees whether an operator that may draw has done so."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.seen, self._tensors = False, tensors
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        before = random_state(self._tensors)
+        result = func(*args, **(kwargs or {}))
+        self.seen |= not torch.equal(random_state(self._tensors), before)
+        return result

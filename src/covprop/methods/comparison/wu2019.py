@@ -1,0 +1,161 @@
+"""The closed forms of deterministic variational inference: Wu et al. (2019).
+
+In place of the integrals K0 and K1 (`plackett`) they take a Gaussian bump of the two standardised
+means a and b. Its height and curvature are those of the integral at a = b = 0, where it is exact:
+
+    K1 ~ rho^2 G / (2 pi) exp(-(a^2 + b^2) / (2 G (1 + q)) + rho A3 / G  a b)
+    K0 ~ theta   / (2 pi) exp(-rho / (theta q) [(a^2 + b^2) / 2 - rho / (1 + q)  a b])
+
+with theta = asin rho, q = sqrt(1 - rho^2), A1 = theta / rho, A3 = (theta - rho) / rho^3 and
+G = A1 - 1 / (1 + q). All four are even in rho and regular at rho = 0.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activated, Activation, Piecewise
+from covprop.activations.base import Elements
+from covprop.covariance import Covariance
+from covprop.errors import UnsupportedOperation
+from covprop.flow.lineage import Replacements
+from covprop.kernels.normal import correlation, standard_deviation
+from covprop.kernels.plackett import gap_to_one
+from covprop.kernels.rounding import DEGENERATE
+from covprop.methods.base import LayerwiseMethod
+
+Bump = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+NEAR_ZERO = 0.25
+"""The |rho| below which A1 and A3 are taken from their series."""
+TERMS = 14
+"""Terms of it: the first left out is below 1e-17 at NEAR_ZERO."""
+ARCSINE = [
+    math.comb(2 * k, k) / (4**k * (2 * k + 1)) for k in range(TERMS + 1)
+]  # asin x = sum_k ARCSINE[k] x^(2k+1)
+
+
+@final
+@dataclass(frozen=True)
+class Wu2019(LayerwiseMethod):
+    """Wu et al. (2019): closed approximations of the covariances of ReLUs, and of steps.
+
+    Exact means and variances; exact covariances where both means are zero, elsewhere a Gaussian
+    bump of the means in place of the integral (1.3e-4 off at most for ReLUs of unit variance and
+    correlation 0.5). The matrix need not be positive semi-definite. Other activations are refused.
+
+    Args:
+        activations: As of `Exact`.
+        independent_maxima: As of `Exact`.
+
+    Example:
+        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Wu2019())
+    """
+
+    activations: Replacements = field(default_factory=dict, hash=False)
+    independent_maxima: bool = False
+
+    def activate(
+        self, activation: Activation, mean: Tensor, covariance: Covariance
+    ) -> tuple[Tensor, Covariance]:
+        """Exact moments of each element, their approximation of each pair."""
+        pair = _pair_of(activation)
+        point, variance = mean.double(), covariance.diagonal().double()
+        if covariance.independent:
+            centre, output = activation.marginals(point, variance)
+            return centre.to(mean.dtype), covariance.pairwise(pair, (), output)
+        elements = activation.elements(point, variance)
+        result = covariance.pairwise(pair, elements, activation.variance(point, variance))
+        return activation.mean(point, variance).to(mean.dtype), result
+
+    def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+        """The same formula for two ReLUs, or two steps, of different tensors."""
+        pair, other = _pair_of(left.activation), _pair_of(right.activation)
+        if pair.args != other.args:
+            raise UnsupportedOperation(
+                "Wu et al. (2019) have no formula for the covariance of a ReLU and a step, which "
+                "meet here; use cp.Exact()"
+            )
+
+        def elements(side: Activated) -> Elements:
+            own = side.activation.elements(side.mean, side.variance)
+            return tuple(element.to(covariance) for element in own)
+
+        rows = tuple(element[..., :, None] for element in elements(left))
+        columns = tuple(element[..., None, :] for element in elements(right))
+        return pair(rows, columns, covariance)
+
+
+def _pair_of(activation: Activation) -> partial[Tensor]:
+    """Their formula for an activation, where there is one."""
+    if isinstance(activation, Piecewise) and list(activation.knots) == [0.0]:
+        slopes = [s if isinstance(s, float | int) else None for s in activation.slopes]
+        shape = slopes, list(activation.jumps), activation.start
+        if shape == ([0.0, 1.0], [0.0], 0.0):
+            return partial(_pair, bump_second)
+        if shape == ([0.0, 0.0], [1.0], 0.0):
+            return partial(_pair, bump_first)
+    raise UnsupportedOperation(
+        "Wu et al. (2019) have formulas for ReLU and Heaviside alone; use cp.Exact() or cp.Series()"
+    )
+
+
+def _pair(bump: Bump, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    """Of c, 1 / sigma, E[g'], (phi), a and the height sigma: c E[g'] E[g'] + bump of (a, b, rho).
+
+    A step has no slope and the height one.
+    """
+    inverse_i, slope_i, _, (a,), (height_i,) = left[:5]
+    inverse_j, slope_j, _, (b,), (height_j,) = right[:5]
+    rho = correlation(covariance, inverse_i, inverse_j)
+    if bump is bump_first:
+        return bump(a, b, rho)
+    return covariance * (slope_i * slope_j) + height_i * height_j * bump(a, b, rho)
+
+
+def bump_second(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
+    """K1(a, b, rho) as approximated: Cov(relu, relu) - rho Phi(a) Phi(b) of unit variances."""
+    _, root, _ = _gap(rho)
+    ratio, cubic = _arcsine(rho, root)
+    g = ratio - 1 / (1 + root)
+    exponent = rho * cubic * a * b - (a.square() + b.square()) / (2 * (1 + root))
+    return rho.square() * g / (2 * math.pi) * torch.exp(exponent / g)
+
+
+def bump_first(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
+    """K0(a, b, rho) as approximated: Cov(1(x > -a), 1(y > -b)).
+
+    The exponent is rearranged around a = sign(rho) b, where it stays finite as q goes to zero;
+    elsewhere the bump vanishes there, and the integral does not.
+    """
+    gap, root, sign = _gap(rho)
+    ratio, _ = _arcsine(rho, root)
+    smallest = 2 * DEGENERATE * torch.finfo(rho.dtype).eps  # q^2 at the closest that is not one
+    width = torch.where(gap > 0, root, math.sqrt(smallest))
+    across = (a - sign * b).square() / (2 * width)
+    along = sign * a * b * (1 + standard_deviation(gap / (2 - gap))) / (1 + root)
+    return torch.atan2(rho, root) / (2 * math.pi) * torch.exp(-(across + along) / ratio)
+
+
+def _gap(rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """1 - |rho|, sqrt(1 - rho^2) and the sign of rho, where rounding may have made |rho| > 1."""
+    gap = gap_to_one(rho)
+    return gap, standard_deviation(gap * (2 - gap)), torch.where(rho < 0, -1, 1).to(rho.dtype)
+
+
+def _arcsine(rho: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """A1 = asin(rho) / rho and A3 = (asin(rho) - rho) / rho^3."""
+    near = rho.abs() < NEAR_ZERO
+    square = torch.where(near, rho, 0).square()
+    cubic = torch.zeros_like(rho)
+    for coefficient in reversed(ARCSINE[1:]):
+        cubic = cubic * square + coefficient
+    far = torch.where(near, 1, rho)
+    ratio = torch.atan2(far, torch.where(near, 0, root)) / far
+    ratio = torch.where(near, 1 + square * cubic, ratio)
+    return ratio, torch.where(near, cubic, (ratio - 1) / far.square())

@@ -1,0 +1,198 @@
+"""What a propagation will take, before it is run: sizes, memory and work of every operation.
+
+The rules run on carriers that count (`covprop.carriers.planned`), about one forward pass of means.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+from covprop.carriers.planned import Event, Ledger
+from covprop.errors import BatchDimensionError, name_of
+from covprop.flow.lineage import Lineage
+from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.table import TABLE, Batch, Kind
+from covprop.flow.tensor import GaussianTensor
+from covprop.gaussian import Gaussian
+from covprop.module_paths import module_names, running_module
+from covprop.text_table import Table, in_bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: where it is, what it gives, what its covariance and itself take."""
+
+    module: str
+    operation: str
+    shape: tuple[int, ...]
+    features: int
+    covariance_bytes: int
+    peak_bytes: int
+    work: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The operations of a propagation, in order; print it to see the table."""
+
+    steps: tuple[Step, ...]
+    free_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that covariances will take at a time."""
+        return max((step.peak_bytes for step in self.steps), default=0)
+
+    @property
+    def work(self) -> float:
+        """Floating-point operations on covariances, about."""
+        return sum(step.work for step in self.steps)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is below the memory that is free."""
+        return self.peak_bytes <= self.free_bytes
+
+    @property
+    def table(self) -> Table:
+        """A row for each operation."""
+        head = ("module", "operation", "shape", "features", "covariance", "peak", "work")
+        rows = [
+            (
+                step.module, step.operation, "x".join(map(str, step.shape)), f"{step.features:,}",
+                in_bytes(step.covariance_bytes), in_bytes(step.peak_bytes), f"{step.work:.1e}",
+            )
+            for step in self.steps
+        ]  # fmt: skip
+        note = (
+            f"peak {in_bytes(self.peak_bytes)} of {in_bytes(self.free_bytes)} that are free, about "
+            f"{self.work:.1e} operations"
+        )
+        return Table(head, tuple(rows), words=3, notes=(note,))
+
+    def __str__(self) -> str:
+        """The table."""
+        return str(self.table)
+
+
+def short_name(function: Callable[..., Any]) -> str:
+    """What a table calls an operation."""
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        return str(function).split(".")[1]  # aten.linear.default
+    return name_of(function).rpartition(".")[2]
+
+
+class Planner:
+    """Watches a propagation whose carriers count, and makes steps of what they write down.
+
+    follows: whether autograd would keep what it needs of tensors that require gradients.
+    """
+
+    def __init__(self, module: object, follows: bool = False) -> None:
+        """Know the names of the modules."""
+        self.steps: list[Step] = []
+        self._ledger = Ledger()
+        self._names = module_names(module)
+        self._follows = follows
+        self._inside = False
+
+    def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
+        """An input, its covariance counted."""
+        mean = x.mean.detach()
+        carrier = lineage.method.planned_carrier(mean, x.covariance, lineage, self._ledger)
+        varies = x.mean.requires_grad or x.covariance.diagonal().requires_grad
+        carrier.followed = self._follows and varies
+        return GaussianTensor(mean, carrier)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:
+        """One operation, or the operations that it is made of; maxima are one."""
+        if self._inside:
+            return proceed()
+        row = TABLE[function]
+        made_of_steps = row.batch is Batch.STEPWISE and row.kind is not Kind.MAXIMUM
+        with self._seen((args, kwargs), made_of_steps):
+            result = self._result(function, (args, kwargs), proceed)
+            tensors = [leaf for leaf in leaves(result) if isinstance(leaf, GaussianTensor)]
+            for tensor in tensors:
+                tensor.evaluate()
+                # Means are those of each function at the mean, where a propagation has others.
+                tensor.loc = torch.nan_to_num(tensor.loc, 0.0, 0.0, 0.0)
+        events = self._ledger.pop()
+        if events or not made_of_steps:
+            self._write(running_module(self._names), short_name(function), tensors, events)
+        return result
+
+    def _result(
+        self, function: Callable[..., Any], arguments: Any, proceed: Callable[[], Any]
+    ) -> Any:
+        """That of the rule, or a matrix where values decide, which a plan does not have."""
+        try:
+            return proceed()
+        except BatchDimensionError:
+            raise
+        except Exception:  # rules of users may raise anything
+            if not self._inside:
+                raise
+        first = next(leaf for leaf in leaves(arguments) if isinstance(leaf, GaussianTensor))
+        args, kwargs = map_leaves(
+            arguments, lambda leaf: leaf.loc if isinstance(leaf, GaussianTensor) else leaf
+        )
+
+        def counted(out: Any) -> Any:
+            if not isinstance(out, Tensor) or not out.is_floating_point():
+                return out
+            return first.replace(out, first.covariance, transfer=lambda cross: cross)
+
+        return map_leaves(function(*args, **kwargs), counted)
+
+    @contextmanager
+    def _seen(self, arguments: Any, made_of_steps: bool) -> Iterator[None]:
+        """Tell carriers what they do not see of the operation that runs."""
+        ledger = self._ledger
+        before = ledger.taps, ledger.followed
+        given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
+        weights = [leaf for leaf in given if leaf.dim() > 1 and len(leaf)]
+        ledger.taps = weights[0].numel() / len(weights[0]) if weights else 1.0
+        ledger.followed = self._follows and any(leaf.requires_grad for leaf in given)
+        self._inside = not made_of_steps
+        try:
+            yield
+        finally:
+            ledger.taps, ledger.followed = before
+            self._inside = False
+
+    def end(self, result: Any) -> None:
+        """The end of the propagation: what is given back is written out."""
+        for tensor in leaves(result):
+            if isinstance(tensor, GaussianTensor):
+                tensor.carrier.finish(tensor.loc)
+                if events := self._ledger.pop():
+                    sized = [step for step in self.steps if step.features == tensor.carrier.size]
+                    module = sized[-1].module if sized else ""
+                    self._write(module, "result", [tensor], events)
+
+    def _write(
+        self, module: str, name: str, tensors: Sequence[Any], events: Sequence[Event]
+    ) -> None:
+        """A step for each result; what made none of them belongs to the first."""
+        serials = {tensor.carrier.serial for tensor in tensors}
+        others = [event for event in events if event.serial not in serials]
+        for tensor in tensors:
+            carrier = tensor.carrier
+            own = [event for event in events if event.serial == carrier.serial] + others
+            others = []
+            peak = max((event.peak for event in own), default=self._ledger.held())
+            work = sum(event.work for event in own) or 2.0 * tensor.numel()
+            held, shape = carrier.planned.nbytes, tuple(tensor.shape)
+            self.steps.append(Step(module, name, shape, carrier.size, held, peak, work))

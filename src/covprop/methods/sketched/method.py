@@ -1,0 +1,198 @@
+"""Random tangents in place of covariances: for layers too wide for a matrix."""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from covprop.carriers import Ledger, Planned, SketchSettings, Tangents
+from covprop.carriers.planned_rows import PlannedTangents
+from covprop.carriers.sketch import SharedSigns
+from covprop.carriers.sketched_activations import ORDERS
+from covprop.covariance import Covariance, Dense
+from covprop.flow.lineage import Lineage, Replacements, Watcher
+from covprop.flow.memory import free_bytes
+from covprop.flow.tensor import GaussianTensor
+from covprop.gaussian import Gaussian
+from covprop.methods.base import Gains, LayerwiseMethod, check_generator
+from covprop.methods.call import Call, finite, planned
+from covprop.methods.network import Root
+from covprop.methods.sketched.backward import expected_jacobians, output_moments
+from covprop.methods.sketched.replicates import WORTH_A_PLAN, averaged, tangents_kept
+
+QUARTERS = 4
+"""Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
+
+
+@final
+@dataclass(frozen=True)
+class Sketched(LayerwiseMethod):
+    """The covariance of the outputs as a sum of what enters on the way, without any matrix.
+
+    Sigma_out = J_0 Sigma_x J_0^T + sum_l J_l R_l J_l^T, J the expected Jacobians from the input and
+    from every nonlinearity l to the outputs, R_l = Sigma_z - D Sigma_y D what it adds. Variances of
+    hidden units come from random tangents that carry the noise forward. Memory and time are linear
+    in the number of units. An estimate: `mean_stderr` and `covariance_stderr` tell how far it may
+    be off for want of tangents. No gradients. docs/large.md has formulas and measured errors.
+
+    Args:
+        tangents: How many in all, a multiple of four times the replicates.
+        order: 1 keeps the variances of R_l alone, 2 also what its second order has between units,
+            and with that of others of its depth.
+        generator: Random numbers; torch's global generator by default.
+        outputs: An index of the flattened output, if only some elements are wanted.
+        replicates: Independent runs, each with its share of the tangents, whose spread gives the
+            standard errors; 1 gives none.
+        exact: How many directions of an input are carried exactly, as many as tangents by default.
+        memory: Bytes that may be used beside the model, half of the free memory by default.
+        activations: As of `Exact`.
+
+    Example:
+        cp.propagate(model, cp.Gaussian.isotropic(image, 0.1), cp.Sketched(64))
+    """
+
+    tangents: int = 64
+    order: int = 2
+    generator: torch.Generator | None = field(default=None, hash=False, compare=False)
+    outputs: Any = field(default=None, kw_only=True, hash=False)
+    replicates: int = field(default=4, kw_only=True)
+    exact: int | None = field(default=None, kw_only=True)
+    memory: int | None = field(default=None, kw_only=True)
+    activations: Replacements = field(default_factory=dict, hash=False, kw_only=True)
+    independent_maxima: bool = field(default=False, init=False)
+    kept: int | None = field(default=None, init=False, repr=False)
+    """Tangents that each nonlinearity remembers, if not all."""
+    signs: SharedSigns = field(default_factory=SharedSigns, init=False, repr=False, compare=False)
+    """What random directions of a run have in common."""
+
+    backward: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        if self.order not in ORDERS:
+            raise ValueError(f"the order of a sketch is 1 or 2, not {self.order!r}")
+        if type(self.replicates) is not int or self.replicates < 1:
+            raise ValueError(f"replicates is a whole number from 1, not {self.replicates!r}")
+        least = QUARTERS * self.replicates
+        if type(self.tangents) is not int or self.tangents < least or self.tangents % least:
+            raise ValueError(
+                f"tangents is a multiple of {least}, {QUARTERS} for each of {self.replicates} "
+                f"replicates, not {self.tangents!r}"
+            )
+        for name in ("exact", "memory"):
+            number = getattr(self, name)
+            if number is not None and (type(number) is not int or number < 0):
+                raise ValueError(f"{name} is a whole number from 0, not {number!r}")
+        if isinstance(self.outputs, tuple):  # which torch takes for one index of each dimension
+            object.__setattr__(self, "outputs", list(self.outputs))
+        elif hasattr(self.outputs, "tolist"):  # an array does not tell whether it is another
+            object.__setattr__(self, "outputs", self.outputs.tolist())
+        check_generator(self.generator)
+
+    @property
+    def directions(self) -> int:
+        """How many directions of an input are carried exactly at most."""
+        return self.tangents if self.exact is None else self.exact
+
+    def replicate(self, kept: int | None = None) -> "Sketched":
+        """One of the independent runs."""
+        one = replace(
+            self, tangents=self.tangents // self.replicates, replicates=1, exact=self.directions
+        )
+        object.__setattr__(one, "kept", kept)
+        return one
+
+    def for_one_run(self) -> "Sketched":
+        """The same, with random signs of its own."""
+        one = copy(self)
+        object.__setattr__(one, "signs", SharedSigns())
+        return one
+
+    def seeded(self, device: torch.device) -> "Sketched":
+        """The same with a generator of its own: what torch's draws then is the model's."""
+        if self.generator is not None:
+            return self
+        seed = int(torch.randint(2**62, ()))
+        one = replace(self, generator=torch.Generator(device).manual_seed(seed))
+        object.__setattr__(one, "kept", self.kept)
+        return one
+
+    @property
+    def stochastic(self) -> bool:
+        """Tangents are random."""
+        return True
+
+    def run(self, call: Call) -> Any:
+        """Average independent passes; their spread tells the standard errors."""
+        one = self._fitted(call)
+        watcher = one.watcher(call, self.replicates)
+        results = [one.traverse(call, watcher) for _ in range(self.replicates)]
+        return averaged(results, self, self.tangents)
+
+    def traverse(
+        self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
+    ) -> Any:
+        """One pass without autograd, which is for the backward pass, operation by operation."""
+        with torch.inference_mode(False), torch.no_grad():
+            return LayerwiseMethod.traverse(self.seeded(call.device), call, watcher, observe)
+
+    def finish(self, y: GaussianTensor) -> Gaussian:
+        """The Gaussian of an output, by the backward pass."""
+        mean, matrix = output_moments(y, self.outputs, self._budget(y.device))
+        return finite(mean, Dense(matrix), self)
+
+    def gains(self, call: Call, selected: bool = False) -> Gains | None:
+        """By a pass that remembers no tangents, and the backward pass."""
+        outputs = self.outputs if selected else None
+        one = replace(self.replicate(), order=1, outputs=outputs).seeded(call.device)
+        with torch.inference_mode(False), torch.no_grad():
+            return LayerwiseMethod.gains(one, call)
+
+    def gains_of(
+        self, y: GaussianTensor, inputs: Sequence[GaussianTensor], roots: Sequence[Root]
+    ) -> list[Tensor]:
+        """E[J] L by the backward pass."""
+        jacobians = expected_jacobians(y, inputs, self.outputs, self._budget(y.device))
+        return [root.after(one) for root, one in zip(roots, jacobians, strict=True)]
+
+    def _budget(self, device: torch.device) -> int:
+        return free_bytes(device) // 2 if self.memory is None else self.memory
+
+    def _fitted(self, call: Call) -> "Sketched":
+        """One of the runs, with as many tangents remembered as there is memory for."""
+        one = self.replicate()
+        numbers = sum(mean.numel() for mean in call.means) * one.tangents
+        if self.memory is None and numbers < WORTH_A_PLAN:
+            return one
+        peak, available = planned(call, one).peak_bytes, self._budget(call.device) // 2
+        kept = tangents_kept(one.tangents, self.order, peak, available)
+        return self.replicate(kept)
+
+    @property
+    def settings(self) -> SketchSettings:
+        """Those of one run."""
+        return SketchSettings(
+            self.tangents, self.order, self.directions, self.generator, self.kept, self.signs
+        )
+
+    def carrier(self, covariance: Covariance, lineage: Lineage) -> Tangents:
+        """Random tangents, and directions that are few."""
+        return Tangents.of_input(covariance, lineage, self.settings)
+
+    def planned_carrier(
+        self, mean: Tensor, covariance: Covariance, lineage: Lineage, ledger: Ledger
+    ) -> Planned:
+        """Tangents, directions that are carried exactly, and with these those of higher orders."""
+        parts = covariance.factor_and_noise()
+        width = covariance.size if parts is None else parts[0].shape[-1]
+        if width > self.directions:
+            width = self.tangents
+        else:
+            width += self.tangents * (1 if self.order == 1 else 2)
+        rows = PlannedTangents(
+            covariance.batch_shape, covariance.size, mean.itemsize, width, self.order > 1
+        )
+        return Planned(rows, mean, lineage, ledger)

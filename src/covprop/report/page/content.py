@@ -1,0 +1,196 @@
+"""What a page is about, and which inputs and outputs it shows so that it stays small."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from covprop.diagnostics.comparison import Comparison, ComparisonRow
+from covprop.diagnostics.steps import Trace
+from covprop.gaussian import Gaussian
+from covprop.report.page.markup import PICTURE_SIDE
+from covprop.robustness import Robustness
+
+NUMBERS = 100_000
+"""Numbers that the inputs of a batch may add to the page, about."""
+INPUTS = 24
+"""Inputs of a batch that a person would choose from."""
+OUTPUTS = 1000
+"""Outputs that are shown one by one."""
+MAP = 100
+"""Rows of a map; a larger matrix is shown by blocks."""
+PICTURES = 3
+"""Of an input: mean, noise, sensitivity."""
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """Which inputs of a batch are shown; places: in the flattened batch; kind: how chosen."""
+
+    shape: tuple[int, ...]
+    places: tuple[int, ...]
+    kind: str = "first"
+
+    @classmethod
+    def of(cls, shape: Sequence[int], numbers: int, risk: Tensor | None = None) -> "Batch":
+        """The first, or those of the largest risk; numbers: how many each adds to the page."""
+        size = math.prod(shape)
+        count = max(1, min(INPUTS, size, NUMBERS // max(1, numbers)))
+        if risk is None:
+            return cls(tuple(shape), tuple(range(min(count, size))))
+        riskiest = risk.flatten().nan_to_num(math.inf).argsort(descending=True, stable=True)
+        return cls(tuple(shape), tuple(sorted(riskiest[:count].tolist())), "riskiest")
+
+    @property
+    def indices(self) -> list[tuple[int, ...]]:
+        """The index of each, in all dimensions of the batch."""
+        every = list(itertools.product(*(range(length) for length in self.shape)))
+        return [every[place] for place in self.places]
+
+    @property
+    def labels(self) -> list[str]:
+        """Names; none where the batch has one input."""
+        if math.prod(self.shape) == 1:
+            return []
+        return [f"input {', '.join(map(str, index))}" for index in self.indices]
+
+    @property
+    def note(self) -> str:
+        """What is left out."""
+        size, count = math.prod(self.shape), len(self.places)
+        if count == size:
+            return ""
+        return f"The page shows the {count} {self.kind} of {size:,} inputs, to stay small."
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """Which inputs, and which elements of the flattened event of each, with their names."""
+
+    batch: Batch
+    outputs: Tensor
+    names: tuple[str, ...]
+    size: int
+
+    @classmethod
+    def of(cls, y: Gaussian, batch: Batch, names: Sequence[str] = ()) -> "Choice":
+        """All outputs, or evenly spaced ones where there are too many."""
+        size = y.event_shape.numel()
+        places = torch.linspace(0, max(0, size - 1), min(size, OUTPUTS), dtype=torch.float64)
+        outputs = places.round().long()
+        return cls(batch, outputs, _names(y, outputs, names), size)
+
+    @property
+    def note(self) -> str:
+        """What is left out."""
+        shown = len(self.outputs)
+        spaced = f"Of {self.size:,} outputs, {shown:,} that are evenly spaced are shown."
+        return f"{self.batch.note} {spaced if shown < self.size else ''}".strip()
+
+    @property
+    def first_note(self) -> list[str]:
+        """Which input a table of the first one is of, if there are several."""
+        return [f"Of {self.batch.labels[0]}."] if self.batch.labels else []
+
+    def within(self, x: Gaussian) -> list[Gaussian]:
+        """Each chosen input of the batch, with only the chosen outputs, in float64."""
+        index = self.outputs.to(x.device)
+        return [x[place].marginal(index).to("cpu", torch.float64) for place in self.batch.indices]
+
+
+def _numbers_of(y: Gaussian) -> int:
+    """About how many numbers an output adds to the page."""
+    kept = min(y.event_shape.numel(), OUTPUTS)
+    rows = min(kept, MAP)
+    return 8 * kept + rows * (rows + 1)
+
+
+def _names(y: Gaussian, outputs: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    size = y.event_shape.numel()
+    if names:
+        if len(names) != size:
+            raise ValueError(f"{len(names)} names for {size} outputs; give one for each, or none")
+        return tuple(str(names[i]) for i in outputs.tolist())
+    shape = [length for length in y.event_shape if length > 1]
+    places = torch.unravel_index(outputs, shape) if len(shape) > 1 else (outputs,)
+    return tuple(
+        f"output {', '.join(map(str, place))}"
+        for place in zip(*(axis.tolist() for axis in places), strict=True)
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Content:
+    """Results about a network and its input; all but the input may be missing."""
+
+    x: Gaussian
+    given_y: Gaussian | None
+    trace: Trace | None
+    comparison: Comparison | None
+    robustness: Robustness | None
+    names: Sequence[str]
+    """Of the outputs, or none."""
+
+    def __post_init__(self) -> None:
+        empty = self.given_y is not None and not self.given_y.mean.numel()
+        if not self.x.mean.numel() or empty:
+            raise ValueError("there is nothing to report on: the batch or the event is empty")
+        if self.robustness is not None and self.robustness.label.shape != self.x.batch_shape:
+            raise ValueError(
+                f"the robustness is of a batch of shape {tuple(self.robustness.label.shape)} and x "
+                f"has {tuple(self.x.batch_shape)}; give the x that was analysed"
+            )
+
+    @cached_property
+    def row(self) -> ComparisonRow | None:
+        """Of the comparison: the method that made the output, else the first that ran."""
+        if self.comparison is None:
+            return None
+        known = [row for row in self.comparison.rows if row.agreement is not None]
+        made = None if self.given_y is None else self.given_y.method
+        same = [row for row in known if made is not None and row.method == made]
+        return next(iter([*same, *known]), None)
+
+    @cached_property
+    def y(self) -> Gaussian | None:
+        """The output that was given, or that of the trace or the comparison."""
+        if self.given_y is not None:
+            return self.given_y
+        if self.trace is not None and isinstance(self.trace.output, Gaussian):
+            return self.trace.output
+        return None if self.row is None else self.row.gaussian
+
+    @cached_property
+    def sampled(self) -> Gaussian | None:
+        """The same output by sampling."""
+        truth = None if self.comparison is None else self.comparison.reference.gaussian
+        same = truth is not None and self.y is not None and truth.mean.shape == self.y.mean.shape
+        return truth if same else None
+
+    @cached_property
+    def inputs(self) -> Choice:
+        """Which of the input is shown."""
+        numbers = PICTURES * min(self.x.event_shape.numel(), max(PICTURE_SIDE**2, OUTPUTS))
+        if self.y is not None:
+            numbers += _numbers_of(self.y)
+        result = self.robustness
+        risk = None if result is None else result.misclassification.probability
+        return Choice.of(self.x, Batch.of(self.x.batch_shape, numbers, risk))
+
+    @cached_property
+    def outputs(self) -> Choice | None:
+        """Which of the output is shown: that of the same inputs."""
+        if self.y is None:
+            return None
+        batch = self.inputs.batch
+        if batch.shape != tuple(self.y.batch_shape):
+            batch = Batch.of(self.y.batch_shape, _numbers_of(self.y))
+        return Choice.of(self.y, batch, self.names)

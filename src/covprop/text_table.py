@@ -1,0 +1,96 @@
+"""Tables as plain text and as HTML, and how numbers are written in them."""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+MINUTE = 60.0
+MOST_DIGITS = 6
+"""Significant digits that the format `g` writes."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text cells; the first `words` and last `remarks` columns are flush left."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    remarks: int = 0
+    notes: tuple[str, ...] = ()
+    """Lines below the table."""
+
+    def __str__(self) -> str:
+        """A line for each row, then the notes."""
+        widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if self._is_word(i) else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in (self.head, *self.rows)
+        ]
+        return "\n".join((*lines, *self.notes))
+
+    def _is_word(self, column: int) -> bool:
+        return column < self.words or column >= len(self.head) - self.remarks
+
+    def to_html(self) -> str:
+        """The table as HTML, for a notebook."""
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.head)
+        rows = "".join(f"<tr>{self._cells(row)}</tr>" for row in self.rows)
+        notes = "<br>".join(html.escape(note) for note in self.notes)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{notes}</p>"
+
+    def _cells(self, row: Sequence[str]) -> str:
+        sides = ("left" if self._is_word(i) else "right" for i in range(len(row)))
+        return "".join(
+            f'<td style="text-align: {side}">{html.escape(cell)}</td>'
+            for side, cell in zip(sides, row, strict=True)
+        )
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes to three digits."""
+    power = 0
+    while count >= 999.5 and power < len(UNITS) - 1:  # noqa: PLR2004  (three digits of it: 1000)
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {UNITS[power]}"
+
+
+def in_seconds(seconds: float) -> str:
+    """A time to three digits."""
+    if seconds < 999.5e-6:  # noqa: PLR2004  (three digits of it: 1000)
+        return f"{1e6 * seconds:.3g} µs"
+    if seconds < 999.5e-3:  # noqa: PLR2004
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < MINUTE else f"{seconds / MINUTE:.3g} min"
+
+
+def in_percent(share: float) -> str:
+    """A share to two digits; NaN is a dash."""
+    return "-" if math.isnan(share) else f"{in_digits(100 * share, 2)} %"
+
+
+def in_percent_unlike(share: float, other: float) -> str:
+    """A share to two digits, or to as many as distinguish it from another."""
+    digits = 2
+    while digits < MOST_DIGITS and in_digits(100 * share, digits) == in_digits(100 * other, digits):
+        digits += 1
+    return f"{in_digits(100 * share, digits)} %"
+
+
+def in_digits(value: float, digits: int = 3) -> str:
+    """A number to so many significant digits; NaN is a dash."""
+    return "-" if math.isnan(value) else f"{float(f'{value:.{digits}g}'):g}"
+
+
+def plain(value: object) -> object:
+    """A value that JSON can hold: infinities and NaN become words, tuples lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
