@@ -22,7 +22,7 @@ from tests.test_networks import Peak
 
 EXACT = cp.Exact()
 RUNNING = "covprop.methods.call"
-PLANNED = "covprop.methods.call.planned"
+PLANNED = "covprop.methods.base.planned"
 
 
 def gaussian(

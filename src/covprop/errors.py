@@ -39,6 +39,10 @@ class BatchDimensionError(UnsupportedOperation):
     """An operation that would mix, move or drop a batch dimension."""
 
 
+class OutsideDomain(UnsupportedOperation):
+    """A function of a Gaussian that reaches where the function has no value or no moments."""
+
+
 class QuadratureError(CovpropError, ArithmeticError):
     """A function whose moments quadrature cannot find to the accuracy promised."""
 

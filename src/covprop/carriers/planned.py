@@ -28,8 +28,8 @@ VECTORS = 7 * 2**8
 """Bytes of moments and coefficients of an activation for each feature."""
 GRID = 2**14
 """Bytes of the grid of a quadrature for each feature, of as many as have theirs at a time."""
-SMOOTH, DIRECTIONS = 11, 2**24
-"""Tensors of second derivatives along directions, and how many numbers each has at most."""
+SMOOTH, DIRECTIONS = 9, 2**24
+"""Tensors in float64 of second derivatives along directions, and how many numbers each has."""
 PRODUCT, JOINED, SUMMED, CONTRACTED, MASKED = 4, 3, 2, 3, 4
 """Matrices held beside the result: of a product, a join, a sum, a contraction, shared masks."""
 GROUPED, FOLLOWED_GROUPS = 9, 12
@@ -227,7 +227,7 @@ class Planned(Carrier):
         planned, batch = self.planned, self.batch_shape.numel()
         if planned.joined(self._result(self._zeros), nonlinear=True) is None:
             entries = batch * self.size**2
-            most = SMOOTH * self._zeros.itemsize * min(entries, DIRECTIONS)
+            most = 8 * SMOOTH * min(entries, DIRECTIONS)
             self.ledger.record(most + planned.to_write, 2.0 * SMOOTH * entries)
             if self._result(self._zeros).followed:
                 self.ledger.keep(most)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop.carriers.planned import Event, Ledger
-from covprop.errors import BatchDimensionError, name_of
+from covprop.errors import OutsideDomain, UnsupportedOperation, name_of
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, Batch, Kind
@@ -139,10 +139,11 @@ class Planner:
         """That of the rule, or a matrix where values decide, which a plan does not have."""
         try:
             return proceed()
-        except BatchDimensionError:
-            raise
-        except Exception:  # rules of users may raise anything
-            if not self._inside:
+        except Exception as error:  # rules of users may raise anything
+            of_values = not isinstance(error, UnsupportedOperation) or isinstance(
+                error, OutsideDomain
+            )
+            if not (self._inside and of_values):
                 raise
         first = next(leaf for leaf in leaves(arguments) if isinstance(leaf, GaussianTensor))
         args, kwargs = map_leaves(

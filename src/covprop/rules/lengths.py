@@ -15,7 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
-from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.errors import (
+    ApproximationWarning,
+    OutsideDomain,
+    UnsupportedOperation,
+    name_of,
+    warn_user,
+)
 from covprop.flow.groups import Groups
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
@@ -192,7 +198,7 @@ def _root(
     It is written out, because second derivatives of torch's own forbid a backward pass.
     """
     if bool((written(x.loc) == 0).any()) and bool(x.variances.any()):
-        raise UnsupportedOperation(
+        raise OutsideDomain(
             f"{name_of(function)} is zero at the mean, where it is not smooth: the delta method "
             "does not hold there"
         )

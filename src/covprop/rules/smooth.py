@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.errors import ApproximationWarning, OutsideDomain, name_of, warn_user
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.kernels.gradients import jvp
@@ -101,7 +101,7 @@ def _check_linear(
 def reciprocal(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """1 / x for x that stays away from zero: elsewhere it has no moments."""
     if bool((_distance(input) < AWAY_FROM_ZERO).any()):
-        raise UnsupportedOperation(
+        raise OutsideDomain(
             "division by a Gaussian has no finite moments where it may be zero, and here its mean "
             f"is within {AWAY_FROM_ZERO:g} standard deviations of it; bound the divisor first"
         )
@@ -113,7 +113,7 @@ def reciprocal(function: Callable[..., Any], input: GaussianTensor) -> GaussianT
 def of_positive(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """Functions of positive numbers, for x that stays away from zero."""
     if bool(((_distance(input) < AWAY_FROM_ZERO).reshape(input.shape) | (input.loc < 0)).any()):
-        raise UnsupportedOperation(
+        raise OutsideDomain(
             f"{name_of(function)} is defined for positive numbers, and here a mean is within "
             f"{AWAY_FROM_ZERO:g} standard deviations of zero or below; bound its argument first"
         )
