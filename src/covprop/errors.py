@@ -105,23 +105,26 @@ def approximations_ignored() -> Iterator[None]:
         _approximations_ignored.reset(before)
 
 
-def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+def warn_user(message: str, category: type[Warning] = UserWarning) -> str:
     """Warn at the line that called covprop, and name the module that was running.
 
-    Python shows a text once for each line by default: with the path, each module has its own.
+    Python shows a text once for each line by default: with the path, each module has its own. The
+    text is returned.
     """
-    if issubclass(category, ApproximationWarning) and _approximations_ignored.get():
-        return
     path = _running_path()
+    text = message if path is None else f"in module {path}: {message}"
+    if issubclass(category, ApproximationWarning) and _approximations_ignored.get():
+        return text
     line = _callers_frame()
     warnings.warn_explicit(
-        message if path is None else f"in module {path}: {message}",
+        text,
         category,
         line.f_code.co_filename,
         line.f_lineno,
         module=line.f_globals.get("__name__"),
         registry=line.f_globals.setdefault("__warningregistry__", {}),
     )
+    return text
 
 
 DECORATORS = ("torch", "contextlib")

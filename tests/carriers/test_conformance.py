@@ -107,13 +107,13 @@ def inputs(scale: float = SMALL, structure: str = "dense") -> tuple[cp.Gaussian,
 
 def in_flight(gaussians: Sequence[cp.Gaussian], method: Any) -> list[GaussianTensor]:
     lineage = Lineage(method)
-    return [GaussianTensor(x.mean, method.carrier(x.covariance, lineage)) for x in gaussians]
+    return [GaussianTensor(x.mean, method.carrier(x, lineage)) for x in gaussians]
 
 
 def planned(gaussians: Sequence[cp.Gaussian], method: Any) -> list[GaussianTensor]:
     lineage, ledger = Lineage(method), Ledger()
     return [
-        GaussianTensor(x.mean, method.planned_carrier(x.mean, x.covariance, lineage, ledger))
+        GaussianTensor(x.mean, method.planned_carrier(x, lineage, ledger))
         for x in gaussians
     ]
 

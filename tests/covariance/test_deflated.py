@@ -184,7 +184,8 @@ def test_a_sketch_of_it_is_that_of_the_matrix(exact: int | None) -> None:
 def test_the_tangents_of_a_sketch_have_its_covariance_on_average() -> None:
     covariance, count = structure(), 40_000
     method = cp.Sketched(count, generator=seeded(3), replicates=1, exact=0)
-    sketch = method.carrier(covariance, Lineage(method)).sketch
+    x = cp.Gaussian(torch.zeros_like(covariance.diagonal()), covariance, validate_args=False)
+    sketch = method.carrier(x, Lineage(method)).sketch
     found = sketch.tangents.mT @ sketch.tangents
     variance = covariance.diagonal()
     spread = (variance[:, None] * variance + covariance.matrix().square()).sqrt()

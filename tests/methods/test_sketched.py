@@ -208,7 +208,7 @@ def test_the_spread_of_tangents_tells_how_well_variances_are_known() -> None:
     linear = LinearMap(lambda rows: rows @ mixing, torch.Size([50]))
     sketches = [
         cp.Sketched(32, generator=seeded(i), replicates=1)
-        .carrier(Diagonal(variance), Lineage(cp.Exact()))
+        .carrier(cp.Gaussian.diagonal(torch.zeros_like(variance), variance), Lineage(cp.Exact()))
         .sketch.push(linear)
         for i in range(400)
     ]

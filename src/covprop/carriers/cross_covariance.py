@@ -61,6 +61,9 @@ class Vector(Protocol):
     def nonlinear(self) -> bool:
         """Whether it is an activation or a product, which has more than a first order."""
 
+    def beyond_gaussian(self, other: Any) -> Tensor | None:
+        """What third cumulants add to its covariance with a vector of lower rank."""
+
 
 @final
 @dataclass(frozen=True)
@@ -123,20 +126,27 @@ def parallel(u: Any, v: Any) -> bool:
     return u.nonlinear and v.nonlinear and u.depth == v.depth
 
 
-def cross_covariance(u: Vector, v: Vector, known: Known) -> Tensor | None:
-    """Cov(u, v) as (*batch, n, m), None if they are independent; known: those found before."""
+def cross_covariance(u: Vector, v: Vector, known: Known, gaussian: bool = False) -> Tensor | None:
+    """Cov(u, v) as (*batch, n, m), None if they are independent.
+
+    known: those that are computed already; gaussian: whether third cumulants are left out.
+    """
     key = (u.serial, v.serial)
     if u is v and key not in known:
         return u.covariance.matrix()
     if u.rank < v.rank:
-        turned = cross_covariance(v, u, known)
+        turned = cross_covariance(v, u, known, gaussian)
         return None if turned is None else turned.mT
     if key not in known:
-        known[key] = _expand(u, v, known)
+        result = _expand(u, v, known, gaussian)
+        if result is not None and not gaussian:
+            added = u.beyond_gaussian(v)
+            result = result if added is None else result + added
+        known[key] = result
     return known[key]
 
 
-def _expand(u: Vector, v: Vector, known: Known) -> Tensor | None:
+def _expand(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None:
     """Cov(u, v) for u of the higher rank, from the covariances of what it came from."""
     if u.opaque:
         raise UnsupportedOperation(
@@ -144,18 +154,18 @@ def _expand(u: Vector, v: Vector, known: Known) -> Tensor | None:
             "depends on its argument; use .through(mean, linear), or pass a transfer"
         )
     if not parallel(u, v):
-        return _pushed(u, v, known)
+        return _pushed(u, v, known, gaussian)
     if u.activated is not None and v.activated is not None:
-        inner = cross_covariance(u.edges[0][0], v.edges[0][0], known)
+        inner = cross_covariance(u.edges[0][0], v.edges[0][0], known, gaussian)
         return None if inner is None else u.treatment.cross(u.activated, v.activated, inner)
-    first = _pushed(u, v, known)
+    first = _pushed(u, v, known, gaussian)
     if u.treatment.first_order and (u.activated is not None or v.activated is not None):
         return first
-    second = _of_second_order(u, v, known)
+    second = _of_second_order(u, v, known, gaussian)
     return first if second is None else second if first is None else first + second
 
 
-def _of_second_order(u: Vector, v: Vector, known: Known) -> Tensor | None:
+def _of_second_order(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None:
     """What products of jointly Gaussian factors share with products or activations of others.
 
     Cov(f, g) = sum_k <E[D^k f], C^k E[D^k g]> / k! ends with k = 2 where f is a product.
@@ -163,18 +173,18 @@ def _of_second_order(u: Vector, v: Vector, known: Known) -> Tensor | None:
     left, right = second_order(u), second_order(v)
 
     def between(i: int, j: int) -> Tensor | None:
-        cross = cross_covariance(left.parents[i], right.parents[j], known)
+        cross = cross_covariance(left.parents[i], right.parents[j], known, gaussian)
         return None if cross is None else right.scaled(j, left.scaled(i, cross).mT).mT
 
     crosses = [[between(i, j) for j in range(2)] for i in range(2)]
     return left.contraction.covariance(right.contraction, crosses)
 
 
-def _pushed(u: Vector, v: Vector, known: Known) -> Tensor | None:
+def _pushed(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None:
     """Cov(u, v) from the covariances of the parents of u with v."""
     total: Tensor | None = None
     for parent, transfer in u.edges:
-        inner = cross_covariance(parent, v, known)
+        inner = cross_covariance(parent, v, known, gaussian)
         if inner is not None:
             share = transfer(inner.to(u.dtype))  # the operation was one of this dtype
             total = share if total is None else total + share

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.carriers.cross_covariance import (
+    Known,
     SecondOrder,
     Treatment,
     cross_covariance,
@@ -123,11 +124,14 @@ class Full(Carrier):
     def linear(self, loc: Tensor, linear: LinearMap) -> "Full":
         """A S A^T."""
         self._expect(loc)
-        kept = Along(linear.without_buffers())
+        return self._linear(loc, linear, self.covariance.push(linear))
+
+    def _linear(self, loc: Tensor, linear: LinearMap, covariance: Covariance) -> "Full":
+        """The result of a linear map that has made this covariance."""
         covariance = without_negative_variances(
-            self.covariance.push(linear), lambda: self.size * linear.variances(self.variances())
+            covariance, lambda: self.size * linear.variances(self.variances())
         )
-        return self._result(loc, covariance, kept)
+        return self._result(loc, covariance, Along(linear.without_buffers()))
 
     def select(self, loc: Tensor, index: Tensor) -> "Full":
         """Rows and columns of the index."""
@@ -354,7 +358,13 @@ class Full(Carrier):
         """E[J] B for columns B (*batch, n, m), J the Jacobian from an input to this."""
         if source.covariance.constant:
             return None
-        return cross_covariance(self, source, {(source.serial, source.serial): columns})
+        known: Known = {(source.serial, source.serial): columns}
+        return cross_covariance(self, source, known, gaussian=True)
+
+    def beyond_gaussian(self, other: Carrier) -> Tensor | None:
+        """None: every vector is taken as Gaussian."""
+        del other
+        return None
 
     def forget(self) -> None:
         """Cut the edges to what it came from."""

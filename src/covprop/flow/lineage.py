@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from covprop.activations import Activation
+from covprop.errors import ApproximationWarning, warn_user
 from covprop.flow.memory import LARGE
 
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
@@ -47,6 +48,8 @@ class Lineage:
         self.observe: Callable[[Activation], Activation] | None = None
         """Replaces the activation that a carrier sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
+        self.notes: dict[str, None] = {}
+        """What the results have to say of how they were computed, in order."""
         self._expected = 0
         self._holders: list[weakref.ref[Holder]] = []
         self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -64,6 +67,10 @@ class Lineage:
         first = id(source) not in self._sources
         self._sources.add(id(source))
         return first
+
+    def note(self, message: str) -> None:
+        """Warn the user of what could not be done as asked, and keep it for the results."""
+        self.notes[warn_user(message, ApproximationWarning)] = None
 
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from torch import Tensor
-
 from covprop.carriers import Ledger, Planned, PlannedIndependentMaxima, Variances
 from covprop.carriers.planned_rows import PlannedRows
-from covprop.covariance import Covariance
 from covprop.flow.lineage import Lineage, Replacements
+from covprop.gaussian import Gaussian
 from covprop.methods.base import LayerwiseMethod
 
 
@@ -36,13 +34,11 @@ class AssumedDensity(LayerwiseMethod):
 
     carries_pairs: ClassVar[bool] = False
 
-    def carrier(self, covariance: Covariance, lineage: Lineage) -> Variances:
+    def carrier(self, x: Gaussian, lineage: Lineage) -> Variances:
         """Its variances."""
-        return Variances(covariance.diagonal(), lineage)
+        return Variances(x.covariance.diagonal(), lineage)
 
-    def planned_carrier(
-        self, mean: Tensor, covariance: Covariance, lineage: Lineage, ledger: Ledger
-    ) -> Planned:
+    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """One number for each feature."""
-        rows = PlannedRows(covariance.batch_shape, covariance.size, mean.itemsize, width=1)
-        return PlannedIndependentMaxima(rows, mean, lineage, ledger)
+        rows = PlannedRows(x.batch_shape, x.covariance.size, x.mean.itemsize, width=1)
+        return PlannedIndependentMaxima(rows, x.mean.detach(), lineage, ledger)

@@ -96,17 +96,15 @@ class LayerwiseMethod(Method):
         """Whether the covariances of activations with others end with the first order."""
         return False
 
-    def carrier(self, covariance: Covariance, lineage: Lineage) -> Carrier:
-        """What an input with this covariance carries."""
+    def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
+        """What an input carries."""
         kind = IndependentMaxima if self.independent_maxima else Full
-        return kind(covariance, lineage, self)
+        return kind(x.covariance, lineage, self)
 
-    def planned_carrier(
-        self, mean: Tensor, covariance: Covariance, lineage: Lineage, ledger: Ledger
-    ) -> Planned:
+    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """What a plan carries in its place."""
         kind = PlannedIndependentMaxima if self.independent_maxima else Planned
-        return kind(covariance.planned(), mean, lineage, ledger)
+        return kind(x.covariance.planned(), x.mean.detach(), lineage, ledger)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance

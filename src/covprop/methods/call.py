@@ -137,7 +137,7 @@ def _replaced(nest: Any, value: Callable[[Gaussian], Any]) -> Any:
 
 def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
     """What a module sees of a Gaussian."""
-    return GaussianTensor(x.mean, lineage.method.carrier(x.covariance, lineage))
+    return GaussianTensor(x.mean, lineage.method.carrier(x, lineage))
 
 
 def unwrapped(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:

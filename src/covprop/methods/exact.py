@@ -37,34 +37,46 @@ class Exact(LayerwiseMethod):
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
         """Closed forms, one-dimensional integrals and series whose bound is at rounding."""
-        variance = covariance.diagonal().double()
-        point = mean.double()
-        if covariance.independent:
-            result, output = activation.marginals(point, variance)
-            return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
-        order = 0
-        if covariance.size * variance.numel() > activation.direct_pairs:
-            largest = 1.0
-            if not covariance.deferred:  # which would have to be computed for it
-                largest = covariance.largest(_correlation, (inverse_deviation(variance),))
-            order = activation.order(largest, mean.dtype)
-        prepared = activation.prepare(point, variance, order, mean.dtype)
-        pairs = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)
-        return prepared.mean.to(mean.dtype), pairs
+        return exact_moments(activation, mean, covariance)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """By the pair function that both share; or by a series, and integrals where it is long."""
-        first, second = left.activation, right.activation
-        if type(first) is not type(second) or first.key != second.key:
-            order, pairs = beyond_series(left, right, covariance)
-            result = series_cross(left, right, covariance, order)
-            if not len(pairs[0]):
-                return result
-            found = integrated(left, right, covariance, pairs)
-            return result.index_put(pairs, found.to(result.dtype))
-        rows = tuple(t[..., :, None] for t in left.elements(covariance.dtype))
-        columns = tuple(t[..., None, :] for t in right.elements(covariance.dtype))
-        return first.pair(rows, columns, covariance)
+        return exact_cross(left, right, covariance)
+
+
+def exact_moments(
+    activation: Activation, mean: Tensor, covariance: Covariance
+) -> tuple[Tensor, Covariance]:
+    """Mean (*batch, n) and covariance of an activation of a Gaussian vector."""
+    variance = covariance.diagonal().double()
+    point = mean.double()
+    if covariance.independent:
+        result, output = activation.marginals(point, variance)
+        return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
+    order = 0
+    if covariance.size * variance.numel() > activation.direct_pairs:
+        largest = 1.0
+        if not covariance.deferred:  # which would have to be computed for it
+            largest = covariance.largest(_correlation, (inverse_deviation(variance),))
+        order = activation.order(largest, mean.dtype)
+    prepared = activation.prepare(point, variance, order, mean.dtype)
+    pairs = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)
+    return prepared.mean.to(mean.dtype), pairs
+
+
+def exact_cross(left: Activated, right: Activated, covariance: Tensor) -> Tensor:
+    """Cov(g(y_i), h(w_j)) of jointly Gaussian vectors, given Cov(y_i, w_j)."""
+    first, second = left.activation, right.activation
+    if type(first) is not type(second) or first.key != second.key:
+        order, pairs = beyond_series(left, right, covariance)
+        result = series_cross(left, right, covariance, order)
+        if not len(pairs[0]):
+            return result
+        found = integrated(left, right, covariance, pairs)
+        return result.index_put(pairs, found.to(result.dtype))
+    rows = tuple(t[..., :, None] for t in left.elements(covariance.dtype))
+    columns = tuple(t[..., None, :] for t in right.elements(covariance.dtype))
+    return first.pair(rows, columns, covariance)
 
 
 def _correlation(left: Elements, right: Elements, covariance: Tensor) -> Tensor:

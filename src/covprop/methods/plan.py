@@ -104,7 +104,7 @@ class Planner:
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
         mean = x.mean.detach()
-        carrier = lineage.method.planned_carrier(mean, x.covariance, lineage, self._ledger)
+        carrier = lineage.method.planned_carrier(x, lineage, self._ledger)
         varies = x.mean.requires_grad or x.covariance.diagonal().requires_grad
         carrier.followed = self._follows and varies
         return GaussianTensor(mean, carrier)

@@ -12,7 +12,7 @@ from covprop.carriers import Ledger, Planned, SketchSettings, Tangents
 from covprop.carriers.planned_rows import PlannedTangents
 from covprop.carriers.sketch import SharedSigns
 from covprop.carriers.sketched_activations import ORDERS
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Dense
 from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.memory import free_bytes
 from covprop.flow.tensor import GaussianTensor
@@ -178,14 +178,13 @@ class Sketched(LayerwiseMethod):
             self.tangents, self.order, self.directions, self.generator, self.kept, self.signs
         )
 
-    def carrier(self, covariance: Covariance, lineage: Lineage) -> Tangents:
+    def carrier(self, x: Gaussian, lineage: Lineage) -> Tangents:
         """Random tangents, and directions that are few."""
-        return Tangents.of_input(covariance, lineage, self.settings)
+        return Tangents.of_input(x.covariance, lineage, self.settings)
 
-    def planned_carrier(
-        self, mean: Tensor, covariance: Covariance, lineage: Lineage, ledger: Ledger
-    ) -> Planned:
+    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """Tangents, directions that are carried exactly, and with these those of higher orders."""
+        mean, covariance = x.mean.detach(), x.covariance
         parts = covariance.factor_and_noise()
         width = covariance.size if parts is None else parts[0].shape[-1]
         if width > self.directions:

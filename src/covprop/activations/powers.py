@@ -1,0 +1,141 @@
+"""Expected derivatives of a function and of its centred square and cube.
+
+With f = g - E[g(y)], y ~ N(mu, sigma^2) and xi = (y - mu) / sigma,
+
+    sigma^k E[(f^p)^(k)(y)] = E[f(y)^p He_k(xi)]
+
+needs no derivative of g: it holds for kinks and jumps as well. Centring first leaves no difference
+of large moments.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from covprop.activations.base import Activation, Scalar
+from covprop.activations.moments import HELD_VALUES, NODES, breakpoints, panel_count
+from covprop.errors import QuadratureError
+from covprop.kernels.gradients import first_order
+from covprop.kernels.normal import inverse_deviation, standard_deviation
+from covprop.kernels.polynomials import Panels, hermite_functions
+
+CUBE_ORDER = 3
+"""The highest derivative of the cube that third cumulants need."""
+
+
+class ExpectedDerivatives(NamedTuple):
+    """sigma^k E[(f^p)^(k)], k = 0 ... order, of f, its square and its cube; (order + 1, *batch, n).
+
+    f is the function less its mean. Those of the cube end with k = 3.
+    """
+
+    first: Tensor
+    second: Tensor
+    third: Tensor
+
+
+def expected_derivatives(
+    activation: Activation, mean: Tensor, variance: Tensor, order: int
+) -> ExpectedDerivatives:
+    """Integrate the function and its powers; mean and variance (*batch, n) in float64."""
+    terms = activation.scalars(mean.detach(), variance.detach())
+    _check_parameters(terms, mean)
+    first, second, third = _Integrals.apply(mean, variance, terms, order)
+    if first.requires_grad:  # the integrals are centred on a constant, which gradients notice
+        centre = activation.mean(mean, variance)
+        shift = centre - centre.detach()
+        second, third = (
+            second - 2 * shift * first,
+            third - 3 * shift * second[: CUBE_ORDER + 1],
+        )
+    return ExpectedDerivatives(first, second, third)
+
+
+def _check_parameters(terms: list[tuple[Tensor, Scalar]], mean: Tensor) -> None:
+    """Integrals have gradients by mean and variance only."""
+    if not torch.is_grad_enabled() or not mean.numel():
+        return
+    point = mean.detach().flatten()[:1]
+    for factor, scalar in terms:
+        first = scalar.having([tensor.flatten()[:1] for tensor in scalar.of_elements])
+        if factor.requires_grad or first(point).requires_grad:
+            raise QuadratureError(
+                "third cumulants have no gradient by the parameters of an activation; detach them, "
+                "or run under torch.no_grad()"
+            )
+
+
+class _Integrals(Function):
+    """E[f^p He_k]; gradients by the same integrals of higher order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
+    ) -> tuple[Tensor, ...]:
+        rows = _integrals(mean.detach(), variance.detach(), terms, order + 2)
+        ctx.save_for_backward(variance, *rows)
+        ctx.order = order
+        return rows[0][:-2], rows[1][:-2], rows[2][: CUBE_ORDER + 1]
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        variance, *rows = ctx.saved_tensors
+        inverse = inverse_deviation(variance)
+        into_mean, into_variance = torch.zeros_like(variance), torch.zeros_like(variance)
+        for gradient, all_rows in zip(gradients, rows, strict=True):
+            count = len(gradient)
+            number = torch.arange(count, dtype=variance.dtype, device=variance.device)
+            number = number.reshape(-1, *(1,) * variance.dim())
+            heat = number * all_rows[:count] + all_rows[2 : count + 2]
+            into_mean = into_mean + (gradient * all_rows[1 : count + 1]).sum(0) * inverse
+            into_variance = into_variance + (gradient * heat).sum(0) * inverse.square() / 2
+        return into_mean, into_variance, None, None
+
+
+@torch.no_grad()
+def _integrals(
+    mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
+) -> list[Tensor]:
+    """E[f^p He_k] for k = 0 ... order (5 at most for the cube), some elements at a time."""
+    shape, flat, stddev = mean.shape, mean.flatten(), standard_deviation(variance).flatten()
+    counts = order + 1, order + 1, CUBE_ORDER + 3
+    if not len(flat):
+        return [mean.new_zeros(count, *shape) for count in counts]
+    flat_terms = [
+        (factor.expand(shape).flatten(), scalar.having([t.flatten() for t in scalar.of_elements]))
+        for factor, scalar in terms
+    ]
+    by_width = stddev.argsort(stable=True)  # elements of like width have like grids
+    size = max(1, HELD_VALUES // (4 * NODES * panel_count(stddev.new_ones(1), order)))
+    parts = []
+    for part in by_width.split(size):
+        some = [(factor[part], scalar.take(part)) for factor, scalar in flat_terms]
+        parts.append(_of_elements(flat[part], stddev[part], some, counts))
+    back = by_width.argsort()
+    joined = (torch.cat(rows, dim=-1)[:, back] for rows in zip(*parts, strict=True))
+    return [rows.reshape(len(rows), *shape) for rows in joined]
+
+
+def _of_elements(
+    mean: Tensor, stddev: Tensor, terms: list[tuple[Tensor, Scalar]], counts: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    kinks = [kink for _, scalar in terms for kink in scalar.kinks]
+    fineness = max(scalar.fineness for _, scalar in terms)
+    panels = panel_count(stddev, max(counts)) * fineness
+    grid = Panels(breakpoints(kinks, mean, stddev, panels, fineness=fineness), NODES)
+    y = mean[:, None, None] + stddev[:, None, None] * grid.nodes
+    value = torch.zeros_like(y)
+    for factor, scalar in terms:
+        value = value + factor[:, None, None] * (scalar(y) - scalar(mean)[:, None, None])
+    hermite = zip(range(max(counts)), hermite_functions(grid.nodes), strict=False)
+    basis = [math.sqrt(math.factorial(k)) * grid.weights * h for k, h in hermite]
+    value = value - (value * basis[0]).sum((-2, -1), keepdim=True)
+    powers = value, value.square(), value * value.square()
+    return tuple(
+        torch.stack([(power * weight).sum((-2, -1)) for weight in basis[:count]])
+        for power, count in zip(powers, counts, strict=True)
+    )

@@ -1,0 +1,519 @@
+"""The full covariance of every tensor, and its third cumulant in factors.
+
+Every nonlinear operation makes a block: a column for each element i that it bends,
+
+    T = 1/2 sum over the 6 orders of ( e_i x w_i x q_i  +  r_i x e_i x e_i ),
+
+the tree that is centred at i, and what the slices T_iij have beside it. A linear map takes factors
+as it takes vectors, so the sum keeps its form; docs/mathematics.md has the derivation.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from covprop.activations import Activated, Activation
+from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
+from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, release
+from covprop.carriers.full import Full
+from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
+from covprop.covariance.base import symmetric
+from covprop.flow.carrier import Carrier, Transfer
+from covprop.flow.contraction import Contraction
+from covprop.flow.lineage import Lineage
+from covprop.flow.transfers import Scaled
+from covprop.kernels.edgeworth import (
+    Marginals,
+    Slices,
+    Tree,
+    pair_sum,
+    product_loops,
+    with_diagonal,
+)
+from covprop.kernels.normal import correlation, inverse_deviation
+
+ORDER = 9
+"""Expected derivatives that are used: sums over powers of the correlation have six terms."""
+FACTORS = 4
+"""Tensors of a block: e, w, q and r."""
+LEAST_VARIANCE = 0.1
+"""The part of a Gaussian variance below which third cumulants are not to be trusted."""
+SMALL_VARIANCE = 1e-3
+"""The part of the largest variance below which an element is not worth a warning."""
+LARGEST_SKEWNESS = 3.0
+"""The skewness of an argument beyond which the expansion is not to be trusted."""
+FALLBACK = (
+    "third cumulants are too large here for their expansion, so this operation takes its input as "
+    "Gaussian; compare with samples, or use smaller noise"
+)
+
+
+class Origin(ABC):
+    """An operation that made a block, and what other vectors have in it."""
+
+    base: "Cumulants | None"
+    """What it came of, None once no other vector can ask for it."""
+
+    @abstractmethod
+    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
+        """The factors of a vector x that did not come of it, given its argument y."""
+
+
+@dataclass(frozen=True)
+class Nonlinearity:
+    """The numbers of an activation of a nearly Gaussian vector, (*batch, n) in float64.
+
+    slope: E[g'], with what the skewness adds.
+    """
+
+    derivatives: ExpectedDerivatives
+    inverse: Tensor
+    skewness: Tensor
+    slope: Tensor
+    marginals: Marginals
+
+    def take(self, columns: Tensor) -> "Nonlinearity":
+        """Those of some elements."""
+        return Nonlinearity(
+            ExpectedDerivatives(*(rows[..., columns] for rows in self.derivatives)),
+            self.inverse[..., columns],
+            self.skewness[..., columns],
+            self.slope[..., columns],
+            Marginals(*(moment[..., columns] for moment in self.marginals)),
+        )
+
+
+@final
+@dataclass(eq=False)
+class ActivationOrigin(Origin):
+    """An activation; columns: the elements that have one; tree: their w_ii and q_ii."""
+
+    base: "Cumulants | None"
+    columns: Tensor
+    known: Nonlinearity
+    tree: tuple[Tensor, Tensor]
+
+    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
+        """Of z = g(y): kappa(z_i, z_i, x_j) = Cov(f_i^2, x_j) - 2 E[f_i] Cov(z_i, x_j)."""
+        cross = y.cross(x)
+        if cross is None:
+            return None
+        slices, known = y.slices(x), self.known
+
+        def column(values: Tensor) -> Tensor:
+            return values.to(cross)[..., None]
+
+        inverse, t = column(known.inverse), column(known.skewness)
+        w = inverse * cross.index_select(-2, self.columns)
+        raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
+        third = inverse.square() * raw
+        f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
+        q = (f[2] + t * f[5] / 6) * w + f[3] * third
+        first = (f[1] + t * f[4] / 6) * w + f[2] / 2 * third
+        kappa = (square[1] + t * square[4] / 6) * w + square[2] / 2 * third
+        kappa = kappa - 2 * column(known.marginals.shift) * first
+        have = column(known.slope).square() * raw
+        have = have + column(self.tree[0]) * q + column(self.tree[1]) * w
+        return torch.cat([part.mT for part in (torch.zeros_like(w), w, q, kappa - have)], dim=-1)
+
+
+@final
+@dataclass(eq=False)
+class ProductOrigin(Origin):
+    """A product of two vectors, element by element: w = Cov(x, u_i), q = Cov(x, v_i)."""
+
+    base: "Cumulants | None"
+    other: "Cumulants"
+
+    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
+        """Its covariances with both arguments."""
+        return _product_factors(y.cross(x), self.other.cross(x))
+
+
+@final
+@dataclass(eq=False)
+class DropoutOrigin(Origin):
+    """Noise of single elements whose variance is ratio times y^2."""
+
+    base: "Cumulants | None"
+    mean: Tensor
+    ratio: float
+
+    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
+        """Nothing but slices."""
+        rest = self.slices(y, x).mT
+        nothing = torch.zeros_like(rest)
+        return torch.cat([nothing, nothing, nothing, rest], dim=-1)
+
+    def slices(self, y: "Cumulants", x: "Cumulants") -> Tensor:
+        """ratio Cov(y_i^2, x_j)."""
+        cross, slices = y.cross(x), y.slices(x)
+        if cross is None:
+            return torch.zeros_like(y.covariance.matrix())
+        first = 2 * self.mean[..., :, None] * cross
+        return self.ratio * (first if slices is None else first + slices)
+
+
+@final
+class InputOrigin(Origin):
+    """An input with independent skewed elements, of which no other vector has a share."""
+
+    base = None
+
+    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
+        """Nothing."""
+        del y, x
+        return None
+
+
+@final
+class Cumulants(Full):
+    """A covariance structure, and blocks of factors of the third cumulant by their origin.
+
+    A block is one tensor (*batch, n, 4 r): the columns of e, w, q and r side by side. gaussian: the
+    covariance that an activation would have of a Gaussian argument; known: the numbers of the
+    activation that made it; roots: the inputs that it came of.
+    """
+
+    def __init__(
+        self,
+        covariance: Covariance,
+        lineage: Lineage,
+        treatment: Treatment,
+        edges: Iterable[tuple[Carrier, Transfer]] = (),
+        activated: Activated | None = None,
+        products: SecondOrder | None = None,
+        opaque: bool = False,
+        blocks: dict[Origin, Tensor] | None = None,
+        gaussian: Covariance | None = None,
+        known: Nonlinearity | None = None,
+    ) -> None:
+        super().__init__(covariance, lineage, treatment, edges, activated, products, opaque)
+        roots = (parent.roots for parent, _ in self._parents())
+        self.roots: frozenset[int] = frozenset[int]().union(*roots) or frozenset((self.serial,))
+        self.gaussian, self.known = gaussian, known
+        self._beside: dict[Origin, Tensor | None] = {}
+        self.blocks = self._moved() if blocks is None else blocks
+
+    @classmethod
+    def of_input(
+        cls, covariance: Covariance, third: Tensor | None, lineage: Lineage, treatment: Treatment
+    ) -> "Cumulants":
+        """An input whose elements are independent where they have third moments (*batch, n)."""
+        blocks: dict[Origin, Tensor] = {}
+        if third is not None:
+            unit = torch.eye(covariance.size, dtype=third.dtype, device=third.device)
+            unit = unit.expand(*third.shape, covariance.size)
+            nothing = torch.zeros_like(unit)
+            parts = unit, nothing, nothing, torch.diag_embed(third / 3)
+            blocks[InputOrigin()] = torch.cat(parts, dim=-1)
+        return cls(covariance, lineage, treatment, blocks=blocks)
+
+    def _parents(self) -> list[tuple["Cumulants", Transfer]]:
+        return [(parent, edge) for parent, edge in self.edges if isinstance(parent, Cumulants)]
+
+    def _moved(self) -> dict[Origin, Tensor]:
+        """Blocks of what it came from, along the edges."""
+        blocks: dict[Origin, Tensor] = {}
+        parents = self._parents()
+        for origin in dict.fromkeys(origin for parent, _ in parents for origin in parent.blocks):
+            for parent, transfer in parents:
+                factors = parent.factors(origin)
+                if factors is not None:
+                    share = transfer(factors)
+                    blocks[origin] = blocks[origin] + share if origin in blocks else share
+        return blocks
+
+    # Slices of the third cumulant.
+
+    def factors(self, origin: Origin) -> Tensor | None:
+        """What it has in the block of an origin, None if that is zero."""
+        if origin in self.blocks:
+            return self.blocks[origin]
+        if origin not in self._beside:
+            y = origin.base
+            apart = y is None or y.roots.isdisjoint(self.roots)
+            self._beside[origin] = None if y is None or apart else origin.beside(y, self)
+        return self._beside[origin]
+
+    def slices(self, other: "Cumulants", partner: "Cumulants | None" = None) -> Tensor | None:
+        """T(x_i, y_i, z_j) of this x, its partner y (x itself if None) and another z.
+
+        Shape (*batch, n, m); None if it is zero.
+        """
+        y = self if partner is None else partner
+        total: Tensor | None = None
+        for origin in dict.fromkeys((*self.blocks, *y.blocks, *other.blocks)):
+            factors = self.factors(origin), y.factors(origin), other.factors(origin)
+            one, two, three = factors
+            if one is None or two is None or three is None:
+                continue
+            (e, w, q, r), (e2, w2, q2, r2) = (f.chunk(FACTORS, dim=-1) for f in (one, two))
+            centre = (w * q2 + q * w2) / 2 + r * e2 + e * r2
+            left = [centre, (e * q2 + q * e2) / 2, (e * w2 + w * e2) / 2, e * e2]
+            part = torch.cat(left, dim=-1) @ three.mT
+            total = part if total is None else total + part
+        return total
+
+    def third_moments(self) -> Tensor:
+        """T_iii, (*batch, n)."""
+        total = torch.zeros_like(self.variances())
+        for block in self.blocks.values():
+            e, w, q, r = block.chunk(FACTORS, dim=-1)
+            total = total + 3 * (e * (w * q + r * e)).sum(-1)
+        return total
+
+    def beyond_gaussian(self, other: Carrier) -> Tensor | None:
+        """What third cumulants add to Cov(g(y_i), x_j), beyond the slope E[g'] of the edge.
+
+        T(y_i, y_i, x_j) g_2(i) / 2; of two activations of one depth, all orders.
+        """
+        assert isinstance(other, Cumulants)
+        if self.known is None or not self.edges:
+            return None
+        y = self.edges[0][0]
+        assert isinstance(y, Cumulants)
+        if other.known is None or not parallel(self, other):
+            slices = y.slices(other)
+            if slices is None:
+                return None
+            factor = self.known.derivatives.first[2] * self.known.inverse.square() / 2
+            return factor.to(slices)[..., :, None] * slices
+        w = other.edges[0][0]
+        assert isinstance(w, Cumulants)
+        cross = y.cross(w)
+        if cross is None or not (y.blocks or w.blocks):
+            return None
+        rows = self.known.inverse.to(cross)[..., :, None]
+        columns = other.known.inverse.to(cross)[..., None, :]
+        left, right, zero = y.slices(w), w.slices(y), torch.zeros_like(cross)
+        pairs = Slices(
+            zero if left is None else left * rows.square() * columns,
+            zero if right is None else right.mT * rows * columns.square(),
+            (self.known.skewness, other.known.skewness),
+        )
+        rho = correlation(cross, rows, columns)
+        return pairs.correction(rho, self.known.derivatives.first, other.known.derivatives.first)
+
+    # Operations.
+
+    def linear(self, loc: Tensor, linear: LinearMap) -> Full:
+        """A S A^T; of the Gaussian covariance where third cumulants are not to be trusted."""
+        self._expect(loc)
+        covariance = self.covariance.push(linear)
+        if self.gaussian is None:
+            return self._linear(loc, linear, covariance)
+        plain = self.gaussian.push(linear)
+        good = self._trusted(covariance.diagonal(), plain.diagonal())
+        if good is None:
+            return self._linear(loc, linear, covariance)
+        matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
+        made = self._linear(loc, linear, Dense(matrix))
+        assert isinstance(made, Cumulants)
+        made.blocks = _rows(made.blocks, good)
+        return made
+
+    def _trusted(
+        self, variance: Tensor, plain: Tensor, skewness: Tensor | None = None
+    ) -> Tensor | None:
+        """Elements of a result for which third cumulants are to be trusted, None for all.
+
+        variance, plain: of the result, with and without them; skewness: of the argument.
+        """
+        variance, plain = variance.detach(), plain.detach()
+        bad = variance < LEAST_VARIANCE * plain
+        if skewness is not None:
+            bad |= skewness.detach().abs() > LARGEST_SKEWNESS
+        bad &= plain > 0
+        if not bool(bad.any()):
+            return None
+        if bool((bad & (plain > SMALL_VARIANCE * plain.amax(-1, keepdim=True))).any()):
+            self.lineage.note(FALLBACK)
+        return ~bad
+
+    def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
+        """Moments of a Gaussian, what the third cumulant adds to them, and a block of its own."""
+        result, plain = super().activation(activation, mean)
+        variance = self.variances().double()
+        derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
+        slices = self.slices(self)
+        made, known = self._corrected(plain, derivatives, variance, slices, self.blocks)
+        if slices is not None:
+            good = self._trusted(made.variances(), plain.variances(), known.skewness)
+            if good is not None:
+                slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
+                made, known = self._corrected(plain, derivatives, variance, slices, blocks)
+        return result + known.marginals.shift.to(result), made
+
+    def _corrected(
+        self,
+        plain: Full,
+        derivatives: ExpectedDerivatives,
+        variance: Tensor,
+        slices: Tensor | None,
+        before: dict[Origin, Tensor],
+    ) -> tuple[Full, Nonlinearity]:
+        """An activation, given that of a Gaussian, and the slices and blocks of its argument."""
+        assert plain.activated is not None
+        f, square, cube = derivatives
+        matrix, inverse = self.covariance.matrix(), inverse_deviation(variance)
+        rows = inverse.to(matrix)[..., :, None]
+        rho = correlation(matrix, rows, rows.mT)
+        slope, covariance = plain.activated.coefficients(1)[0], plain.covariance
+        skewness, scaled = torch.zeros_like(variance), None
+        if slices is not None:
+            units = slices * rows.square() * rows.mT
+            skewness = units.diagonal(dim1=-2, dim2=-1).double()
+            scaled = Slices(units, units.mT, (skewness, skewness))
+            slope = slope + skewness * f[4] / 6 * inverse
+        marginals = Marginals.of(f, square, cube, skewness)
+        kappa = pair_sum(rho, square, f, 0, 0, start=1)
+        if scaled is not None:
+            if self.covariance.independent:
+                covariance = Diagonal(marginals.variance.to(matrix))
+            else:
+                value = symmetric(covariance.matrix() + scaled.correction(rho, f, f))
+                covariance = Dense(with_diagonal(value, marginals.variance))
+            kappa = kappa + scaled.correction(rho, square, f)
+            kappa = kappa - 2 * marginals.shift.to(matrix)[..., :, None] * covariance.matrix()
+        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
+        transfer = Scaled(slope)
+        blocks = {origin: transfer(block) for origin, block in before.items()}
+        columns = _nonlinear(derivatives.first, matrix.dtype)
+        if len(columns):
+            has_column = torch.zeros_like(matrix[..., :1, :]).index_fill(-1, columns, 1)
+            tree = Tree.of(f, slope, inverse, matrix, slices, skewness)
+            tree = Tree(*(factor * has_column for factor in tree))
+            have = tree.slices()
+            if slices is not None:
+                d = slope.to(matrix)
+                have = have + d.square()[..., :, None] * d[..., None, :] * slices
+            own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
+            parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own).mT)
+            block = torch.cat([part.index_select(-1, columns) for part in parts], dim=-1)
+            w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
+            blocks[ActivationOrigin(self, columns, known.take(columns), (w, q))] = block
+        options = {"activated": plain.activated, "blocks": blocks, "known": known}
+        gaussian = None if slices is None else plain.covariance
+        return self._new(covariance, ((self, transfer),), gaussian=gaussian, **options), known
+
+    def product(
+        self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
+    ) -> tuple[Tensor, "Full"]:
+        """Isserlis' terms; of vectors also what third cumulants add, and a block of its own."""
+        centre, made = Full.product(self, other, contraction, mean, other_mean)
+        if not contraction.is_elementwise:
+            return centre, made
+        assert isinstance(made, Cumulants)
+        parts = (
+            None if slices is None else factor[..., :, None] * slices.mT
+            for factor, slices in (
+                (mean, self.slices(other, other)), (other_mean, self.slices(self, other))
+            )
+        )  # fmt: skip
+        plain = made.covariance.matrix()
+        value = plain
+        for part in parts:
+            if part is not None:
+                value = value + (part + part.mT)
+        if value is not plain:
+            good = self._trusted(*(m.diagonal(dim1=-2, dim2=-1) for m in (value, plain)))
+            value = value if good is None else torch.where(_both(good), value, plain)
+            made.structure = Dense(symmetric(value))
+        u, v, cross = self.covariance.matrix(), other.covariance.matrix(), self.cross(other)
+        loops = product_loops(u, v, torch.zeros_like(u) if cross is None else cross)
+        own = loops.diagonal(dim1=-2, dim2=-1) / 3
+        block = _product_factors(
+            self.cross(made), other.cross(made), with_diagonal(loops, own).mT, _unit(u)
+        )
+        if block is not None:
+            made.blocks[ProductOrigin(self, other)] = block
+        return centre, made
+
+    def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
+        """Independent noise; that of single elements has a third cumulant of its own."""
+        made = super().dropout(loc, mean, ratio, groups)
+        if groups is not None:
+            return made
+        assert isinstance(made, Cumulants)
+        variance, third = self.variances(), self.third_moments()
+        origin = DropoutOrigin(self, mean, ratio)
+        # The mask b has E b = 1, Var b = ratio and third central moment ratio (ratio - 1).
+        cube = mean**3 + 3 * mean * variance + third
+        own = ratio * (ratio - 1) * cube + 3 * ratio * (2 * mean * variance + third)
+        rest = with_diagonal(origin.slices(self, self), own / 3).mT
+        nothing = torch.zeros_like(rest)
+        made.blocks[origin] = torch.cat([_unit(rest), nothing, nothing, rest], dim=-1)
+        return made
+
+    def forget(self) -> None:
+        """Cut the edges to what it came from; its blocks stay."""
+        super().forget()
+        self.known = None
+
+    @classmethod
+    def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
+        """As of covariances; arguments of origins are kept for vectors that have no block."""
+        del others
+        nodes = {carrier for carrier in held if isinstance(carrier, Cumulants)}
+        living = [node for node in nodes if not node.covariance.constant]
+        bases = dict[Cumulants, None]()
+        for origin in dict.fromkeys(origin for node in living for origin in node.blocks):
+            base = origin.base
+            if base is None:
+                continue
+            if any(
+                origin not in node.blocks and not base.roots.isdisjoint(node.roots)
+                for node in living
+            ):
+                bases[base] = None
+            else:
+                origin.base = None
+        release(nodes, [*living, *(base for base in bases if base not in nodes)])
+
+
+def _both(good: Tensor) -> Tensor:
+    """Pairs of elements (*batch, n, n) of which both are good."""
+    return good[..., :, None] & good[..., None, :]
+
+
+def _rows(blocks: dict[Origin, Tensor], good: Tensor) -> dict[Origin, Tensor]:
+    """Blocks without the rows of other elements."""
+    return {origin: torch.where(good[..., None], b, 0) for origin, b in blocks.items()}
+
+
+def _unit(matrix: Tensor) -> Tensor:
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+
+
+def _product_factors(
+    w: Tensor | None, q: Tensor | None, rest: Tensor | None = None, unit: Tensor | None = None
+) -> Tensor | None:
+    """The block of a product, of rows Cov(u_i, x_j) and Cov(v_i, x_j)."""
+    known = w if w is not None else q
+    if known is None:
+        return None
+    nothing = torch.zeros_like(known.mT)
+    return torch.cat(
+        [
+            nothing if unit is None else unit,
+            nothing if w is None else w.mT,
+            nothing if q is None else q.mT,
+            nothing if rest is None else rest,
+        ],
+        dim=-1,
+    )
+
+
+def _nonlinear(first: Tensor, dtype: torch.dtype) -> Tensor:
+    """The elements whose function is not linear, to rounding of the largest one."""
+    first = first.detach()
+    factorials = torch.arange(1.0, len(first), dtype=first.dtype, device=first.device).cumprod(0)
+    orders = first[1:].square() / factorials.reshape(-1, *(1,) * (first.dim() - 1))
+    largest = orders.sum(0).amax(-1, keepdim=True)
+    bent = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
+    return bent.reshape(-1, bent.shape[-1]).any(0).nonzero()[:, 0]
