@@ -30,6 +30,7 @@ from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
     ControlVariate,
+    Cumulants,
     Exact,
     Linearized,
     MonteCarlo,
@@ -59,6 +60,7 @@ __all__ = [
     "Comparison",
     "ControlVariate",
     "CovpropError",
+    "Cumulants",
     "DaunizeauSigmoid",
     "DropoutWarning",
     "Exact",

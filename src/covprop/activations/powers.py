@@ -47,10 +47,9 @@ def expected_derivatives(
     if first.requires_grad:  # the integrals are centred on a constant, which gradients notice
         centre = activation.mean(mean, variance)
         shift = centre - centre.detach()
-        second, third = (
-            second - 2 * shift * first,
-            third - 3 * shift * second[: CUBE_ORDER + 1],
-        )
+        third = third - 3 * shift * second[: CUBE_ORDER + 1]
+        second = second - 2 * shift * first
+        first = torch.cat([first[:1] - shift, first[1:]])
     return ExpectedDerivatives(first, second, third)
 
 

@@ -1,18 +1,22 @@
 """The ways to carry randomness through a network, one file each."""
 
 from covprop.carriers.cross_covariance import Treatment
+from covprop.carriers.cumulants import Cumulants
 from covprop.carriers.full import Full
 from covprop.carriers.independent_maxima import IndependentMaxima
 from covprop.carriers.planned import Ledger, Planned, PlannedIndependentMaxima
+from covprop.carriers.planned_cumulants import PlannedCumulants
 from covprop.carriers.sketched_activations import SketchSettings
 from covprop.carriers.tangents import Tangents
 from covprop.carriers.variances import Variances
 
 __all__ = [
+    "Cumulants",
     "Full",
     "IndependentMaxima",
     "Ledger",
     "Planned",
+    "PlannedCumulants",
     "PlannedIndependentMaxima",
     "SketchSettings",
     "Tangents",

@@ -4,6 +4,7 @@ from covprop.methods.assumed import AssumedDensity
 from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method, WrappingMethod
 from covprop.methods.comparison import PiecewiseLinear, Wu2019
 from covprop.methods.control import ControlVariate
+from covprop.methods.cumulants import Cumulants
 from covprop.methods.exact import Exact
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
@@ -15,6 +16,7 @@ from covprop.methods.split import Split
 __all__ = [
     "AssumedDensity",
     "ControlVariate",
+    "Cumulants",
     "Exact",
     "FunctionMethod",
     "LayerwiseMethod",

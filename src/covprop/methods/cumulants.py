@@ -6,7 +6,8 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.carriers.cumulants import Cumulants as Carrier
+from covprop.carriers import Cumulants as Carrier
+from covprop.carriers import Ledger, Planned, PlannedCumulants
 from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, InconsistentBranches, warn_user
 from covprop.flow.lineage import Lineage, Replacements
@@ -50,6 +51,11 @@ class Cumulants(LayerwiseMethod):
         if x.skewness is not None:
             third = x.skewness.flatten(len(x.batch_shape)) * x.covariance.diagonal() ** 1.5
         return Carrier.of_input(x.covariance, third, lineage, self)
+
+    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
+        """Blocks beside the covariances."""
+        own = 0 if x.skewness is None else x.covariance.size
+        return PlannedCumulants(x.covariance.planned(), x.mean.detach(), lineage, ledger, own=own)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance

@@ -1,0 +1,75 @@
+"""Sizes of third cumulants: blocks of columns beside what a plan counts of covariances."""
+
+from collections.abc import Iterable
+from typing import Any, final
+
+from torch import Tensor
+
+from covprop.carriers.cumulants import FACTORS
+from covprop.carriers.planned import Ledger, Planned
+from covprop.covariance.planned import Cost, PlannedCovariance
+from covprop.flow.carrier import Carrier
+from covprop.flow.lineage import Lineage
+
+HELD = 14
+"""Matrices that the corrections of a nonlinear operation hold at a time."""
+FOLLOWED = 40
+"""Those that autograd keeps of them."""
+
+
+@final
+class PlannedCumulants(Planned):
+    """A random vector whose blocks are counted as if every element had a column.
+
+    own: columns of its own block; columns: those of all blocks, by the vector that made them.
+    """
+
+    def __init__(
+        self,
+        structure: PlannedCovariance,
+        loc: Tensor,
+        lineage: Lineage,
+        ledger: Ledger,
+        parents: Iterable[Carrier] = (),
+        own: int = 0,
+        **options: Any,
+    ) -> None:
+        parents = tuple(parents)
+        self.columns: dict[int, int] = {}
+        for parent in parents:
+            if isinstance(parent, PlannedCumulants):
+                self.columns.update(parent.columns)
+        super().__init__(structure, loc, lineage, ledger, parents, **options)
+        if own:
+            self.columns[self.serial] = own
+
+    @property
+    def nbytes(self) -> int:
+        """With the blocks."""
+        held = super().nbytes
+        return held + self._blocks(self.size, self.columns) if held else 0
+
+    def _blocks(self, size: int, columns: dict[int, int]) -> int:
+        itemsize = self.planned.itemsize
+        return self.batch_shape.numel() * itemsize * size * FACTORS * sum(columns.values())
+
+    def _new(
+        self, loc: Tensor, cost: Cost, *others: Planned, grid: int | None = None, **options: Any
+    ) -> Planned:
+        """The result of an operation; a nonlinear one has a block of its own."""
+        columns = dict(self.columns)
+        for other in others:
+            columns.update(other.columns if isinstance(other, PlannedCumulants) else {})
+        result = self._result(loc, *others)
+        moved = self._blocks(result.size, columns)
+        work = cost.work + 2 * result.taps * moved / result.itemsize
+        held, kept, own = moved, moved, 0
+        if options.get("nonlinear"):
+            own = result.size
+            matrix = self.batch_shape.numel() * result.itemsize * own**2
+            held += moved + HELD * matrix
+            kept += moved + FOLLOWED * matrix
+            work += 2 * own * moved / result.itemsize
+            held += FACTORS * matrix
+        cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
+        return super()._new(loc, cost, *others, grid=grid, own=own, **options)

@@ -1,0 +1,425 @@
+"""Third cumulants: oracles that share no code, branches against one joint layer, fallbacks."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covprop as cp
+from covprop.carriers import Cumulants
+from covprop.flow.lineage import Lineage
+from covprop.flow.tensor import GaussianTensor
+from tests.gaussians import covariance_matrix, numbers, seeded
+from tests.oracles import assert_close, assert_gradients
+
+D = torch.float64
+
+
+def in_flight(x: cp.Gaussian) -> GaussianTensor:
+    method = cp.Cumulants()
+    return GaussianTensor(x.mean, method.carrier(x, Lineage(method)))
+
+
+def whole(carrier: Any) -> Tensor:
+    """T_ijk (n, n, n), written out from the factors."""
+    assert isinstance(carrier, Cumulants)
+    total = torch.zeros(carrier.size, carrier.size, carrier.size, dtype=D)
+    for block in carrier.blocks.values():
+        e, w, q, r = block.chunk(4, dim=-1)
+        for one in ((e, w, q), (r, e, e)):
+            for order in itertools.permutations(one):
+                total += torch.einsum("ir,jr,kr->ijk", *order) / 2
+    return total
+
+
+def hermite_grid(dims: int, count: int = 64) -> tuple[Tensor, Tensor]:
+    """Nodes (count^dims, dims) and weights of the standard normal distribution."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    grid = np.stack(np.meshgrid(*[nodes] * dims, indexing="ij"), -1).reshape(-1, dims)
+    product = np.prod(np.meshgrid(*[weights / weights.sum()] * dims, indexing="ij"), axis=0)
+    return torch.from_numpy(grid), torch.from_numpy(product.reshape(-1))
+
+
+def third_cumulant(values: Tensor, weights: Tensor) -> Tensor:
+    """kappa(z_i, z_j, z_k) of values (points, n)."""
+    centred = values - weights @ values
+    return torch.einsum("p,pi,pj,pk->ijk", weights, centred, centred, centred)
+
+
+# One layer of a Gaussian: slices are exact, triples to second order.
+
+
+@pytest.mark.parametrize("function", [torch.tanh, F.gelu, torch.sigmoid, torch.square])
+def test_slices_of_a_layer_are_those_of_quadrature(function: Callable[[Any], Any]) -> None:
+    matrix, mean = 0.6 * numbers(4, 2, seed=3), 0.5 * numbers(4, seed=4)
+    nodes, weights = hermite_grid(2)
+    truth = third_cumulant(function(nodes @ matrix.mT + mean), weights)
+    x = cp.Gaussian(torch.zeros(2, dtype=D), torch.eye(2, dtype=D))
+    z = function(F.linear(in_flight(x), matrix, mean))
+    z.evaluate()
+    found = whole(z.carrier)
+    scale = float(torch.einsum("iii->i", truth).abs().max())
+    same = torch.einsum("iij->ij", torch.ones_like(truth)) > 0
+    slices = torch.einsum("iij->ij", found)[same], torch.einsum("iij->ij", truth)[same]
+    assert_close(*slices, atol=2e-4 * scale)  # what is beyond nine derivatives
+    assert_close(found, truth, atol=0.1 * scale)
+    assert_close(z.carrier.slices(z.carrier), torch.einsum("iij->ij", found), atol=1e-12)
+    assert_close(z.carrier.third_moments(), torch.einsum("iii->i", found), atol=1e-12)
+
+
+def test_triples_are_right_to_the_second_order_of_small_noise() -> None:
+    matrix, mean = numbers(4, 2, seed=3), 0.5 * numbers(4, seed=4)
+    nodes, weights = hermite_grid(2)
+    errors = []
+    for noise in (0.1, 0.2):
+        truth = third_cumulant(torch.tanh(noise * nodes @ matrix.mT + mean), weights)
+        x = cp.Gaussian(torch.zeros(2, dtype=D), noise**2 * torch.eye(2, dtype=D))
+        z = torch.tanh(F.linear(in_flight(x), matrix, mean))
+        z.evaluate()
+        errors.append(float((whole(z.carrier) - truth).abs().max()))
+        assert errors[-1] <= 0.02 * float(truth.abs().max())
+    assert errors[1] / errors[0] >= 2**5  # the tree is of order noise^4, what it lacks of noise^6
+
+
+def test_two_layers_beat_gaussian_layers_against_quadrature() -> None:
+    first, second = 0.7 * numbers(6, 2, seed=3), 0.7 * numbers(5, 6, seed=5)
+    nodes, weights = hermite_grid(2, 120)
+
+    def network(x: Any) -> Any:
+        return F.linear(torch.tanh(F.linear(torch.tanh(F.linear(x, first)), second)), second.mT)
+
+    x = cp.Gaussian(torch.full((2,), 0.3, dtype=D), 0.5 * torch.eye(2, dtype=D))
+    values = network(0.3 + math.sqrt(0.5) * nodes)
+    mean = weights @ values
+    truth = torch.einsum("p,pi,pj->ij", weights, values - mean, values - mean)
+    exact, better = (cp.propagate(network, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    error = [float((y.covariance_matrix - truth).norm()) for y in (exact, better)]
+    assert error[1] <= 0.35 * error[0]
+    shift = [float((y.mean - mean).norm()) for y in (exact, better)]
+    assert shift[1] <= 0.35 * shift[0]
+
+
+# Skewed inputs.
+
+
+def test_linear_networks_of_skewed_inputs_are_exact() -> None:
+    skewness, variance = numbers(5, seed=1), numbers(5, seed=2).square() + 0.1
+    x = cp.Skewed(numbers(5), variance, skewness)
+    first, second = numbers(7, 5, seed=3), numbers(3, 7, seed=4)
+    y = cp.propagate(lambda z: F.linear(F.linear(z, first) * 2, second) + 1, x, cp.Cumulants())
+    matrix = 2 * second @ first
+    third = (matrix**3) @ (skewness * variance**1.5)
+    expected = third / (matrix.square() @ variance) ** 1.5
+    # 40 products of numbers of size one, before a division by a deviation of about ten.
+    assert_close(y.skewness, expected, atol=1e-13)
+    assert_close(y.covariance_matrix, matrix @ torch.diag(variance) @ matrix.mT, rtol=1e-13)
+
+
+def test_a_square_of_a_skewed_input() -> None:
+    """E[x^2] = mu^2 + v, Var(x^2) = 4 mu^2 v + 4 mu k3 + 2 v^2 (and k4, which is left out)."""
+    mean, variance, skewness = 0.7, 0.4, 0.5
+    x = cp.Skewed(*(torch.tensor([n], dtype=D) for n in (mean, variance, skewness)))
+    y = cp.propagate(torch.square, x, cp.Cumulants())
+    third = skewness * variance**1.5
+    assert_close(y.mean, torch.tensor([mean**2 + variance], dtype=D), rtol=1e-12)
+    expected = 4 * mean**2 * variance + 4 * mean * third + 2 * variance**2
+    assert_close(y.variance, torch.tensor([expected], dtype=D), rtol=1e-10)
+
+
+# Branches: a tensor that goes around an activation is one that goes through the identity.
+
+
+def identity_and_relu(x: Any, size: int) -> Any:
+    slopes = torch.cat([torch.ones(size, dtype=D), torch.zeros(size, dtype=D)])
+    return F.prelu(x, slopes) if not isinstance(x, GaussianTensor) else F.prelu(x[None], slopes)[0]
+
+
+def test_a_skip_connection_is_a_layer_with_an_identity() -> None:
+    size = 5
+    before, inner, after = (0.6 * numbers(size, size, seed=k) for k in (1, 2, 3))
+    x = cp.Gaussian(numbers(1, size, seed=6), covariance_matrix(1, size=size, seed=7))
+
+    def skipped(z: Any) -> Any:
+        z = torch.tanh(F.linear(z, before))
+        return F.linear(z + torch.relu(F.linear(z, inner)), after)
+
+    def joint(z: Any) -> Any:
+        z = torch.tanh(F.linear(z, before))
+        both = F.linear(z, torch.cat([torch.eye(size, dtype=D), inner]))
+        slopes = torch.cat([torch.ones(size, dtype=D), torch.zeros(size, dtype=D)])
+        return F.linear(F.prelu(both, slopes), torch.cat([after, after], 1))
+
+    one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (skipped, joint))
+    assert_close(one.mean, other.mean, atol=1e-12)
+    # Trees centred at the nonlinear elements agree; the share of the identity in the term
+    # f_2(i) f_2(j) T_ijj is zero in both.
+    assert_close(one.covariance_matrix, other.covariance_matrix, atol=1e-10)
+    assert_close(one.skewness, other.skewness, atol=1e-8)
+
+
+def test_parallel_branches_are_one_layer() -> None:
+    size = 4
+    before, left, right = (0.6 * numbers(size, size, seed=k) for k in (1, 2, 3))
+    after, last = numbers(3, size, seed=4), 0.5 * numbers(2, 3, seed=5)
+    x = cp.Gaussian(numbers(size, seed=6), covariance_matrix(size=size, seed=7))
+
+    def branches(z: Any) -> Any:
+        z = torch.tanh(F.linear(z, before))
+        a, b = torch.relu(F.linear(z, left)), torch.relu(F.linear(z, right))
+        return F.linear(torch.relu(F.linear(a, after) + F.linear(b, after)), last)
+
+    def joint(z: Any) -> Any:
+        z = torch.tanh(F.linear(z, before))
+        both = torch.relu(F.linear(z, torch.cat([left, right])))
+        return F.linear(torch.relu(F.linear(both, torch.cat([after, after], 1))), last)
+
+    one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (branches, joint))
+    gaussian = cp.propagate(joint, x, cp.Exact())
+    # To second order in the third cumulant: a small part of what it adds.
+    for name in ("mean", "covariance_matrix"):
+        a, b, plain = (getattr(y, name) for y in (one, other, gaussian))
+        assert float((a - b).norm()) <= 0.05 * float((b - plain).norm())
+
+
+def test_what_lives_longer_does_not_change_the_answer() -> None:
+    """Variables that a forward pass keeps have no part in the result."""
+    first, second = 0.6 * numbers(6, 4, seed=1), 0.6 * numbers(3, 6, seed=2)
+    x = cp.Gaussian(numbers(4, seed=6), covariance_matrix(size=4, seed=7))
+
+    def chain(z: Any) -> Any:
+        return F.linear(torch.relu(F.linear(torch.relu(F.linear(z, first)), first.mT)), first)
+
+    def keeping(z: Any) -> Any:
+        a = F.linear(z, first)
+        b = torch.relu(a)
+        c = F.linear(b, first.mT)
+        d = torch.relu(c)
+        return F.linear(d, first)
+
+    del second
+    one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (chain, keeping))
+    assert_close(one.covariance_matrix, other.covariance_matrix, rtol=1e-12)
+    assert_close(one.skewness, other.skewness, rtol=1e-10)
+
+
+# Products and dropout.
+
+
+def test_third_cumulants_of_products_are_those_of_isserlis() -> None:
+    """kappa(u_i v_i, u_i v_i, u_j v_j) by quadrature of a polynomial, which is exact."""
+    root = numbers(6, 4, seed=1) / 2
+    mean = 0.5 * numbers(6, seed=2)
+    nodes, weights = hermite_grid(4, 8)  # exact up to degree 15; the cube has degree 6
+    values = nodes @ root.mT + mean
+    truth = third_cumulant(values[:, :3] * values[:, 3:], weights)
+    x = in_flight(cp.Gaussian(torch.zeros(4, dtype=D), torch.eye(4, dtype=D)))
+    y = F.linear(x, root, mean)
+    z = y[:3] * y[3:]
+    found = whole(z.carrier)
+    scale = float(truth.abs().max())
+    expected = torch.einsum("iij->ij", truth)
+    assert_close(torch.einsum("iij->ij", found), expected, atol=1e-11 * scale)
+
+
+def test_products_of_skewed_factors() -> None:
+    """Cov(u_i v_i, u_j v_j) has m_u kappa(v, u, v) and its like; the fourth cumulant is left out."""
+    third = torch.tensor([0.3, -0.2], dtype=D)
+    x = cp.Skewed(torch.tensor([0.8, -0.5], dtype=D), torch.ones(2, dtype=D), third)
+    # u = x_0 + x_1, v = x_0 - x_1, both with mean: u v = x_0^2 - x_1^2.
+    y = cp.propagate(lambda z: (z[:1] + z[1:]) * (z[:1] - z[1:]), x, cp.Cumulants())
+    mean = torch.tensor([0.8, -0.5], dtype=D)
+    expected = (4 * mean.square() + 4 * mean * third + 2).sum()
+    assert_close(y.variance[0], expected, rtol=1e-12)
+
+
+def test_dropout_has_the_third_cumulants_of_its_masks() -> None:
+    mean, matrix, p = torch.tensor([0.7, -0.4], dtype=D), covariance_matrix(size=2, seed=3), 0.3
+    x = cp.Gaussian(mean, matrix)
+    layer = nn.Dropout(p)
+    with cp.dropout_active(layer):
+        z = layer(in_flight(x))
+    found = torch.einsum("iij->ij", whole(z.carrier))
+    nodes, weights = hermite_grid(2, 8)
+    values = nodes @ torch.linalg.cholesky(matrix).mT + mean
+    masks = torch.tensor(list(itertools.product((0.0, 1.0), repeat=2)), dtype=D)
+    chance = torch.where(masks > 0, 1 - p, p).prod(-1)
+    every = (values[:, None] * masks / (1 - p)).reshape(-1, 2)
+    truth = third_cumulant(every, (weights[:, None] * chance).reshape(-1))
+    assert_close(found, torch.einsum("iij->ij", truth), atol=1e-12)
+
+
+def test_a_tensor_around_dropout_has_its_share() -> None:
+    mean, matrix, p = torch.tensor([0.7, -0.4], dtype=D), covariance_matrix(size=2, seed=3), 0.3
+    layer = nn.Dropout(p)
+    with cp.dropout_active(layer):
+        x = in_flight(cp.Gaussian(mean, matrix))
+        z = layer(x) + x
+    found = torch.einsum("iij->ij", whole(z.carrier))
+    nodes, weights = hermite_grid(2, 8)
+    values = nodes @ torch.linalg.cholesky(matrix).mT + mean
+    masks = torch.tensor(list(itertools.product((0.0, 1.0), repeat=2)), dtype=D)
+    chance = torch.where(masks > 0, 1 - p, p).prod(-1)
+    every = (values[:, None] * (1 + masks / (1 - p))).reshape(-1, 2)
+    truth = third_cumulant(every, (weights[:, None] * chance).reshape(-1))
+    assert_close(found, torch.einsum("iij->ij", truth), atol=1e-12)
+
+
+# Networks.
+
+
+def mlp(*sizes: int, activation: Any = nn.ReLU, seed: int = 0) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for k, (a, b) in enumerate(itertools.pairwise(sizes)):
+        layer = nn.Linear(a, b, dtype=D)
+        layer.weight.data = numbers(b, a, seed=seed + 2 * k) * math.sqrt(2 / a)
+        layer.bias.data = 0.1 * numbers(b, seed=seed + 2 * k + 1)
+        layers += [layer, activation()]
+    return nn.Sequential(*layers[:-1]).requires_grad_(requires_grad=False)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU])
+def test_networks_come_closer_to_samples(activation: Any) -> None:
+    net = mlp(20, 40, 40, 40, 5, activation=activation)
+    x = cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
+    exact, better = (cp.propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    truth = cp.propagate(net, x, cp.MonteCarlo(100_000, generator=seeded(1)))
+    assert truth.covariance_stderr is not None
+    noise = float(truth.covariance_stderr.square().sum().sqrt())
+    error = [
+        float((y.covariance_matrix - truth.covariance_matrix).norm()) for y in (exact, better)
+    ]
+    assert error[1] - 3 * noise <= 0.5 * error[0]
+
+
+def test_skewness_of_outputs_is_that_of_samples() -> None:
+    net = mlp(20, 40, 40, 3)
+    x = cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
+    y = cp.propagate(net, x, cp.Cumulants())
+    samples = net(x.sample(200_000, seeded(1)))
+    centred = (samples - samples.mean(0)) / samples.std(0)
+    expected, spread = (centred**3).mean(0), (centred**3).std(0) / math.sqrt(len(samples))
+    # Third cumulants are known to first order: a fifth of a skewness of about one half.
+    assert bool(((y.skewness - expected).abs() <= 4 * spread + 0.2 * expected.abs()).all())
+    low, high = y.interval(0.9)
+    inside = ((samples > low) & (samples < high)).double().mean(0)
+    assert_close(inside, torch.full_like(inside, 0.9), atol=0.01)
+
+
+def test_a_batch_is_a_loop() -> None:
+    net = mlp(6, 12, 12, 3)
+    x = cp.Gaussian(numbers(3, 6), covariance_matrix(3, size=6, seed=2))
+    batch = cp.propagate(net, x, cp.Cumulants())
+    for i in range(3):
+        one = cp.propagate(net, x[i], cp.Cumulants())
+        assert_close(batch.mean[i], one.mean, rtol=1e-12)
+        assert_close(batch.covariance_matrix[i], one.covariance_matrix, rtol=1e-10)
+        assert_close(batch.skewness[i], one.skewness, rtol=1e-9)
+
+
+def test_single_precision_is_close_to_double() -> None:
+    net = mlp(10, 30, 30, 4)
+    x = cp.Gaussian(numbers(10), covariance_matrix(size=10, seed=2))
+    double = cp.propagate(net, x, cp.Cumulants())
+    single = cp.propagate(net.float(), x.to(torch.float32), cp.Cumulants())
+    # A few hundred additions of numbers of the size of the largest variance.
+    scale = float(double.covariance_matrix.abs().max())
+    found = single.covariance_matrix.double()
+    assert_close(found, double.covariance_matrix, atol=300 * 1.2e-7 * scale)
+    assert_close(single.skewness.double(), double.skewness, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-6])
+def test_without_noise_it_is_exact(scale: float) -> None:
+    net = mlp(5, 8, 8, 3)
+    x = cp.Gaussian(numbers(5), scale**2 * covariance_matrix(size=5, seed=2))
+    exact, found = (cp.propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    assert_close(found.mean, exact.mean, rtol=1e-12)
+    size = float(exact.covariance_matrix.abs().max())
+    assert_close(found.covariance_matrix, exact.covariance_matrix, atol=1e-6 * size)
+    assert bool(torch.isfinite(found.skewness).all())
+
+
+def test_gradients_are_those_of_differences() -> None:
+    net = mlp(3, 5, 5, 2, activation=nn.Tanh)
+    skip = nn.Linear(5, 5, dtype=D)
+    root = numbers(3, 3, seed=4) / 2
+
+    def moments(mean: Tensor, root: Tensor, weight: Tensor) -> Any:
+        def model(z: Any) -> Any:
+            z = net[1](F.linear(z, weight))
+            return net[4](z + net[3](net[2](z)))
+
+        y = cp.propagate(model, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
+        return [y.mean, y.covariance_matrix, y.skewness]
+
+    del skip
+    weight = numbers(5, 3, seed=8)
+    assert_gradients(moments, [numbers(3), root, weight], atol=2e-6)
+
+
+def test_gradients_through_rectifiers() -> None:
+    net = mlp(3, 6, 6, 2)
+    root = numbers(3, 3, seed=4) / 2
+
+    def moments(mean: Tensor, root: Tensor) -> Any:
+        y = cp.propagate(net, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
+        return [y.mean, y.covariance_matrix, y.skewness]
+
+    assert_gradients(moments, [numbers(3), root], atol=2e-6)
+
+
+def test_units_that_do_not_bend_have_no_columns() -> None:
+    x = cp.Gaussian(torch.tensor([20.0, 0.1, -20.0, 0.0], dtype=D), torch.eye(4, dtype=D))
+    z = torch.relu(in_flight(x))
+    z.evaluate()
+    (block,) = z.carrier.blocks.values()
+    assert block.shape == (4, 4 * 2)
+
+
+# Where it is not to be trusted.
+
+
+def test_what_is_too_skewed_is_taken_as_gaussian_and_says_so() -> None:
+    x = cp.Skewed(torch.zeros(2, dtype=D), torch.ones(2, dtype=D), torch.tensor([8.0, 0.1], dtype=D))
+    net = nn.Sequential(nn.Linear(2, 2, dtype=D), nn.ReLU())
+    net[0].weight.data, net[0].bias.data = torch.eye(2, dtype=D), torch.zeros(2, dtype=D)
+    with pytest.warns(cp.ApproximationWarning, match=r"in module 1 \(ReLU\): third cumulants"):
+        y = cp.propagate(net.requires_grad_(requires_grad=False), x, cp.Cumulants())
+    assert len(y.notes) == 1
+    assert "too large" in y.notes[0]
+    gaussian = cp.propagate(net, cp.Gaussian(x.mean, x.covariance_matrix), cp.Exact())
+    assert_close(y.mean[0], gaussian.mean[0], rtol=1e-12)
+    assert_close(y.variance[0], gaussian.variance[0], rtol=1e-12)
+    assert float((y.mean[1] - gaussian.mean[1]).abs()) > 1e-3  # the other is corrected
+
+
+def test_no_variance_is_negative_without_a_word() -> None:
+    """Few inputs, strong noise and cancellation, where the expansion breaks."""
+    worst = 0
+    for seed in range(30):
+        net = mlp(2, 3, 16, 2, 8, seed=10 * seed)
+        x = cp.Gaussian.isotropic(numbers(2, seed=seed), 1.5)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            y = cp.propagate(net, x, cp.Cumulants())
+        assert bool((y.variance >= 0).all())
+        assert bool(torch.isfinite(y.covariance_matrix).all())
+        told = [w for w in caught if issubclass(w.category, cp.ApproximationWarning)]
+        assert bool(told) == bool(y.notes)
+        worst += bool(y.notes)
+    assert worst > 0
+
+
+def test_a_plan_counts_the_blocks() -> None:
+    net, x = mlp(50, 300, 300, 10), cp.Gaussian.isotropic(numbers(50), 0.1)
+    exact, plan = (cp.plan(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    blocks = 8 * 300 * 300 * 4 * 2
+    assert plan.peak_bytes >= exact.peak_bytes + blocks
+    assert plan.work > exact.work
