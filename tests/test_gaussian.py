@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.distributions import (
     Beta,
@@ -252,3 +253,119 @@ def test_a_negative_variance_has_no_deviation_unless_it_is_rounding(dtype: torch
     assert alone.stddev.isnan()
     nothing = torch.zeros(2, 0, dtype=dtype)
     assert cp.Gaussian.diagonal(nothing, nothing, 1).stddev.shape == (2, 0)
+
+
+def skewed_result(*batch: int, dtype: torch.dtype = torch.float64) -> cp.Gaussian:
+    """A result of which the skewness is known, in a batch with two elements (2, 2) each."""
+    shape = (*batch, 2, 2)
+    return cp.Gaussian(
+        numbers(*shape, dtype=dtype),
+        matrix(*batch, 4).to(dtype),
+        skewness=0.5 * numbers(*shape, seed=4, dtype=dtype),
+        notes=["one note"],
+    )
+
+
+def test_skewness_and_notes_go_where_the_moments_go() -> None:
+    x = skewed_result(2, 3)
+    assert x.skewness is not None
+    assert x.notes == ("one note",)
+    flat = x.skewness.reshape(2, 3, 4)
+    parts = {
+        "marginal": (x.marginal([3, 0]), flat[..., [3, 0]]),
+        "to": (x.to(torch.float32), x.skewness.float()),
+        "reshape_batch": (x.reshape_batch((6,)), x.skewness.reshape(6, 2, 2)),
+        "item": (x[1, 2], x.skewness[1, 2]),
+        "with_moments": (x.with_moments(mean=x.mean + 1), x.skewness),
+    }
+    for name, (y, expected) in parts.items():
+        assert y.skewness is not None, name
+        assert torch.equal(y.skewness, expected), name
+        assert y.notes == x.notes
+    known = cp.Gaussian(x.mean, x.covariance, skewness=x.skewness.clone().requires_grad_())
+    assert known.detach().skewness is not None
+    assert not known.detach().skewness.requires_grad
+    assert x.condition([0], flat[..., :1]).skewness is None
+    assert x.condition([0], flat[..., :1]).notes == x.notes
+    plain = cp.Gaussian(x.mean, x.covariance)
+    assert plain.skewness is None
+    assert plain[0].to(torch.float32).skewness is None
+    assert plain.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("skewness", "message"),
+    [
+        (0.3, "the skewness must be a tensor, not float"),
+        (torch.zeros(2), r"the skewness has the shape of the mean \(3,\), not \(2,\)"),
+        (
+            torch.zeros(3).double(),
+            "the mean has dtype torch.float32 and the skewness",
+        ),
+        (torch.full((3,), torch.nan), "the skewness has NaN or infinite entries"),
+    ],
+)
+def test_a_skewness_that_cannot_be_is_refused(skewness: Tensor, message: str) -> None:
+    with pytest.raises(cp.InvalidGaussian, match=message):
+        cp.Gaussian(torch.zeros(3), torch.eye(3), skewness=skewness)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_a_skewness_distribution_functions_are_normal(dtype: torch.dtype) -> None:
+    x = cp.Gaussian(numbers(3, 4, dtype=dtype), matrix(3, 4).to(dtype))
+    normal = Normal(x.mean.double(), x.stddev.double())
+    at = numbers(4, seed=7)
+    assert x.cdf(at).dtype == dtype
+    rtol = 1e-12 if dtype == torch.float64 else 1e-6
+    assert_close(x.cdf(at).double(), normal.cdf(at), rtol=rtol, atol=1e-15)
+    assert_close(
+        x.icdf(0.3).double(), normal.icdf(torch.tensor(0.3, dtype=torch.float64)), rtol=rtol
+    )
+    low, high = x.interval(0.9)
+    assert low.shape == x.mean.shape
+    assert_close((x.cdf(high) - x.cdf(low)).double(), torch.full((3, 4), 0.9).double(), rtol=1e-5)
+    assert bool((x.icdf(0.0) == -torch.inf).all())
+
+
+def test_with_a_skewness_they_are_those_of_pearsons_type_iii() -> None:
+    x = skewed_result()
+    assert x.skewness is not None
+    known = stats.pearson3(x.skewness.numpy(), x.mean.numpy(), x.stddev.numpy())
+    at = x.mean + x.stddev * numbers(2, 2, seed=9)
+    assert_close(x.cdf(at), torch.as_tensor(known.cdf(at.numpy())), rtol=1e-9)
+    assert_close(x.icdf(0.025), torch.as_tensor(known.ppf(0.025)), rtol=1e-9)
+    low, high = x.interval()
+    assert_close(low, x.icdf(0.025), rtol=1e-12)
+    assert_close(high, torch.as_tensor(known.ppf(0.975)), rtol=1e-9)
+    single = skewed_result(dtype=torch.float32)
+    assert_close(single.icdf(0.9).double(), x.icdf(0.9), rtol=1e-5)
+
+
+def test_what_does_not_vary_is_at_its_mean_with_certainty() -> None:
+    for skewness in (None, torch.ones(2)):
+        x = cp.Gaussian(torch.tensor([1.0, 2.0]), torch.zeros(2, 2), skewness=skewness)
+        assert x.cdf(1.5).tolist() == [1.0, 0.0]
+        assert x.cdf(torch.tensor([1.0, 2.0])).tolist() == [1.0, 1.0]
+        for p in (0.0, 0.2, 1.0):
+            assert x.icdf(p).tolist() == [1.0, 2.0]
+        assert [end.tolist() for end in x.interval()] == [[1.0, 2.0]] * 2
+
+
+def test_levels_and_probabilities_that_cannot_be_are_refused() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(2), 1.0)
+    for level in (0.0, 1.0, 95.0):
+        with pytest.raises(ValueError, match="level is a probability between 0 and 1"):
+            x.interval(level)
+    with pytest.raises(ValueError, match="icdf takes probabilities, from 0 to 1"):
+        x.icdf(torch.tensor([0.5, 1.5]))
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_distribution_functions_are_differentiable(skewed: bool) -> None:
+    def of(mean: Tensor, deviation: Tensor, skewness: Tensor) -> tuple[Tensor, ...]:
+        x = cp.Gaussian(mean, torch.diag(deviation.square()), skewness=skewness if skewed else None)
+        return x.cdf(0.4), x.icdf(0.2), *x.interval(0.8)
+
+    mean, deviation = numbers(3).requires_grad_(), (1 + numbers(3).square()).requires_grad_()
+    skewness = torch.tensor([-0.7, 0.0, 0.3]).double().requires_grad_()
+    assert torch.autograd.gradcheck(of, (mean, deviation, skewness), eps=1e-5, atol=1e-7)

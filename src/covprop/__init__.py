@@ -47,6 +47,7 @@ from covprop.mixture import Mixture
 from covprop.propagate import joint, plan, propagate
 from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
+from covprop.skewed import Skewed
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,7 @@ __all__ = [
     "QuadratureError",
     "Series",
     "Sketched",
+    "Skewed",
     "Split",
     "ToleranceNotReached",
     "TooLarge",

@@ -1,51 +1,33 @@
 """The public value: a Gaussian, or a batch of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Distribution,
-    Independent,
-    LowRankMultivariateNormal,
-    MultivariateNormal,
-    Normal,
-)
+from torch.distributions import Distribution
 
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.covariance.distributions import from_torch
 from covprop.covariance.sharded import undistributed
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, known_deviation
+from covprop.marginals import Marginals
+from covprop.sampling_error import SamplingError
 from covprop.validation import (
     check_batch_dims,
     check_low_rank,
     check_shapes,
+    check_skewness,
     check_stddev,
     check_tensors,
     check_values,
 )
 
-
-@final
-@dataclass(frozen=True)
-class SamplingError:
-    """Standard errors of moments that come from samples."""
-
-    samples: int
-    mean: Tensor
-    """(*batch, *event)"""
-    covariance: Tensor
-    """(*batch, n, n)"""
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "SamplingError":
-        """Apply a function to the tensors inside."""
-        return SamplingError(self.samples, function(self.mean), function(self.covariance))
+__all__ = ["Gaussian", "SamplingError"]
 
 
-@final
-class Gaussian:
+class Gaussian(Marginals):
     """A Gaussian over tensors, or a batch of them.
 
     The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
@@ -65,6 +47,9 @@ class Gaussian:
         method: What computed it, if anything did.
         sampling: Its standard errors, if it was sampled.
         mixture: The mixture that it has the moments of, if there is one.
+        skewness: Normalised third central moments of the elements, in the shape of the mean, zero
+            where an element does not vary; None where they are not known.
+        notes: What the method did where it could not do what was asked, in sentences.
 
     Raises:
         InvalidGaussian: Where shapes, dtypes or values do not describe a Gaussian.
@@ -73,7 +58,9 @@ class Gaussian:
         cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
     """
 
-    __slots__ = ("_covariance", "_mean", "_method", "_mixture", "_sampling")
+    __slots__ = (
+        "_covariance", "_mean", "_method", "_mixture", "_notes", "_sampling", "_skewness",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,6 +71,8 @@ class Gaussian:
         method: object = None,
         sampling: SamplingError | None = None,
         mixture: Any = None,
+        skewness: Tensor | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         """Check and keep."""
         given = isinstance(covariance, Tensor)
@@ -92,6 +81,8 @@ class Gaussian:
         )
         check_tensors(mean, covariance)
         check_shapes(mean, covariance)
+        if skewness is not None:
+            check_skewness(mean, skewness, validate_args)
         structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
         if validate_args:
             check_values(mean, structure)
@@ -99,6 +90,7 @@ class Gaussian:
             structure = structure.symmetrised()
         self._mean, self._covariance, self._method = mean, structure, method
         self._sampling, self._mixture = sampling, mixture
+        self._skewness, self._notes = skewness, tuple(notes)
 
     @classmethod
     def isotropic(cls, mean: Tensor, stddev: float | Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -112,7 +104,7 @@ class Gaussian:
         check_stddev(mean, width, batch_dims)
         while width.dim() < mean.dim():
             width = width[..., None]
-        return cls.diagonal(mean, width.square().expand(mean.shape), batch_dims)
+        return Gaussian.diagonal(mean, width.square().expand(mean.shape), batch_dims)
 
     @classmethod
     def diagonal(cls, mean: Tensor, variance: Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -128,7 +120,7 @@ class Gaussian:
                 f"{tuple(variance.shape)}"
             )
         batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
-        return cls(mean, Diagonal(variance.reshape(*batch, size)))
+        return Gaussian(mean, Diagonal(variance.reshape(*batch, size)))
 
     @classmethod
     def low_rank(
@@ -142,7 +134,7 @@ class Gaussian:
         check_low_rank(mean, factor, variance, batch_dims)
         batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
         values = None if variance is None else variance.reshape(*batch, size)
-        return cls(mean, LowRank(factor.reshape(*batch, size, factor.shape[-1]), values))
+        return Gaussian(mean, LowRank(factor.reshape(*batch, size, factor.shape[-1]), values))
 
     @classmethod
     def constant(cls, value: Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -152,25 +144,12 @@ class Gaussian:
         """
         check_tensors(value, value)
         check_batch_dims(value, batch_dims)
-        return cls(value, Zero.like(value, batch_dims))
+        return Gaussian(value, Zero.like(value, batch_dims))
 
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
         """From MultivariateNormal, LowRankMultivariateNormal, Independent(Normal)."""
-        covariance: Covariance | Tensor | None = None
-        if isinstance(distribution, LowRankMultivariateNormal):
-            covariance = LowRank(distribution.cov_factor, distribution.cov_diag)
-        elif isinstance(distribution, MultivariateNormal):
-            covariance = distribution.covariance_matrix
-        elif isinstance(distribution, Independent) and isinstance(distribution.base_dist, Normal):
-            shape = (*distribution.batch_shape, distribution.event_shape.numel())
-            covariance = Diagonal(distribution.variance.reshape(shape))
-        if covariance is None:
-            raise TypeError(
-                f"{type(distribution).__name__} is not one of MultivariateNormal, "
-                "LowRankMultivariateNormal and Independent(Normal(...), dims)"
-            )
-        return cls(distribution.mean, covariance, validate_args=False)
+        return Gaussian(distribution.mean, from_torch(distribution), validate_args=False)
 
     @property
     def mean(self) -> Tensor:
@@ -238,6 +217,19 @@ class Gaussian:
         return self._mixture
 
     @property
+    def skewness(self) -> Tensor | None:
+        """Normalised third central moments of the elements, in the shape of the mean, if known.
+
+        E[(y - E y)^3] / stddev^3, which `cdf`, `icdf` and `interval` use.
+        """
+        return self._skewness
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the method did where it could not do what was asked, in sentences."""
+        return self._notes
+
+    @property
     def sampling_error(self) -> SamplingError | None:
         """How far it may be off, if it was sampled."""
         return self._sampling
@@ -258,7 +250,10 @@ class Gaussian:
         return None if self._sampling is None else self._sampling.covariance
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw samples `(count, *batch, *event)`; a singular covariance is no obstacle."""
+        """Draw Gaussian samples `(count, *batch, *event)`, whatever skewness is known.
+
+        A singular covariance is no obstacle.
+        """
         noise = self._covariance.noise(count, generator)
         return self._mean + noise.reshape(count, *self._mean.shape)
 
@@ -270,13 +265,12 @@ class Gaussian:
         if error is not None:
             rows = error.covariance[..., index[:, None], index]
             error = SamplingError(error.samples, error.mean.reshape(shape)[..., index], rows)
-        return Gaussian(
+        return self._like(
             self._mean.reshape(shape)[..., index],
             self._covariance.take(index),
-            validate_args=False,
-            method=self._method,
-            sampling=error,
-            mixture=self._mixture and self._mixture.marginal(elements),
+            None if self._skewness is None else self._skewness.reshape(shape)[..., index],
+            error,
+            self._mixture and self._mixture.marginal(elements),
         )
 
     def condition(
@@ -287,7 +281,7 @@ class Gaussian:
         elements: an index of the flattened event; value (*batch, m); noise: the covariance (m, m)
         of an error of the observation, variances (m,), or one variance for all of them. What is
         observed may be singular: directions in which it cannot vary tell nothing. The result has no
-        mixture: of one, it is the moments that are conditioned.
+        mixture and no skewness: it is mean and covariance that are conditioned.
         """
         seen = self._elements(elements)
         size = self.event_shape.numel()
@@ -305,7 +299,21 @@ class Gaussian:
         gain, covariance = self._covariance.conditioned(seen, hidden, error)
         shift = gain @ (value - mean[..., seen])[..., None]
         return Gaussian(
-            mean[..., hidden] + shift[..., 0], covariance, validate_args=False, method=self._method
+            mean[..., hidden] + shift[..., 0], covariance, validate_args=False,
+            method=self._method, notes=self._notes,
+        )  # fmt: skip
+
+    def with_moments(
+        self, mean: Tensor | None = None, covariance: Covariance | None = None
+    ) -> "Gaussian":
+        """The same with another mean or covariance, unchecked; the skewness stays.
+
+        Standard errors and the mixture are those of the old one, and dropped.
+        """
+        return self._like(
+            self._mean if mean is None else mean,
+            self._covariance if covariance is None else covariance,
+            self._skewness,
         )
 
     def to_torch(self) -> Distribution:
@@ -354,7 +362,7 @@ class Gaussian:
         """Shapes and types, no numbers."""
         structure = type(self._covariance).__name__
         return (
-            f"Gaussian(batch_shape={tuple(self.batch_shape)}, event_shape="
+            f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)}, event_shape="
             f"{tuple(self.event_shape)}, covariance={structure}, dtype={self.dtype})"
         )
 
@@ -365,15 +373,24 @@ class Gaussian:
             raise IndexError("an element of the event is named twice")
         return index
 
-    def _map(self, function: Any, mixture: Any) -> "Gaussian":
-        return Gaussian(
+    def _map(self, function: Callable[[Tensor], Tensor], mixture: Any) -> "Gaussian":
+        return self._like(
             function(self._mean),
             self._covariance.map(function),
-            validate_args=False,
-            method=self._method,
-            sampling=None if self._sampling is None else self._sampling.map(function),
-            mixture=mixture,
+            None if self._skewness is None else function(self._skewness),
+            None if self._sampling is None else self._sampling.map(function),
+            mixture,
         )
+
+    def _like(
+        self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
+        sampling: SamplingError | None = None, mixture: Any = None,
+    ) -> "Gaussian":  # fmt: skip
+        """Another one of the same type, by the same method, without checks."""
+        return Gaussian(
+            mean, covariance, validate_args=False, method=self._method, sampling=sampling,
+            mixture=mixture, skewness=skewness, notes=self._notes,
+        )  # fmt: skip
 
 
 def _indexed_dims(item: Any) -> int:

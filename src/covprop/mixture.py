@@ -10,6 +10,7 @@ from torch.distributions import Categorical, MixtureSameFamily
 
 from covprop.covariance.base import symmetric
 from covprop.gaussian import Gaussian, SamplingError
+from covprop.kernels.normal import inverse_deviation, standard_deviation
 
 
 @final
@@ -28,7 +29,8 @@ class Mixture:
     def moments(self, method: object = None) -> Gaussian:
         """The Gaussian with the mean and the covariance of the mixture, which it holds.
 
-        m = sum_k w_k m_k,  S = sum_k w_k [S_k + (m_k - m)(m_k - m)^T], sums in float64.
+        m = sum_k w_k m_k,  S = sum_k w_k [S_k + (m_k - m)(m_k - m)^T], sums in float64. It has a
+        skewness where the components have one.
         """
         parts, weights = self.components, self.weights.double()
         flat = *parts.batch_shape, parts.event_shape.numel()
@@ -44,6 +46,8 @@ class Mixture:
             method=method,
             sampling=self._sampling(apart.to(parts.dtype)),
             mixture=self,
+            skewness=self._skewness(apart, matrix.diagonal(dim1=-2, dim2=-1)),
+            notes=parts.notes,
         )
 
     def marginal(self, elements: Any) -> "Mixture":
@@ -89,6 +93,8 @@ class Mixture:
             validate_args=False,
             method=parts.method,
             sampling=None if error is None else error.map(each),
+            skewness=None if parts.skewness is None else each(parts.skewness),
+            notes=parts.notes,
         )
         return Mixture(self.weights, components, self._offsets(each))
 
@@ -116,6 +122,17 @@ class Mixture:
     def _offsets(self, function: Callable[[Tensor], Tensor]) -> Tensor | None:
         """A function of the offsets, if there are any."""
         return None if self.offsets is None else function(self.offsets)
+
+    def _skewness(self, apart: Tensor, variance: Tensor) -> Tensor | None:
+        """sum_k w_k [m3_k + 3 d_k s_k^2 + d_k^3] / s^3 with d_k = m_k - m, if m3_k are known."""
+        parts = self.components
+        if parts.skewness is None:
+            return None
+        own, variances = (t.double().reshape(apart.shape) for t in (parts.skewness, parts.variance))
+        third = own * standard_deviation(variances) ** 3 + apart * (3 * variances + apart.square())
+        total = torch.einsum("k,k...->...", self.weights.double(), third)
+        skewness = total * inverse_deviation(variance) ** 3
+        return skewness.reshape(parts.mean.shape[1:]).to(parts.dtype)
 
     def _sampling(self, apart: Tensor) -> SamplingError | None:
         """Errors of the components, if they have any, which are independent."""

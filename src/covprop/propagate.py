@@ -60,6 +60,7 @@ def propagate(
     """
     call, method = checked(module, inputs, method, named_inputs)
     warn_of_arguments(call)
+    method.check_skewness(call.inputs)
     with _Bars() as bars:
         return method.run(replace(call, progress=bars) if progress else call)
 
@@ -67,8 +68,9 @@ def propagate(
 def propagate_without_warnings(
     module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any], method: Method
 ) -> Any:
-    """`propagate` without warnings about the arguments, for what is meant as it is."""
+    """`propagate` without warnings about dropout and batches, for what is meant as it is."""
     call, method = checked(module, inputs, method, named_inputs)
+    method.check_skewness(call.inputs)
     return method.run(call)
 
 

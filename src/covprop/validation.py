@@ -109,6 +109,27 @@ def check_low_rank(mean: object, factor: object, variance: object, batch_dims: i
         )
 
 
+def check_skewness(mean: Tensor, skewness: object, values: bool = True) -> None:
+    """A tensor like the mean, of finite numbers if values are to be checked."""
+    if not isinstance(skewness, Tensor):
+        raise InvalidGaussian(f"the skewness must be a tensor, not {type(skewness).__name__}")
+    if skewness.shape != mean.shape:
+        raise InvalidGaussian(
+            f"the skewness has the shape of the mean {tuple(mean.shape)}, not "
+            f"{tuple(skewness.shape)}"
+        )
+    if skewness.dtype != mean.dtype:
+        raise InvalidGaussian(
+            f"the mean has dtype {mean.dtype} and the skewness {skewness.dtype}; convert one"
+        )
+    if skewness.device != mean.device:
+        raise InvalidGaussian(
+            f"the mean is on {mean.device} and the skewness on {skewness.device}; move one"
+        )
+    if values and not is_finite(skewness):
+        raise InvalidGaussian("the skewness has NaN or infinite entries")
+
+
 @torch.no_grad()
 def check_values(mean: Tensor, covariance: Covariance) -> None:
     """Finite, symmetric and positive semi-definite, up to rounding."""

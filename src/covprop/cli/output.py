@@ -226,7 +226,7 @@ def write_moments(path: Path, y: Gaussian, record: dict[str, Any]) -> None:
     check_dense(y)
     moments = {
         "mean": y.mean, "covariance": y.covariance_matrix, "mean_stderr": y.mean_stderr,
-        "covariance_stderr": y.covariance_stderr,
+        "covariance_stderr": y.covariance_stderr, "skewness": y.skewness,
     }  # fmt: skip
     tensors = {name: value.contiguous() for name, value in moments.items() if value is not None}
     with writing(path):

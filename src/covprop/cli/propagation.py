@@ -31,7 +31,7 @@ from covprop.text_table import Table, in_digits
 SHOWN = 20  # outputs in the table
 LARGEST_SEARCH = 2000  # outputs whose correlations are searched for the strongest
 DIGITS = 5
-WIDTH = 1.959963984540054  # ndtri(0.975): this many standard deviations hold 95 % of a Gaussian
+LEVEL = 0.95
 TRACE_SAMPLES = 2000  # through every layer, to see where its output is not Gaussian
 Partial = TypeVar("Partial")
 
@@ -62,6 +62,10 @@ def record(request: Request, y: Gaussian) -> dict[str, Any]:
         values["samples"] = y.samples
         values["mean_stderr"] = y.mean_stderr.tolist()
         values["covariance_stderr"] = y.covariance_stderr.tolist()
+    if y.skewness is not None:
+        values["skewness"] = y.skewness.tolist()
+    if y.notes:
+        values["notes"] = list(y.notes)
     return values
 
 
@@ -77,12 +81,12 @@ def result(request: Request, y: Gaussian, as_json: bool) -> Result:
 def table(y: Gaussian) -> Table:
     """A row for each output, the first `SHOWN`."""
     means, stddevs = y.mean.flatten(), y.stddev.flatten()
+    columns = [means, stddevs, *(end.flatten() for end in y.interval(LEVEL))]
     rows = []
     for number in range(min(SHOWN, means.numel())):
-        mean, stddev = float(means[number]), float(stddevs[number])
-        cells = (mean, stddev, mean - WIDTH * stddev, mean + WIDTH * stddev)
-        rows.append((_index(number, y.mean.shape), *(in_digits(cell, DIGITS) for cell in cells)))
-    notes = []
+        cells = (in_digits(float(column[number]), DIGITS) for column in columns)
+        rows.append((_index(number, y.mean.shape), *cells))
+    notes = list(y.notes)
     if means.numel() > SHOWN:
         notes.append(f"and {means.numel() - SHOWN:,} more: --out and --json have them all")
     undefined = stddevs.isnan().nonzero()[:, 0].tolist()
@@ -208,8 +212,9 @@ def _without_method(y: Gaussian) -> Gaussian:
     if mixture is not None:
         mixture = Mixture(mixture.weights, _without_method(mixture.components))
     return Gaussian(
-        y.mean, y.covariance, validate_args=False, sampling=y.sampling_error, mixture=mixture
-    )
+        y.mean, y.covariance, validate_args=False, sampling=y.sampling_error, mixture=mixture,
+        skewness=y.skewness, notes=y.notes,
+    )  # fmt: skip
 
 
 def concatenate(parts: Sequence[Gaussian], method: object, dim: int = 0) -> Gaussian:
@@ -230,6 +235,8 @@ def concatenate(parts: Sequence[Gaussian], method: object, dim: int = 0) -> Gaus
     return Gaussian(
         cat(lambda y: y.mean), _concatenate_covariances([part.covariance for part in parts], dim),
         validate_args=False, method=method, sampling=error, mixture=mixture,
+        skewness=None if first.skewness is None else cat(lambda y: y.skewness),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )  # fmt: skip
 
 

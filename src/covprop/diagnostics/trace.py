@@ -98,6 +98,7 @@ def trace(
         )
     call, _ = checked(module, inputs, method, named_inputs)
     warn_of_arguments(call)
+    method.check_skewness(call.inputs)
     tracer = Tracer(module, method, keep)
     tracer.begin(call.inputs)
     output = method.traverse(call, tracer, tracer.observe)
@@ -132,6 +133,8 @@ class Tracer:
         for i, x in enumerate(inputs):
             name = "input" if len(inputs) == 1 else f"input {i}"
             step = self._step("", name, x.mean, x.covariance.diagonal(), x.covariance)
+            if step.gaussian is not None:  # with the skewness, if it has one
+                step = replace(step, gaussian=x.with_moments(covariance=step.gaussian.covariance))
             self.drafts.append(_Draft(i, step, 0, len(x.batch_shape)))
 
     def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
@@ -394,7 +397,4 @@ def _normality(
 
 def _draw(root: Root, count: int, generator: torch.Generator | None) -> Tensor:
     """Samples (count, *batch, *event) of the Gaussian with this root."""
-    x = root.x
-    shape = (count, *x.batch_shape, root.width)
-    numbers = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
-    return x.mean + root.times(numbers)
+    return root.x.mean + root.times(root.standardised(count, generator))

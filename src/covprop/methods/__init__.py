@@ -8,7 +8,8 @@ from covprop.methods.cumulants import Cumulants
 from covprop.methods.exact import Exact
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
-from covprop.methods.network import Network, Root
+from covprop.methods.network import Network
+from covprop.methods.root import Root
 from covprop.methods.series import Series
 from covprop.methods.sketched import Sketched
 from covprop.methods.split import Split

@@ -17,7 +17,7 @@ from covprop.carriers import (
     PlannedIndependentMaxima,
 )
 from covprop.covariance import Covariance
-from covprop.errors import RandomDraws, UnsupportedOperation
+from covprop.errors import ApproximationWarning, RandomDraws, UnsupportedOperation, warn_user
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
@@ -33,7 +33,9 @@ from covprop.methods.call import (
     unwrapped,
     without_draws,
 )
-from covprop.methods.network import Estimate, Network, Root, check_outputs
+from covprop.methods.network import Estimate, Network, check_outputs
+from covprop.methods.root import Root
+from covprop.skewed import Skewed, is_skewed
 
 CARRIED = 2**24
 """Numbers in columns of the root of an input that are carried to the outputs at a time."""
@@ -53,6 +55,32 @@ def check_generator(generator: object) -> None:
 
 class Method(ABC):
     """A way to find the mean and the covariance of a network's output."""
+
+    uses_skewness: ClassVar[bool] = False
+    """Whether the skewness of an input (`cp.Skewed`) has its part in the result."""
+
+    def check_skewness(self, inputs: Sequence[Gaussian]) -> None:
+        """Warn of inputs that are skewed, where that would be ignored without a word.
+
+        That of a result, as `cp.Cumulants` gives it, is known element by element, which does not
+        tell how the elements are skewed together: no method uses it.
+        """
+        skewed = [x for x in inputs if is_skewed(x)]
+        joint = [x for x in skewed if not isinstance(x, Skewed)]
+        name = type(self).__name__
+        if joint:
+            warn_user(
+                f"the input is skewed and its elements depend on each other, of which "
+                f"cp.{name}() takes mean and covariance alone: if it is the result of another "
+                "model, propagate both in one call, cp.propagate(lambda x: second(first(x)), x)",
+                ApproximationWarning,
+            )
+        elif skewed and not self.uses_skewness:
+            warn_user(
+                f"cp.{name}() ignores the skewness of the input, of which it takes mean and "
+                "variance alone; cp.Cumulants() and cp.MonteCarlo() use it",
+                ApproximationWarning,
+            )
 
     @property
     def stochastic(self) -> bool:

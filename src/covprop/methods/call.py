@@ -163,7 +163,13 @@ def check_returned(leaf: Any) -> None:
 
 
 def finite(
-    mean: Tensor, covariance: Covariance, method: object, error: SamplingError | None = None
+    mean: Tensor,
+    covariance: Covariance,
+    method: object,
+    error: SamplingError | None = None,
+    *,
+    skewness: Tensor | None = None,
+    notes: Sequence[str] = (),
 ) -> Gaussian:
     """The result, unless it has overflown."""
     # All processes of a sharded one know the variances, and end in the same way.
@@ -173,7 +179,10 @@ def finite(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights and constants, or convert model and Gaussian to float64"
         )
-    return Gaussian(mean, covariance, validate_args=False, method=method, sampling=error)
+    return Gaussian(
+        mean, covariance, validate_args=False, method=method, sampling=error, skewness=skewness,
+        notes=notes,
+    )  # fmt: skip
 
 
 def planned(call: Call, method: Any) -> Plan:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from covprop.methods.call import Call
 from covprop.methods.exact import Exact
 from covprop.methods.linearized import gains_of
 from covprop.methods.montecarlo import add_products
-from covprop.methods.network import Estimate, Network, Root, check_outputs
+from covprop.methods.network import Estimate, Network, check_outputs
+from covprop.methods.root import Root
 
 FEWEST = 128
 """Samples, at least, also of a group: of fewer, standard errors come out too small."""
@@ -66,6 +67,9 @@ class ControlVariate(WrappingMethod):
         if not isinstance(self.base, Method):
             raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
 
+    uses_skewness: ClassVar[bool] = True
+    """Samples have it, and the moments of g do not depend on it: the base need not use it."""
+
     @property
     def stochastic(self) -> bool:
         """Samples are random."""
@@ -87,7 +91,7 @@ class ControlVariate(WrappingMethod):
             collected: list[list[tuple[Tensor, Tensor]]] = [[] for _ in network.outputs]
             for start in range(0, each, network.step):
                 count = min(network.step, each - start)
-                numbers = [root.normal(count, self.generator) for root in roots]
+                numbers = [root.standardised(count, self.generator) for root in roots]
                 points = [r.x.mean + r.times(z) for r, z in zip(roots, numbers, strict=True)]
                 for group, y, rows in zip(collected, network.at(points), known, strict=True):
                     group.append((y.double(), _linear(rows, numbers, y)))
@@ -120,7 +124,7 @@ def _groups(network: Network, samples: int) -> tuple[int, int]:
 
 
 def _linear(rows: Sequence[Tensor], numbers: Sequence[Tensor], like: Tensor) -> Tensor:
-    """g (count, *batch, m) for the standard normal numbers behind each input."""
+    """g (count, *batch, m) for the standardised numbers behind each input."""
     if not rows:
         return torch.zeros_like(like, dtype=torch.float64)
     parts = [

@@ -17,7 +17,8 @@ from covprop.kernels.gradients import jvp, quiet
 from covprop.kernels.normal import is_finite
 from covprop.methods.base import FunctionMethod, Gains, Method
 from covprop.methods.call import Advance, Call
-from covprop.methods.network import Estimate, Network, Root
+from covprop.methods.network import Estimate, Network
+from covprop.methods.root import Root
 
 Jacobians = list[list[Tensor]]
 """For every output, its Jacobian (*batch, m, n) with respect to every input."""

@@ -24,7 +24,8 @@ from covprop.errors import UnsupportedOperation
 from covprop.gaussian import SamplingError
 from covprop.methods.base import FunctionMethod, check_generator
 from covprop.methods.call import Advance
-from covprop.methods.network import Estimate, Network, Root
+from covprop.methods.network import Estimate, Network
+from covprop.methods.root import Root
 
 REPLICATES = 32
 """Independent scramblings of Sobol's sequence; they tell its error."""
@@ -51,7 +52,8 @@ class MonteCarlo(FunctionMethod):
             draws itself, as dropout does, always comes from there.
         chunk: How many samples go through the model at a time at most, found from the size of its
             tensors if not given; it does not change the samples.
-        antithetic: Samples in pairs mean +- deviation: better where the model is nearly linear.
+        antithetic: Samples in pairs mean +- deviation, of skewed inputs at p and 1 - p of their
+            distribution: better where the model is nearly linear.
         sobol: 32 independently scrambled Sobol sequences, the same for each Gaussian of a batch:
             better still where the model is smooth and the inputs are few.
 
@@ -67,6 +69,7 @@ class MonteCarlo(FunctionMethod):
     sobol: bool = field(default=False, kw_only=True)
 
     averages_draws: ClassVar[bool] = True
+    uses_skewness: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
@@ -112,10 +115,12 @@ class MonteCarlo(FunctionMethod):
         moments = [Moments() for _ in network.outputs]
         for start in range(0, count, block):
             size = min(block, count - start)
-            numbers = [root.normal(size, self.generator) for root in roots]
-            parts = [self._values(network, roots, numbers)]
             if self.antithetic:
-                parts.append(self._values(network, roots, [-z for z in numbers]))
+                normal = [root.normal(size, self.generator) for root in roots]
+                drawn = [_transformed(roots, [sign * z for z in normal]) for sign in (1, -1)]
+            else:
+                drawn = [[root.standardised(size, self.generator) for root in roots]]
+            parts = [self._values(network, roots, numbers) for numbers in drawn]
             for tally, *both in zip(moments, *parts, strict=True):
                 tally.add(*both)
             advance(size * pairs, count * pairs)
@@ -131,7 +136,7 @@ class MonteCarlo(FunctionMethod):
         replicates = [Replicates() for _ in network.outputs]
         for seed in seeds.tolist():
             for numbers in _quasi_normal(roots, each, block, seed):
-                values = self._values(network, roots, numbers)
+                values = self._values(network, roots, _transformed(roots, numbers))
                 for tally, value in zip(replicates, values, strict=True):
                     tally.add(value)
                 advance(len(numbers[0]), REPLICATES * each)
@@ -152,6 +157,11 @@ class MonteCarlo(FunctionMethod):
             ]
             parts.append([value.double() for value in network.at(points)])
         return [torch.cat(part) for part in zip(*parts, strict=True)]
+
+
+def _transformed(roots: Sequence[Root], numbers: Sequence[Tensor]) -> list[Tensor]:
+    """Numbers with the skewness of each input, made of standard normal ones."""
+    return [root.transformed(z) for root, z in zip(roots, numbers, strict=True)]
 
 
 def _quasi_normal(

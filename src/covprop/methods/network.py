@@ -8,9 +8,8 @@ other. Where these two leave it open, there are more probes (`Probes`).
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch.func import vmap
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from covprop.covariance import Dense
-from covprop.covariance.roots import Root as Structure
 from covprop.errors import BatchDimensionError, TooLarge, UnsupportedOperation
 from covprop.flow.eager import eager
 from covprop.flow.memory import LARGE, free_bytes
@@ -43,43 +41,6 @@ FURTHER = (1.0, -1.0)
 Index: TypeAlias = tuple[int, ...]
 Estimate: TypeAlias = tuple[Tensor, Tensor, SamplingError | None]
 """Mean (*batch, m) and covariance (*batch, m, m) of an output, and their standard errors."""
-
-
-@final
-@dataclass(frozen=True)
-class Root:
-    """L with L L^T the covariance of x, as its structure has it, in the shapes of the mean."""
-
-    x: Gaussian
-    structure: Structure
-
-    @classmethod
-    def of(cls, x: Gaussian) -> "Root":
-        """The root of a covariance, computed once."""
-        return cls(x, x.covariance.root())
-
-    @property
-    def width(self) -> int:
-        """The number of columns."""
-        return self.structure.width
-
-    def times(self, numbers: Tensor) -> Tensor:
-        """L z for numbers (count, *batch, width), in the shape (count, *batch, *event)."""
-        return self.structure.times(numbers).reshape(len(numbers), *self.x.mean.shape)
-
-    def after(self, jacobian: Tensor) -> Tensor:
-        """J L for a Jacobian (*batch, m, n)."""
-        return self.structure.after(jacobian.to(self.x.dtype))
-
-    def columns(self, start: int, stop: int) -> Tensor:
-        """Columns [start, stop) of L as (count, *batch, *event)."""
-        columns = self.structure.columns(start, stop)
-        return columns.movedim(-1, 0).reshape(stop - start, *self.x.mean.shape)
-
-    def normal(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Standard normal numbers (count, *batch, width)."""
-        shape = count, *self.x.batch_shape, self.width
-        return torch.randn(shape, dtype=self.x.dtype, device=self.x.device, generator=generator)
 
 
 class Dependence(TorchFunctionMode):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from covprop.covariance import Covariance, LowRank
-from covprop.errors import TooLarge
+from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.flow.memory import free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian, SamplingError
@@ -18,8 +18,9 @@ from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call
 from covprop.methods.exact import Exact
 from covprop.methods.linearized import gains_of
-from covprop.methods.network import Root
+from covprop.methods.root import Root
 from covprop.mixture import Mixture
+from covprop.skewed import Skewed, is_skewed
 from covprop.text_table import in_bytes
 
 FEWEST, MOST = 2, 256
@@ -71,6 +72,16 @@ class Split(WrappingMethod):
             raise ValueError(f"directions is a whole number from 1, not {self.directions!r}")
         if not isinstance(self.base, Method):
             raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
+
+    def check_skewness(self, inputs: Sequence[Gaussian]) -> None:
+        """Refuse what is no mixture of Gaussians with the same covariance."""
+        if any(is_skewed(x) for x in inputs if isinstance(x, Skewed)):
+            raise UnsupportedOperation(
+                "cp.Split makes a mixture of Gaussians of the input, which would lose its "
+                "skewness; use cp.Cumulants() or cp.MonteCarlo() without cp.Split, or take the "
+                "input as cp.Gaussian.diagonal(x.mean, x.variance)"
+            )
+        super().check_skewness(inputs)
 
     def around(self, call: Call) -> Any:
         """Split, propagate the components, and put their moments together."""
@@ -255,11 +266,14 @@ def stacked(results: Sequence[Gaussian]) -> Gaussian:
             torch.stack([one.mean for one in errors]),
             torch.stack([one.covariance for one in errors]),
         )
+    skewness = [y.skewness for y in results if y.skewness is not None]
     return Gaussian(
         torch.stack([y.mean for y in results]),
         torch.stack([y.covariance_matrix for y in results]),
         validate_args=False,
         sampling=error,
+        skewness=torch.stack(skewness) if len(skewness) == len(results) else None,
+        notes=tuple(dict.fromkeys(note for y in results for note in y.notes)),
     )
 
 

@@ -175,7 +175,7 @@ def noise_budget(
 def scaled(x: Gaussian, level: Tensor) -> Gaussian:
     """The same mean with standard deviations times a level (*batch,)."""
     factor = level.to(x.mean)[..., None].expand(x.covariance.diagonal().shape)
-    return Gaussian(x.mean, x.covariance.scale(factor), validate_args=False)
+    return x.with_moments(covariance=x.covariance.scale(factor))
 
 
 class Endpoint(NamedTuple):

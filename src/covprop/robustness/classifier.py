@@ -99,9 +99,8 @@ class Classifier:
         step = min(step, self.network.step)
         count = torch.zeros((), dtype=torch.float64, device=x.device)
         for start in range(0, samples, step):
-            shape = (min(step, samples - start), *x.batch_shape, root.width)
-            normal = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
-            logits = self._compared(self.network.at([x.mean + root.times(normal)])[0])
+            numbers = root.standardised(min(step, samples - start), generator)
+            logits = self._compared(self.network.at([x.mean + root.times(numbers)])[0])
             best = (logits == logits.amax(-1, keepdim=True)).double()
             count = count + (best / best.sum(-1, keepdim=True)).sum(0)
         guess = (count + 1) / (samples + 2)

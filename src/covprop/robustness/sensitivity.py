@@ -172,11 +172,11 @@ def _with_variance(x: Gaussian) -> tuple[Tensor, Gaussian]:
     """Variances (*batch, n) that require a gradient, and the same Gaussian made with them."""
     if isinstance(x.covariance, Diagonal | Zero):
         variance = x.covariance.diagonal().clone().requires_grad_()
-        return variance, Gaussian(x.mean, Diagonal(variance), validate_args=False)
+        return variance, x.with_moments(covariance=Diagonal(variance))
     matrix = x.covariance_matrix
     variance = matrix.diagonal(dim1=-2, dim2=-1).clone().requires_grad_()
     dense = torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1)
-    return variance, Gaussian(x.mean, Dense(dense), validate_args=False)
+    return variance, x.with_moments(covariance=Dense(dense))
 
 
 @final
@@ -306,7 +306,7 @@ class _Shifts:
         self.ball, self.x, self.start = ball, x, x.mean
 
     def gaussian(self, mean: Tensor) -> Gaussian:
-        return Gaussian(mean, self.x.covariance, validate_args=False)
+        return self.x.with_moments(mean)
 
     def moved(self, mean: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
         """Step along the gradient by a share (*batch,) of the set's size, and project."""
@@ -335,7 +335,7 @@ class _Variances:
         self.x, self.total, self.start = x, total[..., None], shares * total[..., None]
 
     def gaussian(self, variance: Tensor) -> Gaussian:
-        return Gaussian(self.x.mean, Diagonal(variance), validate_args=False)
+        return self.x.with_moments(covariance=Diagonal(variance))
 
     def moved(self, variance: Tensor, gradient: Tensor, share: Tensor) -> Tensor:
         """Step along the gradient by a share (*batch,) of the set's size, and project."""

@@ -19,7 +19,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod, check_generator
 from covprop.methods.call import Call, finite, planned
-from covprop.methods.network import Root
+from covprop.methods.root import Root
 from covprop.methods.sketched.backward import expected_jacobians, output_moments
 from covprop.methods.sketched.replicates import WORTH_A_PLAN, averaged, tangents_kept
 

@@ -47,6 +47,8 @@ def _average(found: Sequence[Gaussian], method: Method, tangents: int) -> Gaussi
     error, root = None, len(found) ** 0.5
     if len(found) > 1:
         error = SamplingError(tangents, means.std(0) / root, matrices.std(0) / root)
+    notes = dict.fromkeys(note for y in found for note in y.notes)
     return Gaussian(
-        means.mean(0), matrices.mean(0), validate_args=False, method=method, sampling=error
-    )
+        means.mean(0), matrices.mean(0), validate_args=False, method=method, sampling=error,
+        notes=tuple(notes),
+    )  # fmt: skip

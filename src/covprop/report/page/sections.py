@@ -159,10 +159,10 @@ def _output_table(choice: Choice, chosen: list[Gaussian], truth: list[Any]) -> T
         head += ["sampled mean", "sampled standard deviation"]
     rows: list[tuple[str, ...]] = []
     for place, (one, other) in enumerate(zip(chosen, truth, strict=True)):
+        intervals = [one.interval(2 * NormalDist().cdf(k) - 1) for k in LEVELS.values()]
         for i, name in enumerate(choice.names[: max(0, ROWS - len(rows))]):
             mean, stddev = float(one.mean[i]), float(one.stddev[i])
-            ends = [f"{_short(mean - k * stddev)} to {_short(mean + k * stddev)}"
-                    for k in LEVELS.values()]  # fmt: skip
+            ends = [f"{_short(low[i])} to {_short(high[i])}" for low, high in intervals]
             cells = [*labels[place : place + 1], name, _short(mean), _short(stddev), *ends]
             if other is not None:
                 errors = _errors(other)
