@@ -112,10 +112,7 @@ def in_flight(gaussians: Sequence[cp.Gaussian], method: Any) -> list[GaussianTen
 
 def planned(gaussians: Sequence[cp.Gaussian], method: Any) -> list[GaussianTensor]:
     lineage, ledger = Lineage(method), Ledger()
-    return [
-        GaussianTensor(x.mean, method.planned_carrier(x, lineage, ledger))
-        for x in gaussians
-    ]
+    return [GaussianTensor(x.mean, method.planned_carrier(x, lineage, ledger)) for x in gaussians]
 
 
 def run(program: Program, tensors: Sequence[Any]) -> Any:

@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covprop.activations.base import Activation, Scalar
-from covprop.activations.moments import HELD_VALUES, NODES, breakpoints, panel_count
+from covprop.activations.moments import (
+    HELD_VALUES,
+    NODES,
+    breakpoints,
+    panel_count,
+    value_and_slope,
+)
 from covprop.errors import QuadratureError
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import inverse_deviation, standard_deviation
@@ -127,9 +133,13 @@ def _of_elements(
     panels = panel_count(stddev, max(counts)) * fineness
     grid = Panels(breakpoints(kinks, mean, stddev, panels, fineness=fineness), NODES)
     y = mean[:, None, None] + stddev[:, None, None] * grid.nodes
-    value = torch.zeros_like(y)
+    value = torch.zeros_like(y)  # g(y) - g(mu), as the integral of g' and the jumps between them
     for factor, scalar in terms:
-        value = value + factor[:, None, None] * (scalar(y) - scalar(mean)[:, None, None])
+        slope = value_and_slope(scalar, y)[1]
+        rise = stddev[:, None, None] * grid.integral_from_zero(slope)
+        for place, height in scalar.jumps:
+            rise = rise + height * ((y >= place).to(y) - (mean >= place).to(y)[:, None, None])
+        value = value + factor[:, None, None] * rise
     hermite = zip(range(max(counts)), hermite_functions(grid.nodes), strict=False)
     basis = [math.sqrt(math.factorial(k)) * grid.weights * h for k, h in hermite]
     value = value - (value * basis[0]).sum((-2, -1), keepdim=True)

@@ -22,6 +22,7 @@ from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, 
 from covprop.carriers.full import Full
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
+from covprop.errors import name_of
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.contraction import Contraction
 from covprop.flow.lineage import Lineage
@@ -47,8 +48,8 @@ SMALL_VARIANCE = 1e-3
 LARGEST_SKEWNESS = 3.0
 """The skewness of an argument beyond which the expansion is not to be trusted."""
 FALLBACK = (
-    "third cumulants are too large here for their expansion, so this operation takes its input as "
-    "Gaussian; compare with samples, or use smaller noise"
+    "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
+    "expansion; compare with samples, or use smaller noise"
 )
 
 
@@ -124,7 +125,7 @@ class ActivationOrigin(Origin):
 @final
 @dataclass(eq=False)
 class ProductOrigin(Origin):
-    """A product of two vectors, element by element: w = Cov(x, u_i), q = Cov(x, v_i)."""
+    """A product of two vectors, element by element: w = Cov(x, u_i), q = 2 Cov(x, v_i)."""
 
     base: "Cumulants | None"
     other: "Cumulants"
@@ -308,7 +309,7 @@ class Cumulants(Full):
         if self.gaussian is None:
             return self._linear(loc, linear, covariance)
         plain = self.gaussian.push(linear)
-        good = self._trusted(covariance.diagonal(), plain.diagonal())
+        good = self._trusted("a linear map", covariance.diagonal(), plain.diagonal())
         if good is None:
             return self._linear(loc, linear, covariance)
         matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
@@ -318,7 +319,7 @@ class Cumulants(Full):
         return made
 
     def _trusted(
-        self, variance: Tensor, plain: Tensor, skewness: Tensor | None = None
+        self, operation: str, variance: Tensor, plain: Tensor, skewness: Tensor | None = None
     ) -> Tensor | None:
         """Elements of a result for which third cumulants are to be trusted, None for all.
 
@@ -332,7 +333,7 @@ class Cumulants(Full):
         if not bool(bad.any()):
             return None
         if bool((bad & (plain > SMALL_VARIANCE * plain.amax(-1, keepdim=True))).any()):
-            self.lineage.note(FALLBACK)
+            self.lineage.note(FALLBACK.format(operation))
         return ~bad
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
@@ -343,7 +344,8 @@ class Cumulants(Full):
         slices = self.slices(self)
         made, known = self._corrected(plain, derivatives, variance, slices, self.blocks)
         if slices is not None:
-            good = self._trusted(made.variances(), plain.variances(), known.skewness)
+            name = name_of(getattr(activation, "function", type(activation)))
+            good = self._trusted(name, made.variances(), plain.variances(), known.skewness)
             if good is not None:
                 slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
                 made, known = self._corrected(plain, derivatives, variance, slices, blocks)
@@ -421,7 +423,8 @@ class Cumulants(Full):
             if part is not None:
                 value = value + (part + part.mT)
         if value is not plain:
-            good = self._trusted(*(m.diagonal(dim1=-2, dim2=-1) for m in (value, plain)))
+            both = (m.diagonal(dim1=-2, dim2=-1) for m in (value, plain))
+            good = self._trusted("a product", *both)
             value = value if good is None else torch.where(_both(good), value, plain)
             made.structure = Dense(symmetric(value))
         u, v, cross = self.covariance.matrix(), other.covariance.matrix(), self.cross(other)
@@ -502,7 +505,7 @@ def _product_factors(
         [
             nothing if unit is None else unit,
             nothing if w is None else w.mT,
-            nothing if q is None else q.mT,
+            nothing if q is None else 2 * q.mT,
             nothing if rest is None else rest,
         ],
         dim=-1,
