@@ -1,5 +1,6 @@
 """Expected derivatives of centred powers, against integrals that share no code with them."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ def integral(
 
     def expect(values: Callable[[float], float]) -> float:
         total = 0.0
-        for low, high in zip(ends, ends[1:], strict=False):
+        for low, high in itertools.pairwise(ends):
             total += integrate.quad(
                 lambda x: values(x) * math.exp(-x * x / 2) / math.sqrt(2 * math.pi),
                 low, high, epsabs=1e-11, epsrel=1e-9, limit=200,
@@ -74,7 +75,7 @@ def test_integrals_are_those_of_another_quadrature(name: str) -> None:
 
 
 def test_those_of_a_rectifier_follow_from_its_own() -> None:
-    """relu^2 has the derivative 2 relu: h_k = 2 sigma c_{k-1} - 2 c_0 c_k for the centred square."""
+    """relu^2 has the derivative 2 relu: the centred square has 2 sigma c_{k-1} - 2 c_0 c_k."""
     mean, variance = torch.tensor([0.4, -1.0, 3.0], dtype=D), torch.tensor([1.0, 0.3, 2.0], dtype=D)
     relu = find_activation(torch.relu)
     first, second, _ = expected_derivatives(relu, mean, variance, ORDER)

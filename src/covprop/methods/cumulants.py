@@ -18,6 +18,7 @@ from covprop.kernels.normal import inverse_deviation
 from covprop.methods.base import LayerwiseMethod
 from covprop.methods.call import Call, finite
 from covprop.methods.exact import Exact, exact_cross, exact_moments
+from covprop.skewed import Skewed
 
 
 @final
@@ -48,13 +49,13 @@ class Cumulants(LayerwiseMethod):
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
         """Covariance and third moments."""
         third = None
-        if x.skewness is not None:
+        if isinstance(x, Skewed) and x.skewness is not None:
             third = x.skewness.flatten(len(x.batch_shape)) * x.covariance.diagonal() ** 1.5
         return Carrier.of_input(x.covariance, third, lineage, self)
 
     def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """Blocks beside the covariances."""
-        own = 0 if x.skewness is None else x.covariance.size
+        own = x.covariance.size if isinstance(x, Skewed) else 0
         return PlannedCumulants(x.covariance.planned(), x.mean.detach(), lineage, ledger, own=own)
 
     def activate(
