@@ -19,21 +19,33 @@ LABELS = {
     Kind.RECURRENT: "recurrent", Kind.CONSTANT: "constant",
 }  # fmt: skip
 """What the table calls a kind of operation; other kinds are not listed."""
+CARRIED = "exact"
+LINEARISED = "expected linearisation"
+THIRD = {
+    Kind.LINEAR: CARRIED, Kind.MOVEMENT: CARRIED, Kind.JOIN: CARRIED, Kind.CONSTANT: "none",
+    Kind.ELEMENTWISE: "first order, own block",
+    Kind.PRODUCT: "element by element: own block; sums of products: expected linearisation",
+    Kind.MAXIMUM: "as a sum and a ReLU", Kind.SMOOTH: LINEARISED, Kind.ATTENTION: LINEARISED,
+    Kind.NOISE: "single masks: own block; shared masks: expected linearisation",
+    Kind.RECURRENT: "as its activations and products",
+}  # fmt: skip
+"""What `cp.Cumulants` does with third cumulants."""
 
 
 def operations_table() -> str:
     """A Markdown table of what has a rule and how exact that rule is."""
     assert rules  # importing the rules fills the table
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    groups: dict[tuple[Kind, str], list[str]] = defaultdict(list)
     for row in TABLE.values():
         if row.kind in LABELS and row.in_place_of is None and row.treatment != UNDESCRIBED:
             names = [f"`{name}`" for name in row.name.split(", ")]
-            group = groups[LABELS[row.kind], row.treatment]
+            group = groups[row.kind, row.treatment]
             group += [name for name in names if name not in group]
-    order = {label: place for place, label in enumerate(LABELS.values())}
-    lines = ["| kind | operations | covariance |", "| --- | --- | --- |"]
+    order = {kind: place for place, kind in enumerate(LABELS)}
+    head = "| kind | operations | covariance | third cumulants (`Cumulants`) |"
+    lines = [head, "| --- | --- | --- | --- |"]
     lines += [
-        f"| {kind} | {', '.join(names)} | {treatment} |"
+        f"| {LABELS[kind]} | {', '.join(names)} | {treatment} | {THIRD[kind]} |"
         for (kind, treatment), names in sorted(groups.items(), key=lambda group: order[group[0][0]])
     ]
     return "\n".join(lines)

@@ -42,6 +42,25 @@ class ExpectedDerivatives(NamedTuple):
     second: Tensor
     third: Tensor
 
+    def _orders(self) -> Tensor:
+        """Variances of the orders 1, 2, ... of the function, f_k^2 / k!."""
+        rows = self.first.detach()[1:]
+        numbers = torch.arange(1.0, len(rows) + 1, dtype=rows.dtype, device=rows.device)
+        return rows.square() / numbers.cumprod(0).reshape(-1, *(1,) * (rows.dim() - 1))
+
+    def curvature(self) -> Tensor:
+        """The share of the deviation of each element that is not linear."""
+        orders = self._orders()
+        total = orders.sum(0)
+        return (orders[1:].sum(0) / torch.where(total > 0, total, 1)).sqrt()
+
+    def nonlinear(self, dtype: torch.dtype) -> Tensor:
+        """Elements, in any of the batch, whose function is not linear but for rounding."""
+        orders = self._orders()
+        largest = orders.sum(0).amax(-1, keepdim=True)
+        bent = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
+        return bent.reshape(-1, bent.shape[-1]).any(0).nonzero()[:, 0]
+
 
 def expected_derivatives(
     activation: Activation, mean: Tensor, variance: Tensor, order: int

@@ -8,10 +8,8 @@ the tree that is centred at i, and what the slices T_iij have beside it. A linea
 as it takes vectors, so the sum keeps its form; docs/mathematics.md has the derivation.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -20,6 +18,15 @@ from covprop.activations import Activated, Activation
 from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
 from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, release
 from covprop.carriers.full import Full
+from covprop.carriers.origins import (
+    ActivationOrigin,
+    DropoutOrigin,
+    InputOrigin,
+    Nonlinearity,
+    Origin,
+    ProductOrigin,
+    product_factors,
+)
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
 from covprop.errors import name_of
@@ -45,130 +52,13 @@ LEAST_VARIANCE = 0.1
 """The part of a Gaussian variance below which third cumulants are not to be trusted."""
 SMALL_VARIANCE = 1e-3
 """The part of the largest variance below which an element is not worth a warning."""
-LARGEST_SKEWNESS = 3.0
-"""The skewness of an argument beyond which the expansion is not to be trusted."""
+LARGEST_SKEWNESS = 4.0
+"""The skewness of an argument, times the share of the deviation that is not linear, beyond which
+the expansion is not to be trusted."""
 FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
     "expansion; compare with samples, or use smaller noise"
 )
-
-
-class Origin(ABC):
-    """An operation that made a block, and what other vectors have in it."""
-
-    base: "Cumulants | None"
-    """What it came of, None once no other vector can ask for it."""
-
-    @abstractmethod
-    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
-        """The factors of a vector x that did not come of it, given its argument y."""
-
-
-@dataclass(frozen=True)
-class Nonlinearity:
-    """The numbers of an activation of a nearly Gaussian vector, (*batch, n) in float64.
-
-    slope: E[g'], with what the skewness adds.
-    """
-
-    derivatives: ExpectedDerivatives
-    inverse: Tensor
-    skewness: Tensor
-    slope: Tensor
-    marginals: Marginals
-
-    def take(self, columns: Tensor) -> "Nonlinearity":
-        """Those of some elements."""
-        return Nonlinearity(
-            ExpectedDerivatives(*(rows[..., columns] for rows in self.derivatives)),
-            self.inverse[..., columns],
-            self.skewness[..., columns],
-            self.slope[..., columns],
-            Marginals(*(moment[..., columns] for moment in self.marginals)),
-        )
-
-
-@final
-@dataclass(eq=False)
-class ActivationOrigin(Origin):
-    """An activation; columns: the elements that have one; tree: their w_ii and q_ii."""
-
-    base: "Cumulants | None"
-    columns: Tensor
-    known: Nonlinearity
-    tree: tuple[Tensor, Tensor]
-
-    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
-        """Of z = g(y): kappa(z_i, z_i, x_j) = Cov(f_i^2, x_j) - 2 E[f_i] Cov(z_i, x_j)."""
-        cross = y.cross(x)
-        if cross is None:
-            return None
-        slices, known = y.slices(x), self.known
-
-        def column(values: Tensor) -> Tensor:
-            return values.to(cross)[..., None]
-
-        inverse, t = column(known.inverse), column(known.skewness)
-        w = inverse * cross.index_select(-2, self.columns)
-        raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
-        third = inverse.square() * raw
-        f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
-        q = (f[2] + t * f[5] / 6) * w + f[3] * third
-        first = (f[1] + t * f[4] / 6) * w + f[2] / 2 * third
-        kappa = (square[1] + t * square[4] / 6) * w + square[2] / 2 * third
-        kappa = kappa - 2 * column(known.marginals.shift) * first
-        have = column(known.slope).square() * raw
-        have = have + column(self.tree[0]) * q + column(self.tree[1]) * w
-        return torch.cat([part.mT for part in (torch.zeros_like(w), w, q, kappa - have)], dim=-1)
-
-
-@final
-@dataclass(eq=False)
-class ProductOrigin(Origin):
-    """A product of two vectors, element by element: w = Cov(x, u_i), q = 2 Cov(x, v_i)."""
-
-    base: "Cumulants | None"
-    other: "Cumulants"
-
-    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
-        """Its covariances with both arguments."""
-        return _product_factors(y.cross(x), self.other.cross(x))
-
-
-@final
-@dataclass(eq=False)
-class DropoutOrigin(Origin):
-    """Noise of single elements whose variance is ratio times y^2."""
-
-    base: "Cumulants | None"
-    mean: Tensor
-    ratio: float
-
-    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
-        """Nothing but slices."""
-        rest = self.slices(y, x).mT
-        nothing = torch.zeros_like(rest)
-        return torch.cat([nothing, nothing, nothing, rest], dim=-1)
-
-    def slices(self, y: "Cumulants", x: "Cumulants") -> Tensor:
-        """ratio Cov(y_i^2, x_j)."""
-        cross, slices = y.cross(x), y.slices(x)
-        if cross is None:
-            return torch.zeros_like(y.covariance.matrix())
-        first = 2 * self.mean[..., :, None] * cross
-        return self.ratio * (first if slices is None else first + slices)
-
-
-@final
-class InputOrigin(Origin):
-    """An input with independent skewed elements, of which no other vector has a share."""
-
-    base = None
-
-    def beside(self, y: "Cumulants", x: "Cumulants") -> Tensor | None:
-        """Nothing."""
-        del y, x
-        return None
 
 
 @final
@@ -346,7 +236,7 @@ class Cumulants(Full):
         made, known = self._corrected(plain, derivatives, variance, slices, self.blocks)
         if slices is not None:
             name = name_of(getattr(activation, "function", type(activation)))
-            skewness = known.skewness.detach() * _curvature(derivatives.first)
+            skewness = known.skewness.detach() * derivatives.curvature()
             good = self._trusted(name, made.variances(), plain.variances(), skewness)
             if good is not None:
                 slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
@@ -387,7 +277,7 @@ class Cumulants(Full):
         known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
         transfer = Scaled(slope)
         blocks = {origin: transfer(block) for origin, block in before.items()}
-        columns = _nonlinear(derivatives.first, matrix.dtype)
+        columns = derivatives.nonlinear(matrix.dtype)
         if len(columns):
             has_column = torch.zeros_like(matrix[..., :1, :]).index_fill(-1, columns, 1)
             tree = Tree.of(f, slope, inverse, matrix, slices, skewness)
@@ -432,7 +322,7 @@ class Cumulants(Full):
         u, v, cross = self.covariance.matrix(), other.covariance.matrix(), self.cross(other)
         loops = product_loops(u, v, torch.zeros_like(u) if cross is None else cross)
         own = loops.diagonal(dim1=-2, dim2=-1) / 3
-        block = _product_factors(
+        block = product_factors(
             self.cross(made), other.cross(made), with_diagonal(loops, own).mT, _unit(u)
         )
         if block is not None:
@@ -466,7 +356,7 @@ class Cumulants(Full):
         del others
         nodes = {carrier for carrier in held if isinstance(carrier, Cumulants)}
         living = [node for node in nodes if not node.covariance.constant]
-        bases = dict[Cumulants, None]()
+        bases = dict[Any, None]()
         for origin in dict.fromkeys(origin for node in living for origin in node.blocks):
             base = origin.base
             if base is None:
@@ -493,44 +383,3 @@ def _rows(blocks: dict[Origin, Tensor], good: Tensor) -> dict[Origin, Tensor]:
 
 def _unit(matrix: Tensor) -> Tensor:
     return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
-
-
-def _product_factors(
-    w: Tensor | None, q: Tensor | None, rest: Tensor | None = None, unit: Tensor | None = None
-) -> Tensor | None:
-    """The block of a product, of rows Cov(u_i, x_j) and Cov(v_i, x_j)."""
-    known = w if w is not None else q
-    if known is None:
-        return None
-    nothing = torch.zeros_like(known.mT)
-    return torch.cat(
-        [
-            nothing if unit is None else unit,
-            nothing if w is None else w.mT,
-            nothing if q is None else 2 * q.mT,
-            nothing if rest is None else rest,
-        ],
-        dim=-1,
-    )
-
-
-def _orders(first: Tensor) -> Tensor:
-    """The variances that the orders 1, 2, ... of a function have, f_k^2 / k!."""
-    first = first.detach()
-    factorials = torch.arange(1.0, len(first), dtype=first.dtype, device=first.device).cumprod(0)
-    return first[1:].square() / factorials.reshape(-1, *(1,) * (first.dim() - 1))
-
-
-def _curvature(first: Tensor) -> Tensor:
-    """The share of the deviation of each element that is not linear."""
-    orders = _orders(first)
-    total = orders.sum(0)
-    return (orders[1:].sum(0) / torch.where(total > 0, total, 1)).sqrt()
-
-
-def _nonlinear(first: Tensor, dtype: torch.dtype) -> Tensor:
-    """The elements whose function is not linear, to rounding of the largest one."""
-    orders = _orders(first)
-    largest = orders.sum(0).amax(-1, keepdim=True)
-    bent = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
-    return bent.reshape(-1, bent.shape[-1]).any(0).nonzero()[:, 0]

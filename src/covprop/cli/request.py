@@ -258,6 +258,7 @@ def _piecewise(text: str, _: int) -> Method:
 
 METHODS: dict[str, Choice] = {
     "exact": Choice(lambda *_: methods.Exact()),
+    "cumulants": Choice(lambda *_: methods.Cumulants()),
     "split": Choice(lambda text, _: methods.Split(*_count(text, MOST, "components")), "COMPONENTS"),
     "sketched": Choice(_sampling(methods.Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
     "series": Choice(_series, "ORDER or TOLERANCE"),

@@ -20,6 +20,7 @@ from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
     ControlVariate,
+    Cumulants,
     Exact,
     Linearized,
     Method,
@@ -35,7 +36,7 @@ from covprop.methods.progress import StageBar
 from covprop.propagate import plan, propagate
 
 METHODS: tuple[Method, ...] = (
-    Exact(), Split(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(),
+    Exact(), Cumulants(), Split(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(),
     AssumedDensity(), Wu2019(),
 )  # fmt: skip
 """The methods that are compared by default."""

@@ -116,6 +116,10 @@ class Carrier(ABC):
         """Whether autograd follows it."""
         return self.variances().requires_grad
 
+    def third_moments(self) -> Tensor | None:
+        """Third central moments (*batch, n), None where they are not carried."""
+        return None
+
     @abstractmethod
     def cross(self, other: "Carrier") -> Tensor | None:
         """Cov(this, other) as (*batch, n, m), None if they are independent."""

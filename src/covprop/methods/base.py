@@ -23,6 +23,7 @@ from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
+from covprop.kernels.normal import inverse_deviation
 from covprop.methods.call import (
     Advance,
     Call,
@@ -168,8 +169,13 @@ class LayerwiseMethod(Method):
             return unwrapped(without_draws(pass_once, call.means), self.finish)
 
     def finish(self, y: GaussianTensor) -> Gaussian:
-        """The Gaussian of an output."""
-        return finite(y.loc, y.carrier.finish(y.loc), self)
+        """The Gaussian of an output, with its skewness where that is carried."""
+        covariance, third = y.carrier.finish(y.loc), y.carrier.third_moments()
+        skewness = None
+        if third is not None:
+            skewness = (third * inverse_deviation(covariance.diagonal()) ** 3).reshape(y.loc.shape)
+        notes = tuple(y.carrier.lineage.notes)
+        return finite(y.loc, covariance, self, skewness=skewness, notes=notes)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """By carrying the columns of the roots on."""

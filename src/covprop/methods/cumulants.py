@@ -12,11 +12,9 @@ from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, InconsistentBranches, warn_user
 from covprop.flow.lineage import Lineage, Replacements
 from covprop.flow.nests import map_leaves
-from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.kernels.normal import inverse_deviation
 from covprop.methods.base import LayerwiseMethod
-from covprop.methods.call import Call, finite
+from covprop.methods.call import Call
 from covprop.methods.exact import Exact, exact_cross, exact_moments
 from covprop.skewed import Skewed
 
@@ -85,13 +83,3 @@ class Cumulants(LayerwiseMethod):
         if not isinstance(leaf, Gaussian):
             return leaf
         return Gaussian(leaf.mean, leaf.covariance, validate_args=False, method=self, notes=(note,))
-
-    def finish(self, y: GaussianTensor) -> Gaussian:
-        """The Gaussian of an output, with the skewness of its elements."""
-        carrier = y.carrier
-        assert isinstance(carrier, Carrier)
-        covariance = carrier.finish(y.loc)
-        inverse = inverse_deviation(covariance.diagonal())
-        skewness = (carrier.third_moments() * inverse**3).reshape(y.loc.shape)
-        notes = tuple(carrier.lineage.notes)
-        return finite(y.loc, covariance, self, skewness=skewness, notes=notes)
