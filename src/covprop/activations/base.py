@@ -146,7 +146,7 @@ class Activation(ABC):
         return self.mean(mean, variance), self.variance(mean, variance), coefficients
 
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance alone."""
+        """Mean and variance only."""
         return self.mean(mean, variance), self.variance(mean, variance)
 
     @property

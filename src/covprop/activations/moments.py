@@ -315,13 +315,13 @@ def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tupl
                 )
             coarse, fineness, before = fine, 2 * fineness, mismatch
     raise QuadratureError(
-        f"the moments of {name} do not settle on ever finer grids; name the places where it bends "
-        "with cp.activation(function, kinks=(...))"
+        f"the moments of {name} do not converge on ever finer grids; name the places where its "
+        "derivative jumps with cp.activation(function, kinks=(...))"
     )
 
 
 def _check_parameters(scalar: Scalar, mean: Tensor) -> None:
-    """Quadrature gives gradients by the argument alone."""
+    """Quadrature gives gradients only by the argument."""
     if not torch.is_grad_enabled():
         return
     value = scalar.take(slice(1))(mean.detach().flatten()[:1])

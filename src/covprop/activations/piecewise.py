@@ -291,7 +291,7 @@ def _clamped(name: str, low: float, high: float) -> Activation:
     if not (low < math.inf and high > -math.inf):  # which NaN fails too
         raise UnsupportedOperation(
             f"{name} between {low:g} and {high:g} has no finite moments; use bounds that are "
-            "numbers, or infinities that leave room between them"
+            "numbers, or infinities with numbers between them"
         )
     if high == math.inf:
         if low == -math.inf:

@@ -17,8 +17,8 @@ from torch import Tensor
 from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance
 from covprop.errors import UnsupportedOperation
+from covprop.flow.algebra import Contraction
 from covprop.flow.carrier import Transfer
-from covprop.flow.contraction import Contraction
 from covprop.kernels.normal import SQRT_2, inverse_deviation
 
 Known: TypeAlias = dict[tuple[int, int], Tensor | None]

@@ -17,11 +17,21 @@ from covprop.carriers.cross_covariance import (
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric, without_negative_variances
 from covprop.errors import InconsistentBranches, name_of
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.contraction import Contraction
-from covprop.flow.groups import GroupBases, Groups
+from covprop.flow.algebra import Contraction, GroupBases, Groups
+from covprop.flow.carrier import (
+    Along,
+    Carrier,
+    Deferred,
+    Moments,
+    RandomLinear,
+    Scaled,
+    Taken,
+    Term,
+    Times,
+    Transfer,
+    transfer_of,
+)
 from covprop.flow.lineage import Lineage
-from covprop.flow.transfers import Along, Deferred, Scaled, Taken, Times, transfer_of
 from covprop.kernels.directions import direction, length
 from covprop.kernels.rounding import CANCELLATION
 

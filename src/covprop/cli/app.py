@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from covprop.cli import doctor, propagation
-from covprop.cli import robustness as deciding
 from covprop.cli.output import WRITERS, ExitCode, Refusal, Result, check_writable, write_moments
+from covprop.cli.ranks import Ranks
 from covprop.cli.request import (
     METHOD_NAMES,
     MOST_SAMPLES,
@@ -25,7 +25,6 @@ from covprop.cli.request import (
 )
 from covprop.diagnostics.compare import SAMPLES as DEFAULT_SAMPLES
 from covprop.propagate import plan as plan_of
-from covprop.ranks import Ranks
 from covprop.robustness.analysis import SAMPLES as ANALYSIS_SAMPLES
 
 app = typer.Typer(
@@ -33,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # panels leave no room for text, and ":factory:" becomes a picture
+    rich_markup_mode=None,  # panels leave little width for text, and ":factory:" becomes a picture
     epilog="Exit codes: 0 fine, 1 a fault of covprop, 2 bad input or usage, 3 the answer is no, "
     "4 a process lost, 130 interrupted.",
 )
@@ -205,14 +204,14 @@ def robustness(
     chosen = method(method_name, seed + ranks.rank)
     page = _page(report)
     request = read()
-    analysis = deciding.run(
+    analysis = propagation.run_robustness(
         request, ranks, seed, label, norm, method=chosen, probability=probability,
         samples=samples, radius=radius,
     )  # fmt: skip
     if page is not None:
         y = propagation.run(request, chosen, seed, Ranks())
         propagation.write_report(page, request, y, seed, robustness=analysis)
-    return deciding.result(request, analysis, require_probability, as_json)
+    return propagation.robustness_result(request, analysis, require_probability, as_json)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from covprop.cli.output import ExitCode, Result
-from covprop.flow.memory import free_bytes
+from covprop.flow.lineage import free_bytes
 from covprop.gaussian import Gaussian
 from covprop.propagate import propagate
 from covprop.text_table import Table, in_bytes

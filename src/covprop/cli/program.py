@@ -55,7 +55,7 @@ PLAIN = {
 }  # fmt: skip
 """Operators without a rule that programs call on constants, or that samples go through.
 
-They compute on their arguments alone: no files, no random numbers, no memory of others.
+They compute on nothing but their arguments: no files, no random numbers, no memory of others.
 """
 
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
-from covprop.kernels.convolution import TOGETHER
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
 WIDE = 2**24
 """Entries of a covariance that is worth not to be written out."""
+TOGETHER = 16
+"""Images that are convolved at a time, of which blocks are multiples: the patches of more leave the
+cache."""
 COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
 

@@ -18,7 +18,7 @@ from covprop.covariance.base import (
 from covprop.covariance.congruence import gathered
 from covprop.covariance.dense import Dense, PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.covariance.roots import Root, square_root
+from covprop.covariance.semidefinite import Root, square_root
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.kernels.rounding import NEGATIVE_VARIANCE
 
@@ -79,11 +79,11 @@ class Deflated(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """(A R) (A R)^T for the root R, a few columns at a time, or the map of the matrix."""
-        found = gathered(self, linear)
-        return self.to_dense().push(linear) if found is None else Dense(found)
+        pushed = gathered(self, linear)
+        return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def written(self, features: int) -> int:
-        """The matrix of the result alone, unless that is the larger one."""
+        """Only the matrix of the result, unless that is the larger one."""
         return features
 
     def take(self, index: Tensor) -> Covariance:

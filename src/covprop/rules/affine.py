@@ -13,10 +13,10 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import Layer, LinearMap
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.flow.layout import is_moved
-from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.table import Batch, Kind, in_place, is_moved, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules import layers
+from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
 from covprop.rules.operands import (
     at_means,
     batch_error,
@@ -29,8 +29,6 @@ from covprop.rules.operands import (
     with_slots,
     without_constants,
 )
-from covprop.rules.products import bilinear, labels_of, matrix_product, product
-from covprop.rules.sums import join, weighted_sum
 
 Strip: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Element-wise operations: look up the activation, ask the carrier."""
+"""Rules of element-wise functions: each has an activation, whose moments the carrier takes."""
 
 import inspect
 import math
@@ -22,7 +22,7 @@ from covprop.errors import (
 from covprop.flow.table import Batch, Kind, in_place, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
-from covprop.rules.composition import Call, declared, power, reads
+from covprop.rules.composition import Application, declared, power, reads
 from covprop.rules.operands import check_finite
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
@@ -170,7 +170,7 @@ def activation(
 
     @wraps(plain)
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
-        function = wraps(plain)(partial(_call, plain, args, kwargs))
+        function = wraps(plain)(lambda y: plain(y, *args, **kwargs))
         if isinstance(x, GaussianTensor):
             return dispatch(activated, (x, function, kinks), {})
         if has_torch_function((x,)):  # something watches, which should see one operation
@@ -178,10 +178,6 @@ def activation(
         return plain(x, *args, **kwargs)
 
     return wrapped
-
-
-def _call(function: Callable[..., Tensor], args: Any, kwargs: Any, y: Tensor) -> Tensor:
-    return function(y, *args, **kwargs)
 
 
 def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[float]) -> Tensor:
@@ -198,9 +194,11 @@ def activated_rule(
     return apply(function, Quadrature(function, tuple(kinks)), x)
 
 
-def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Call:
+def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Application:
     known, places = Quadrature(function, tuple(kinks)), tuple(map(float, kinks))
-    return Call(expression.Operation(expression.Kind.FUNCTION, function, known, places), (x,))
+    return Application(
+        expression.Operation(expression.OperationKind.FUNCTION, function, known, places), (x,)
+    )
 
 
 reads([activated], _read_activated, apply)

@@ -123,10 +123,10 @@ def _of_its_own(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
     )
     if (a.batch_shape, a.batch_at) != (b.batch_shape, b.batch_at):
         raise batch_error(torch.maximum, a)
-    found = a.carrier.maximum(b.carrier, a.flat, b.flat)
-    if found is None:
+    joint = a.carrier.maximum(b.carrier, a.flat, b.flat)
+    if joint is None:
         return None
-    mean, carrier = found
+    mean, carrier = joint
     return GaussianTensor(mean.reshape(a.loc.shape), carrier, batch_at=a.batch_at)
 
 

@@ -105,11 +105,11 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return means of the targets, and their standard deviations, noise included."""
-        found = self._moments(self._inputs(self._features(X)))
-        mean = self._original(found.mean)
+        prediction = self._moments(self._inputs(self._features(X)))
+        mean = self._original(prediction.mean)
         if not return_std:
             return mean
-        return mean, self._shaped(self.targets_.spread(array(found.stddev)))
+        return mean, self._shaped(self.targets_.spread(array(prediction.stddev)))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return bounds of the central interval that holds each target with this probability.

@@ -1,9 +1,8 @@
 """Likelihoods: expected, predictive and plain, and the moments of what they predict."""
 
-from covprop.bayes.likelihoods.base import Likelihood, Prediction
+from covprop.bayes.likelihoods.base import Cubature, Likelihood, Prediction
 from covprop.bayes.likelihoods.discrete import Bernoulli, Categorical, Delta, Poisson
 from covprop.bayes.likelihoods.gaussian import HeteroskedasticGaussian, HomoskedasticGaussian
-from covprop.bayes.likelihoods.integrals import Cubature
 
 __all__ = [
     "Bernoulli", "Categorical", "Cubature", "Delta", "HeteroskedasticGaussian",

@@ -21,16 +21,15 @@ from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.verdict import FINE
 from covprop.files import write_atomically
 from covprop.gaussian import Gaussian
-from covprop.report.page.analyses import (
+from covprop.report.analyses import (
     budget_figure,
     decision_section,
     decision_sentences,
     layers_section,
     sampling_section,
 )
-from covprop.report.page.content import Choice, Content
-from covprop.report.page.markup import Section, cards, embedded, paragraph
-from covprop.report.page.sections import LEVELS, inputs_section, maps_section, outputs_section
+from covprop.report.content import Choice, Content, Section, cards, embedded, paragraph
+from covprop.report.sections import LEVELS, inputs_section, maps_section, outputs_section
 from covprop.robustness import Robustness
 from covprop.text_table import in_digits, in_percent, in_seconds
 

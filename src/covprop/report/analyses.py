@@ -11,8 +11,8 @@ from torch import Tensor
 
 from covprop.diagnostics.comparison import Comparison, ComparisonRow
 from covprop.diagnostics.steps import NOT_GAUSSIAN, Trace, TraceStep, median_and_worst
-from covprop.report.page.content import Batch
-from covprop.report.page.markup import (
+from covprop.report.content import (
+    Batch,
     Section,
     beside,
     chart,
@@ -256,13 +256,13 @@ def _diagnosis(trace: Trace) -> str:
         return (
             "Whether each step is Gaussian was not checked; cp.trace(..., samples=10_000) does so."
         )
-    bent, wrong = trace.first_non_gaussian(), trace.first_error()
+    not_gaussian, wrong = trace.first_non_gaussian(), trace.first_error()
     shape = "Every step is Gaussian as far as they tell."
-    if bent:
-        shape = f"The first that is clearly not Gaussian is “{bent.name}”."
+    if not_gaussian:
+        shape = f"The first that is clearly not Gaussian is “{not_gaussian.name}”."
     moments = (
         "No variance is off by more than sampling explains, which is what matters: a step may "
-        "bend and still have the right moments."
+        "be nonlinear and still have the right moments."
     )
     if wrong:
         moments = (

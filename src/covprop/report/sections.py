@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from covprop.gaussian import Gaussian
-from covprop.report.page.content import MAP, Choice
-from covprop.report.page.markup import (
+from covprop.report.content import (
+    MAP,
+    Choice,
     Section,
     beside,
     chart,
