@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Scalar
+from covprop.activations.base import Activation
 from covprop.activations.closed import Polynomial
-from covprop.activations.moments import REACH, value_and_slope
+from covprop.activations.moments import REACH, Scalar, value_and_slope
 from covprop.activations.piecewise import Piecewise
 from covprop.activations.quadrature import Quadrature, crossings
 from covprop.kernels.rounding import JUMP, rounding

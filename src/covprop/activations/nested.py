@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.base import Activated, Scalar, ScalarPair
+from covprop.activations.base import Activated
 from covprop.activations.moments import (
     NODES,
     REACH,
     WIDE,
+    Scalar,
+    ScalarPair,
     breakpoints,
     graded,
     insert,

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import Activation, Correlated, Elements, Scalar
+from covprop.activations.base import INTEGRAL, Activation, Correlated, Elements, declare
 from covprop.activations.closed import power
 from covprop.activations.knots import Pieces, knots_covariance
-from covprop.activations.registry import INTEGRAL, declare
+from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
 from covprop.kernels.normal import RECTIFIED_ORDER, rectified_coefficients, rectified_moments
 

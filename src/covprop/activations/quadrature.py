@@ -13,11 +13,8 @@ from covprop.activations.base import (
     Correlated,
     Elements,
     Prepared,
-    Scalar,
-    ScalarPair,
-    leading,
 )
-from covprop.activations.moments import REACH, WIDE, moments
+from covprop.activations.moments import REACH, WIDE, Scalar, ScalarPair, leading, moments
 from covprop.activations.nested import nested_covariance
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation

@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from covprop.bayes import metrics
-from covprop.bayes import moments as moments  # registers the rule of the layers
+from covprop.bayes import random_weights as random_weights  # registers the rule of the layers
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
 from covprop.bayes.elbo import ELBO, LinearAnnealing
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear

@@ -13,7 +13,14 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from covprop.cli import doctor, propagation
-from covprop.cli.output import WRITERS, ExitCode, Refusal, Result, check_writable, write_moments
+from covprop.cli.output import (
+    WRITERS,
+    CommandResult,
+    ExitCode,
+    Refusal,
+    check_writable,
+    write_moments,
+)
 from covprop.cli.ranks import Ranks
 from covprop.cli.request import (
     METHOD_NAMES,
@@ -64,7 +71,7 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help=SEED)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 
 
-def with_request(command: Callable[..., Result]) -> Callable[..., Result]:
+def with_request(command: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
     """Give a command the options of `read_request`, and as its second argument what reads them.
 
     A command reads when its own options are known to be good. Meanwhile what a model prints goes
@@ -72,7 +79,7 @@ def with_request(command: Callable[..., Result]) -> Callable[..., Result]:
     """
 
     @functools.wraps(command)
-    def wrapped(context: typer.Context, **values: Any) -> Result:
+    def wrapped(context: typer.Context, **values: Any) -> CommandResult:
         read = functools.partial(read_request, **{name: values.pop(name) for name in shared})
         with redirect_stdout(sys.stderr):
             return command(context, read, **values)
@@ -112,7 +119,7 @@ def propagate(
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """Mean and covariance of the output for a Gaussian input."""
     ranks: Ranks = context.obj
     chosen = method(method_name, seed + ranks.rank)
@@ -143,7 +150,7 @@ def compare(
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """Methods against samples, on this network and input."""
     context.obj.finish_unless_first()
     methods = [method(name, seed) for name in method_names or ()]
@@ -163,7 +170,7 @@ def plan(
     read: Reader,
     method_name: MethodName = "exact",
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """Shape, memory and work of every operation, before it is run."""
     context.obj.finish_unless_first()
     request = read()
@@ -176,7 +183,7 @@ def plan(
         "fits": planned.fits,
     }  # fmt: skip
     verdict, code = ("it fits", ExitCode.OK) if planned.fits else ("it does not fit", ExitCode.NO)
-    return Result(record, (planned.table, verdict), as_json, code)
+    return CommandResult(record, (planned.table, verdict), as_json, code)
 
 
 @app.command()
@@ -198,7 +205,7 @@ def robustness(
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
     ranks: Ranks = context.obj
     chosen = method(method_name, seed + ranks.rank)
@@ -219,7 +226,7 @@ def demo(
     context: typer.Context,
     report: Annotated[str, typer.Option(metavar="FILE.html", help=PAGE)] = "covprop-demo.html",
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """A classifier of digits behind a noisy sensor, trained and asked."""
     context.obj.finish_unless_first()
     page = check_writable(report, (".html",), "--report")
@@ -231,11 +238,11 @@ def demo(
             "pip install '.[demo]' in covprop's folder"
         ) from error
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # it prints as it goes
-        return Result(module.main(page), (), as_json)
+        return CommandResult(module.main(page), (), as_json)
 
 
 @app.command("doctor")
-def examine(context: typer.Context, as_json: Json = False) -> Result:
+def examine(context: typer.Context, as_json: Json = False) -> CommandResult:
     """Versions, device, and a self-test against known values."""
     context.obj.finish_unless_first()
     return doctor.result(as_json)

@@ -102,7 +102,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """The outcome of a command: `record` is printed with --json, `parts` without."""
 
     record: dict[str, Any]

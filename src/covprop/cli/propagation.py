@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covprop.cli import arrays
-from covprop.cli.output import ExitCode, Refusal, Result, check_dense, quoted, writing
+from covprop.cli.output import CommandResult, ExitCode, Refusal, check_dense, quoted, writing
 from covprop.cli.ranks import Ranks
 from covprop.cli.request import Request, running, single_output
 from covprop.covariance import Covariance
@@ -69,13 +69,13 @@ def record(request: Request, y: Gaussian) -> dict[str, Any]:
     return values
 
 
-def result(request: Request, y: Gaussian, as_json: bool) -> Result:
+def result(request: Request, y: Gaussian, as_json: bool) -> CommandResult:
     """The record or the table; the other is not computed."""
     if as_json:
-        return Result(record(request, y), (), True)
+        return CommandResult(record(request, y), (), True)
     inputs, outputs = ("x".join(map(str, mean.shape)) or "1" for mean in (request.x.mean, y.mean))
     head = f"{request.name}: {inputs} in, {outputs} out, by {method_name(y.method)}"
-    return Result({}, (head, table(y)), False)
+    return CommandResult({}, (head, table(y)), False)
 
 
 def table(y: Gaussian) -> Table:
@@ -135,7 +135,7 @@ def run_comparison(
 
 def comparison_result(
     request: Request, comparison: Comparison, tolerance: float | None, as_json: bool
-) -> Result:
+) -> CommandResult:
     """The table; the answer is no if the error of the first method exceeds the tolerance."""
     first = comparison.rows[0]
     values = {"model": request.name, **comparison.to_dict(), "tolerance": tolerance}
@@ -144,13 +144,13 @@ def comparison_result(
         name = f"controlvariate:{ADVISED_SAMPLES}"
         parts.append(f"on the command line: covprop propagate ... --method {name}")
     if tolerance is None:
-        return Result(values, tuple(parts), as_json)
+        return CommandResult(values, tuple(parts), as_json)
     error = _largest_error(first)
     within = error <= tolerance
     values |= {"error": error, "within_tolerance": within}
     word = "within" if within else "beyond"
     parts.append(f"{first.name} is off by {error:.3g} at most, {word} the tolerance {tolerance:g}")
-    return Result(values, tuple(parts), as_json, ExitCode.OK if within else ExitCode.NO)
+    return CommandResult(values, tuple(parts), as_json, ExitCode.OK if within else ExitCode.NO)
 
 
 def _largest_error(row: ComparisonRow) -> float:
@@ -306,7 +306,7 @@ def _labels(text: str) -> Tensor:
 
 def robustness_result(
     request: Request, analysis: Robustness, required: float | None, as_json: bool
-) -> Result:
+) -> CommandResult:
     """The table; the answer is no if a label is kept with less than the required probability.
 
     Where samples disagree with propagation, samples decide.
@@ -329,7 +329,7 @@ def robustness_result(
         parts.append(
             f"the label is kept with probability {kept:.4g}, {word} the required {required:g}"
         )
-    return Result(record, tuple(parts), as_json, code)
+    return CommandResult(record, tuple(parts), as_json, code)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

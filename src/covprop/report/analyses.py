@@ -12,7 +12,7 @@ from torch import Tensor
 from covprop.diagnostics.comparison import Comparison, ComparisonRow
 from covprop.diagnostics.steps import NOT_GAUSSIAN, Trace, TraceStep, median_and_worst
 from covprop.report.content import (
-    Batch,
+    BatchSelection,
     Section,
     beside,
     chart,
@@ -44,7 +44,9 @@ REFUSAL = 160
 """Letters of a refusal."""
 
 
-def decision_section(result: Robustness, batch: Batch, output_names: Sequence[str]) -> Section:
+def decision_section(
+    result: Robustness, batch: BatchSelection, output_names: Sequence[str]
+) -> Section:
     """How a classifier decides under noise: probabilities, margins, noise budget, attack."""
     names = _class_names(result, output_names)
     body = paragraph(
@@ -119,7 +121,7 @@ def _pair(estimate: Probabilities) -> list[Any]:
     return [rounded(estimate.probability.double()), rounded(estimate.stderr.double())]
 
 
-def _risks(result: Robustness, batch: Batch) -> dict[str, Any]:
+def _risks(result: Robustness, batch: BatchSelection) -> dict[str, Any]:
     """Every input of the batch, the likeliest to be wrong first."""
     wrong = result.misclassification.probability.flatten()
     order = wrong.argsort(descending=True)[:RISKIEST]

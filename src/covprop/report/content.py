@@ -155,7 +155,7 @@ def picture_note(shape: tuple[int, int, int] | None) -> str:
 
 @final
 @dataclass(frozen=True)
-class Batch:
+class BatchSelection:
     """Which inputs of a batch are shown; places: in the flattened batch; kind: how chosen."""
 
     shape: tuple[int, ...]
@@ -163,7 +163,7 @@ class Batch:
     kind: str = "first"
 
     @classmethod
-    def of(cls, shape: Sequence[int], numbers: int, risk: Tensor | None = None) -> "Batch":
+    def of(cls, shape: Sequence[int], numbers: int, risk: Tensor | None = None) -> "BatchSelection":
         """The first, or those of the largest risk; numbers: how many each adds to the page."""
         size = math.prod(shape)
         count = max(1, min(INPUTS, size, NUMBERS // max(1, numbers)))
@@ -196,16 +196,16 @@ class Batch:
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Which inputs, and which elements of the flattened event of each, with their names."""
 
-    batch: Batch
+    batch: BatchSelection
     outputs: Tensor
     names: tuple[str, ...]
     size: int
 
     @classmethod
-    def of(cls, y: Gaussian, batch: Batch, names: Sequence[str] = ()) -> "Choice":
+    def of(cls, y: Gaussian, batch: BatchSelection, names: Sequence[str] = ()) -> "Selection":
         """All outputs, or evenly spaced ones where there are too many."""
         size = y.event_shape.numel()
         places = torch.linspace(0, max(0, size - 1), min(size, OUTPUTS), dtype=torch.float64)
@@ -301,21 +301,21 @@ class Content:
         return truth if same else None
 
     @cached_property
-    def inputs(self) -> Choice:
+    def inputs(self) -> Selection:
         """Which of the input is shown."""
         numbers = PICTURES * min(self.x.event_shape.numel(), max(PICTURE_SIDE**2, OUTPUTS))
         if self.y is not None:
             numbers += _numbers_of(self.y)
         result = self.robustness
         risk = None if result is None else result.misclassification.probability
-        return Choice.of(self.x, Batch.of(self.x.batch_shape, numbers, risk))
+        return Selection.of(self.x, BatchSelection.of(self.x.batch_shape, numbers, risk))
 
     @cached_property
-    def outputs(self) -> Choice | None:
+    def outputs(self) -> Selection | None:
         """Which of the output is shown: that of the same inputs."""
         if self.y is None:
             return None
         batch = self.inputs.batch
         if batch.shape != tuple(self.y.batch_shape):
-            batch = Batch.of(self.y.batch_shape, _numbers_of(self.y))
-        return Choice.of(self.y, batch, self.names)
+            batch = BatchSelection.of(self.y.batch_shape, _numbers_of(self.y))
+        return Selection.of(self.y, batch, self.names)

@@ -28,7 +28,7 @@ from covprop.report.analyses import (
     layers_section,
     sampling_section,
 )
-from covprop.report.content import Choice, Content, Section, cards, embedded, paragraph
+from covprop.report.content import Content, Section, Selection, cards, embedded, paragraph
 from covprop.report.sections import LEVELS, inputs_section, maps_section, outputs_section
 from covprop.robustness import Robustness
 from covprop.text_table import in_digits, in_percent, in_seconds
@@ -274,7 +274,7 @@ def _shape(shape: torch.Size) -> str:
     return numbers + (f" ({' × '.join(map(str, sizes))})" if len(sizes) > 1 else "")
 
 
-def _noise(x: Gaussian, choice: Choice) -> str:
+def _noise(x: Gaussian, choice: Selection) -> str:
     if _range(x.stddev)[1] == 0:
         return "Its input is a constant, without noise."
     matrix = choice.within(x)[0].correlation_matrix
@@ -284,7 +284,7 @@ def _noise(x: Gaussian, choice: Choice) -> str:
     return f"Its input carries noise with a standard deviation of {_span(x.stddev)}, {kind}."
 
 
-def _output(y: Gaussian, choice: Choice, at_length: bool) -> str:
+def _output(y: Gaussian, choice: Selection, at_length: bool) -> str:
     if _range(y.stddev)[1] == 0:
         return "The output does not vary."
     text = f"The output then varies with a standard deviation of {_span(y.stddev)}"

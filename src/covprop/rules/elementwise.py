@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from covprop.activations import DECLARATIONS, Activation, Quadrature, expression, spellings
+from covprop.activations.base import CLOSED, INTEGRAL, Factory
 from covprop.activations.piecewise import prelu
-from covprop.activations.registry import CLOSED, INTEGRAL, Factory
 from covprop.errors import (
     MomentOverflow,
     QuadratureError,

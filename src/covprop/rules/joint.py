@@ -9,7 +9,7 @@ Cov(u_i v_i, u_j v_j) = m_ui m_uj V_ij + m_ui m_vj C_ji + m_vi m_uj C_ij + m_vi 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +34,6 @@ from covprop.rules.operands import (
     with_slots,
     without_constants,
 )
-
-Labels: TypeAlias = list[int]
-"""The dimensions of a tensor as torch.einsum numbers them."""
 
 
 def join(
@@ -116,7 +113,7 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
 
 
 def bilinear(
-    first: Labels, second: Labels, out: Labels, u: GaussianTensor, v: GaussianTensor
+    first: list[int], second: list[int], out: list[int], u: GaussianTensor, v: GaussianTensor
 ) -> Any:
     """einsum(u, v) of two tensors that both vary, without writing out their products.
 
@@ -138,7 +135,7 @@ def bilinear(
 
 
 def _contraction(
-    first: Labels, second: Labels, out: Labels, u: GaussianTensor, v: GaussianTensor
+    first: list[int], second: list[int], out: list[int], u: GaussianTensor, v: GaussianTensor
 ) -> Contraction:
     """What einsum does within each element of the batch."""
     count = len(u.batch_shape)
@@ -171,7 +168,7 @@ def matrix_product(u: Any, v: Any) -> Any:
     return result.squeeze(-2 if v.dim() > 1 else -1) if u.dim() == 1 else result
 
 
-def labels_of(equation: str, ranks: Sequence[int]) -> list[Labels]:
+def labels_of(equation: str, ranks: Sequence[int]) -> list[list[int]]:
     """The labels of einsum's operands and of its result, an ellipsis written out."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -184,7 +181,7 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[Labels]:
         result = "".join(letter for letter in letters if inputs.count(letter) == 1)
         result = f"...{result}" if any(hidden) else result
 
-    def numbers(term: str, count: int) -> Labels:
+    def numbers(term: str, count: int) -> list[int]:
         before, dots, after = term.partition("...")
         last = len(letters) + max(hidden)
         within = list(range(last - count, last)) if dots else []
