@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
 from covprop.covariance.planned import PlannedCovariance
-from covprop.covariance.semidefinite import Factor, Root, square_root
+from covprop.covariance.semidefinite import FactorRoot, Root, square_root
 from covprop.errors import InconsistentBranches, InvalidGaussian
 from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import CHOLESKY
@@ -252,7 +252,7 @@ class Covariance(ABC):
 
     def root(self) -> Root:
         """L with L L^T = S."""
-        return Factor(square_root(self.matrix()))
+        return FactorRoot(square_root(self.matrix()))
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Samples (count, *batch, n) of mean zero."""

@@ -63,18 +63,18 @@ def complete_congruence(half: Tensor, linear: LinearMap) -> Tensor:
     return result
 
 
-def unwritten(size: int, features: int, batch_shape: torch.Size) -> bool:
-    """Whether a linear map to so many features leaves the matrix of what is before it unwritten."""
+def skips_matrix(size: int, features: int, batch_shape: torch.Size) -> bool:
+    """Whether a linear map to so many features never writes the matrix of its argument."""
     return features < size and batch_shape.numel() * size**2 > WIDE
 
 
-def gathered(covariance: Covariance, linear: LinearMap) -> Tensor | None:
+def congruence_by_root(covariance: Covariance, linear: LinearMap) -> Tensor | None:
     """(A L) (A L)^T by a few columns of a root L at a time, None where S may be written out."""
     variance, root = covariance.diagonal(), covariance.root()
-    if not unwritten(covariance.size, 0, covariance.batch_shape):
+    if not skips_matrix(covariance.size, 0, covariance.batch_shape):
         return None
     features = linear(variance[..., None, :]).shape[-1]
-    if not unwritten(covariance.size, features, covariance.batch_shape):
+    if not skips_matrix(covariance.size, features, covariance.batch_shape):
         return None
     total = variance.new_zeros(*variance.shape[:-1], features, features)
     step = max(1, COLUMNS // max(1, variance.numel()))

@@ -15,11 +15,11 @@ from covprop.covariance.base import (
     checked_positive,
     symmetric,
 )
-from covprop.covariance.congruence import gathered
+from covprop.covariance.congruence import congruence_by_root
 from covprop.covariance.deflated import Deflated, PlannedIndependent
 from covprop.covariance.dense import Dense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.covariance.semidefinite import Deviations, Root
+from covprop.covariance.semidefinite import DiagonalRoot, Root
 from covprop.kernels.normal import standard_deviation
 
 
@@ -54,7 +54,7 @@ class Diagonal(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T, which is dense."""
-        pushed = gathered(self, linear)
+        pushed = congruence_by_root(self, linear)
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def written(self, features: int) -> int:
@@ -89,7 +89,7 @@ class Diagonal(Covariance):
 
     def root(self) -> Root:
         """The deviations."""
-        return Deviations(standard_deviation(self.values))
+        return DiagonalRoot(standard_deviation(self.values))
 
     def without(self, units: Tensor, vectors: Tensor) -> Covariance:
         """Some directions taken from it, in O(n)."""
@@ -165,7 +165,7 @@ class Zero(Covariance):
 
     def root(self) -> Root:
         """Zeros."""
-        return Deviations(self.values)
+        return DiagonalRoot(self.values)
 
     def without(self, units: Tensor, vectors: Tensor) -> "Zero":
         """There is nothing to take."""

@@ -18,7 +18,13 @@ from covprop.covariance.base import (
 )
 from covprop.covariance.dense import Dense, PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.covariance.semidefinite import Beside, Deviations, Factor, Root, square_root
+from covprop.covariance.semidefinite import (
+    ConcatenatedRoot,
+    DiagonalRoot,
+    FactorRoot,
+    Root,
+    square_root,
+)
 from covprop.kernels.normal import standard_deviation
 
 
@@ -120,10 +126,10 @@ class LowRank(Covariance):
 
     def root(self) -> Root:
         """The factor, and the deviations of independent noise beside it."""
-        factor = Factor(self.factor)
+        factor = FactorRoot(self.factor)
         if self.values is None:
             return factor
-        return Beside(factor, Deviations(standard_deviation(self.values)))
+        return ConcatenatedRoot(factor, DiagonalRoot(standard_deviation(self.values)))
 
     @property
     def directions(self) -> int:

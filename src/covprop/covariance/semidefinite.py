@@ -57,7 +57,7 @@ class Root(ABC):
 
 @final
 @dataclass(frozen=True)
-class Deviations(Root):
+class DiagonalRoot(Root):
     """Of independent features: values (*batch, n)."""
 
     values: Tensor
@@ -83,7 +83,7 @@ class Deviations(Root):
 
 @final
 @dataclass(frozen=True)
-class Factor(Root):
+class FactorRoot(Root):
     """Columns that are written out: values (*batch, n, k)."""
 
     values: Tensor
@@ -108,7 +108,7 @@ class Factor(Root):
 
 @final
 @dataclass(frozen=True)
-class Beside(Root):
+class ConcatenatedRoot(Root):
     """Of two independent noises: the columns of the second follow those of the first."""
 
     first: Root

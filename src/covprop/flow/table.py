@@ -199,7 +199,7 @@ OPERATORS = {
 """Python's operators, and the methods of torch.Tensor that they are."""
 
 
-class Placed(Protocol):
+class BatchedTensor(Protocol):
     """What is asked of an in-flight Gaussian."""
 
     batch_at: int
@@ -214,10 +214,10 @@ class Placed(Protocol):
     def shape(self) -> torch.Size:
         """As the model sees it."""
 
-    def with_batch_at(self, batch_at: int) -> "Placed":
+    def with_batch_at(self, batch_at: int) -> "BatchedTensor":
         """The same with its batch shown at another dimension."""
 
-    def seen_from(self, batch_at: int) -> "Placed":
+    def seen_from(self, batch_at: int) -> "BatchedTensor":
         """The same with another of its dimensions of one as its batch."""
 
     def become(self, other: Any) -> None:
@@ -225,8 +225,8 @@ class Placed(Protocol):
 
 
 def _with_batches_of_one(
-    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Placed]
-) -> tuple[tuple[Any, ...], dict[str, Any], list[Placed]]:
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[BatchedTensor]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[BatchedTensor]]:
     """Any dimension of one may be the batch of one: choose one that all have."""
     common = [
         dim
@@ -250,7 +250,7 @@ def with_batch_first(
     body: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    tensors: Sequence[Placed],
+    tensors: Sequence[BatchedTensor],
 ) -> Any:
     """Run the rule of a function of these tensors, which are among its arguments."""
     at = tensors[0].batch_at

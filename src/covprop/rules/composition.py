@@ -62,7 +62,9 @@ Carry: TypeAlias = Callable[[Callable[..., Any], Activation, GaussianTensor], Ga
 """A Gaussian through an activation."""
 
 
-def reads(functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry) -> None:
+def register_reading(
+    functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry
+) -> None:
     """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
 
     def composer(
@@ -193,7 +195,7 @@ def _integrated(expression: Expression, x: GaussianTensor, carry: Carry) -> Gaus
     return carry(expression, by_quadrature(expression, mean, stddev), x)
 
 
-def declared(
+def activation_reading(
     function: Callable[..., Any],
     signature: inspect.Signature,
     factory: Callable[..., Activation],
@@ -263,7 +265,7 @@ def _power(exponent: float) -> Operation:
     return _partial(functools.partial(torch.pow, exponent=exponent))
 
 
-def power(whole: Reading) -> Reading:
+def power_reading(whole: Reading) -> Reading:
     """Whole exponents are activations; others are of what stays positive."""
 
     def reading(input: Any, exponent: Any) -> Application | None:
@@ -323,10 +325,10 @@ def register_operations(carry: Carry) -> None:
         ("le",): lambda input, other: Application(COMPARE_OR_EQUAL, (other, input)),
     }
     for names, reading in readings.items():
-        reads(spellings(*names), reading, carry)
-    reads([torch.where], _choose, carry)
-    reads([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
-    reads(
+        register_reading(spellings(*names), reading, carry)
+    register_reading([torch.where], _choose, carry)
+    register_reading([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
+    register_reading(
         spellings("masked_fill"),
         lambda input, mask, value: _choose(mask, value, input),
         carry,

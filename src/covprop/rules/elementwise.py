@@ -22,7 +22,12 @@ from covprop.errors import (
 from covprop.flow.table import Batch, Kind, in_place, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
-from covprop.rules.composition import Application, declared, power, reads
+from covprop.rules.composition import (
+    Application,
+    activation_reading,
+    power_reading,
+    register_reading,
+)
 from covprop.rules.operands import check_finite
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
@@ -99,8 +104,8 @@ def register(
     for function in in_place_functions:
         in_place(function, of=functions[0])
     for function in functions:
-        reading = declared(function, signature, factory, functions)
-        reads([function], power(reading) if name == "pow" else reading, apply)
+        reading = activation_reading(function, signature, factory, functions)
+        register_reading([function], power_reading(reading) if name == "pow" else reading, apply)
 
 
 for _declaration in DECLARATIONS:
@@ -201,7 +206,7 @@ def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Applicatio
     )
 
 
-reads([activated], _read_activated, apply)
+register_reading([activated], _read_activated, apply)
 
 
 def register_activation(

@@ -279,23 +279,23 @@ def convolution(
     return Convolution(weight, image, _pair(stride), around, _pair(dilation), groups)
 
 
-def unknown(*args: Any, **kwargs: Any) -> None:
+def no_layer(*args: Any, **kwargs: Any) -> None:
     """Layers with a weight of which nothing more is known."""
 
 
-def one(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
+def entries_of_sum(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
     """Sums and copies: every entry is one or zero."""
     return 1.0
 
 
-def share(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
+def entries_of_mean(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
     """Means over windows that divide the input evenly."""
     sizes = zip(reversed(x.event_shape), reversed(loc.shape), strict=False)
     even = loc.dim() != x.dim() or all(size % out == 0 for size, out in sizes)
     return loc.numel() / x.numel() if even else None
 
 
-def of_windows(
+def entries_of_windows(
     x: GaussianTensor,
     loc: Tensor,
     input: Any,
