@@ -10,7 +10,7 @@ import torch
 import covprop as cp
 from covprop import bayes
 from covprop.bayes import BayesClassifier, BayesRegressor
-from covprop.bayes.estimators import settings
+from covprop.bayes import estimator_settings as settings
 
 safetensors = pytest.importorskip("safetensors.torch")
 

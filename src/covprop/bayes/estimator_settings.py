@@ -19,16 +19,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from covprop.bayes.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Cubature,
-    Delta,
-    HeteroskedasticGaussian,
-    HomoskedasticGaussian,
-    Likelihood,
-    Poisson,
-)
+from covprop.bayes.discrete_likelihoods import Bernoulli, Categorical, Delta, Poisson
+from covprop.bayes.gaussian_likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
+from covprop.bayes.likelihoods import Cubature, Likelihood
 from covprop.bayes.prediction import LocalReparametrisation
 from covprop.bayes.priors import (
     EmpiricalBayes,

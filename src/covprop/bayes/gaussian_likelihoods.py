@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from covprop.bayes.likelihoods.base import (
+from covprop.bayes.likelihoods import (
     TAIL,
     Likelihood,
     Prediction,

@@ -19,9 +19,9 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor, nn
 
+from covprop.bayes import estimator_settings as settings
 from covprop.bayes.elbo import ELBO
-from covprop.bayes.estimators import settings
-from covprop.bayes.estimators.settings import Floats, Scaling
+from covprop.bayes.estimator_settings import Floats, Scaling
 from covprop.bayes.layers import BayesLinear
 from covprop.bayes.likelihoods import Likelihood, Prediction
 from covprop.bayes.prediction import Decomposition, LocalReparametrisation, predict_target

@@ -1,4 +1,4 @@
-"""What a likelihood is, and averages over Gaussian outputs: quadrature and cubature."""
+"""Likelihoods: what one is, and averages over Gaussian outputs by quadrature and cubature."""
 
 import math
 from abc import ABC, abstractmethod

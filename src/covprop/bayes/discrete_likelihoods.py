@@ -11,7 +11,8 @@ from torch import Tensor
 
 from covprop.activations import Quadrature
 from covprop.activations.smooth import sigmoid, softplus
-from covprop.bayes.likelihoods.base import (
+from covprop.bayes.gaussian_likelihoods import LOG_2PI, exponential
+from covprop.bayes.likelihoods import (
     TAIL,
     Cubature,
     Likelihood,
@@ -20,7 +21,6 @@ from covprop.bayes.likelihoods.base import (
     flat_mean,
     log_integral,
 )
-from covprop.bayes.likelihoods.gaussian import LOG_2PI, exponential
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 
