@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from covprop.cli.ranks import Ranks, own_rank, process_group
 from covprop.errors import LostRank
-from covprop.ranks import Ranks, own_rank, process_group
 from experiments import (
     accuracy,
     deep,

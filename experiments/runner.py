@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from covprop.ranks import Ranks
+from covprop.cli.ranks import Ranks
 from experiments import drawing
 from experiments.options import Options
 from experiments.record import PAUSE, Record, absorb_parts, part, read

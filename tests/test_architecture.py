@@ -36,12 +36,11 @@ LAYERS = (
     "activations",
     "covariance",
     "kernels",
-    "ranks",
     "plots",
     "text_table",
     "files",
     "errors",
-    "module_paths",
+    "modules",
 )
 """From top to bottom: a module imports from its own layer and from those below it, nothing else.
 
@@ -142,11 +141,11 @@ def test_nothing_prints(name: str) -> None:
 
 
 @cache
-def carriers() -> set[str]:
-    """The names of `Carrier` and of all classes that come of it."""
+def descendants(root: str) -> set[str]:
+    """The names of a class and of all classes that come of it."""
     classes = [node for tree in TREES.values() for node in ast.walk(tree)
                if isinstance(node, ast.ClassDef)]  # fmt: skip
-    found, before = {"Carrier"}, 0
+    found, before = {root}, 0
     while len(found) > before:
         before = len(found)
         found |= {
@@ -157,12 +156,9 @@ def carriers() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("carriers/")])
-def test_nothing_asks_which_carrier_it_has(name: str) -> None:
-    """Outside the files of the carriers; methods name the carrier that they start with."""
-    kinds = carriers()
-    assert kinds >= {"Full", "IndependentMaxima", "Variances", "Tangents", "Planned"}
-    asked = [
+def type_tests(name: str, kinds: set[str]) -> list[int]:
+    """The lines of a module that ask by `isinstance` whether something is one of these classes."""
+    return [
         node.lineno
         for node in ast.walk(TREES[name])
         if isinstance(node, ast.Call)
@@ -170,7 +166,22 @@ def test_nothing_asks_which_carrier_it_has(name: str) -> None:
         and node.func.id == "isinstance"
         and any(isinstance(part, ast.Name) and part.id in kinds for part in ast.walk(node.args[1]))
     ]
-    assert asked == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("carriers/")])
+def test_nothing_asks_which_carrier_it_has(name: str) -> None:
+    """Outside the files of the carriers; methods name the carrier that they start with."""
+    kinds = descendants("Carrier")
+    assert kinds >= {"Full", "IndependentMaxima", "Variances", "Tangents", "Planned"}
+    assert type_tests(name, kinds) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("covariance/")])
+def test_nothing_asks_which_structure_a_covariance_has(name: str) -> None:
+    """Outside the files of the structures, but where numbers of a given matrix are checked."""
+    kinds = descendants("Covariance") - {"Covariance"}
+    assert kinds >= {"Dense", "Diagonal", "Sharded", "Zero"}
+    assert type_tests(name, kinds) == [] or name in ("gaussian.py", "methods/call.py")
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])

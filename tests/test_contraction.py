@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import covprop as cp
-from covprop.flow.contraction import Contraction
+from covprop.flow.algebra import Contraction
 from covprop.flow.lineage import Lineage
 from tests.gaussians import gaussian, weight
 from tests.oracles import assert_close

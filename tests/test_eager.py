@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import covprop as cp
-from covprop.flow.eager import eager
+from covprop.modules import eager
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch.jit
 

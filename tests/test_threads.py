@@ -103,7 +103,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "split": lambda: cp.Split(3),
     "control variate": lambda: cp.ControlVariate(128, generator=drawn()),
 }
-UNREACHABLE = {"covprop.rules.metadata.value", "covprop.rules.metadata.no_nested_tensor"}
+UNREACHABLE = {"covprop.rules.movement.value", "covprop.rules.movement.no_nested_tensor"}
 """Rules that refuse."""
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.errors import approximations_ignored, warn_user
-from covprop.module_paths import path_of
+from covprop.modules import path_of
 
 ROUGH = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 3.0)
-"""Noise over which a softmax bends."""
+"""Noise over which a softmax is nonlinear."""
 
 
 class Block(nn.Module):
@@ -58,7 +58,7 @@ def test_a_line_that_is_run_again_is_shown_once() -> None:
 
 def test_a_function_has_no_path_but_the_modules_in_it_have() -> None:
     (plain,) = seen(lambda: cp.propagate(lambda x: torch.softmax(x, -1), ROUGH))
-    assert str(plain.message).startswith("torch.softmax bends")
+    assert str(plain.message).startswith("torch.softmax is nonlinear")
     block = Block()
     (inner,) = seen(lambda: cp.propagate(lambda x: block(x), ROUGH))
     assert str(inner.message).startswith("in module act (Softmax): ")
@@ -73,7 +73,7 @@ class Outer(nn.Module):
 
 def test_the_callers_own_modules_are_not_named() -> None:
     (found,) = seen(Outer(), ROUGH)
-    assert str(found.message).startswith("torch.softmax bends")
+    assert str(found.message).startswith("torch.softmax is nonlinear")
     assert found.filename == __file__
 
 

@@ -1,12 +1,11 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
 from covprop import activations, bayes, covariance, robustness, rules
-from covprop.diagnostics.bound import series_error_bound
 from covprop.diagnostics.compare import compare
 from covprop.diagnostics.comparison import Comparison
 from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.trace import trace
-from covprop.diagnostics.verdict import kl_divergence, wasserstein_distance
+from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from covprop.module_paths import calling_modules, path_of
+from covprop.modules import calling_modules, path_of
 
 
 class CovpropError(Exception):
@@ -97,7 +97,7 @@ _approximations_ignored: ContextVar[bool] = ContextVar("approximations_ignored",
 
 @contextmanager
 def approximations_ignored() -> Iterator[None]:
-    """Without `ApproximationWarning`s of this thread alone; warnings.catch_warnings is of all."""
+    """Without `ApproximationWarning`s of this thread; warnings.catch_warnings is of all threads."""
     before = _approximations_ignored.set(True)
     try:
         yield

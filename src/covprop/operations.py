@@ -54,8 +54,8 @@ def operations_table() -> str:
 def with_table(text: str) -> str:
     """A page with the table between its markers made anew."""
     before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
+    _, marker, after = rest.partition(END)
+    if not marker:
         raise ValueError(f"the page has no {BEGIN} ... {END}")
     return f"{before}{BEGIN}\n{operations_table()}\n{END}{after}"
 

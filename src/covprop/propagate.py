@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
-from covprop.flow.eager import eager
 from covprop.flow.lineage import Watcher
 from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
@@ -20,6 +19,7 @@ from covprop.methods import Exact, LayerwiseMethod, Method, WrappingMethod
 from covprop.methods.call import Call, planned, random_state_kept
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
+from covprop.modules import eager
 from covprop.rules.noise import warn_of_dropout
 
 EXACT = Exact()

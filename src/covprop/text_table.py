@@ -52,6 +52,22 @@ class Table:
         )
 
 
+class Tabular:
+    """A result that is shown as its table, in a terminal and in a notebook."""
+
+    @property
+    def table(self) -> Table:
+        """What is shown."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The table as text."""
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table.to_html()
+
+
 def in_bytes(count: float) -> str:
     """A number of bytes to three digits."""
     power = 0

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
 from covprop.activations import nested
-from covprop.activations.base import Scalar, ScalarPair
-from covprop.activations.moments import graded
+from covprop.activations.moments import Scalar, ScalarPair, graded
 
 Function = Callable[[Tensor], Tensor]
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)

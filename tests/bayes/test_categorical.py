@@ -199,7 +199,7 @@ def test_blocks_members_and_dtypes(monkeypatch) -> None:
         assert_close(method(output, target.expand(3, 5)), found, rtol=0, atol=0)
         assert_close(method(output.to(torch.float32), target), found.float(), rtol=1e-4)
     whole = likelihood.predict(output)
-    monkeypatch.setattr("covprop.bayes.likelihoods.discrete.BLOCK", 1024 * 4 * 2)
+    monkeypatch.setattr("covprop.bayes.discrete_likelihoods.BLOCK", 1024 * 4 * 2)
     blocks = likelihood.predict(output)
     assert whole.mean.shape == (3, 5, 4)
     assert whole.mutual_information.shape == (3, 5)

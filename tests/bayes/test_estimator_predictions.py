@@ -12,7 +12,7 @@ from sklearn.datasets import load_wine, make_regression
 import covprop as cp
 from covprop import bayes
 from covprop.bayes import BayesClassifier, BayesRegressor
-from covprop.bayes.estimators.models import _quantile
+from covprop.bayes.estimators import _quantile
 from tests.bayes.quick import QUICK, regression
 
 

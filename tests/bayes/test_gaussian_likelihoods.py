@@ -17,7 +17,7 @@ from covprop.bayes import (
     decompose,
     predict,
 )
-from covprop.bayes.likelihoods.gaussian import exponential
+from covprop.bayes.gaussian_likelihoods import exponential
 from tests.bayes.integrals import average_of_pair
 from tests.oracles import assert_close
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from covprop.cli.output import Result, split_columns
+from covprop.cli.output import CommandResult, split_columns
 from covprop.text_table import Table
 
 WIDE = Table(
@@ -56,12 +56,12 @@ def test_signs_that_an_encoding_lacks_are_no_fault(
 ) -> None:
     stream = Stream("ascii", terminal)
     monkeypatch.setattr(sys, "stdout", stream)
-    Result({}, ("1 ± 0.1 µs", WIDE), as_json=False).show()
+    CommandResult({}, ("1 ± 0.1 µs", WIDE), as_json=False).show()
     assert "1 ? 0.1 ?s" in stream.text()
 
 
 def test_a_terminal_shows_words_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream("utf-8", terminal=True)
     monkeypatch.setattr(sys, "stdout", stream)
-    Result({}, ("package.module:factory: [bold]x[/bold]",), as_json=False).show()
+    CommandResult({}, ("package.module:factory: [bold]x[/bold]",), as_json=False).show()
     assert "package.module:factory: [bold]x[/bold]" in stream.text()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from covprop.kernels.directions import (
     SMALL_NOISE,
+    DiagonalGaussian,
     Elements,
-    Vector,
     diagonalised,
     direction,
     independent_length,
@@ -73,7 +73,7 @@ def test_moments_in_the_plane_are_those_of_quadrature(noise: float, offset: floa
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 200])
 def test_pure_noise_has_the_moments_of_chi(n: int) -> None:
     """v is uniform on the sphere: E[v v^T] = 1/n; |z| is chi, E[1 / |z|] that of its inverse."""
-    z = Vector(torch.zeros(n, dtype=D), torch.full((n,), 4.0, dtype=D))
+    z = DiagonalGaussian(torch.zeros(n, dtype=D), torch.full((n,), 4.0, dtype=D))
     of, lengths = direction(z), length(z, direction(z))
     spread = of.slope @ z.covariance @ of.slope + of.extra
     assert not bool(of.mean.any())
@@ -90,7 +90,7 @@ def test_pure_noise_has_the_moments_of_chi(n: int) -> None:
 
 def test_one_element_is_a_sign() -> None:
     """v = sign(z): E[v] = erf(m / (s sqrt 2)), Var = 1 - E[v]^2, E[v'] = 2 phi(m / s) / s."""
-    z = Vector(torch.tensor([0.7], dtype=D), torch.tensor([0.25], dtype=D))
+    z = DiagonalGaussian(torch.tensor([0.7], dtype=D), torch.tensor([0.25], dtype=D))
     of = direction(z)
     mean = math.erf(1.4 / math.sqrt(2))
     assert float(of.mean) == pytest.approx(mean, rel=1e-13)
@@ -117,10 +117,10 @@ def test_little_noise_and_more_agree_where_they_meet() -> None:
     """On both sides of the border the difference to the first order is the same, but for 1e-8."""
     mean = torch.tensor([1.0, 2.0, -0.5, 0.3], dtype=D)
     shape = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=D) * mean.square().sum() * SMALL_NOISE
-    below, above = (direction(Vector(mean, shape * k)) for k in (1 - 1e-9, 1 + 1e-9))
+    below, above = (direction(DiagonalGaussian(mean, shape * k)) for k in (1 - 1e-9, 1 + 1e-9))
     scale = float(below.extra.abs().max())
     torch.testing.assert_close(below.extra, above.extra, rtol=0, atol=1e-3 * scale)
-    sizes = [length(Vector(mean, shape * k), of) for k, of in ((1, below), (1, above))]
+    sizes = [length(DiagonalGaussian(mean, shape * k), of) for k, of in ((1, below), (1, above))]
     assert float(sizes[0].extra) == pytest.approx(float(sizes[1].extra), rel=1e-3)
 
 
@@ -129,7 +129,7 @@ def test_independent_elements_need_no_matrix(noise: float) -> None:
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(2, 5, dtype=D, generator=generator)
     variance = noise**2 * torch.rand(2, 5, dtype=D, generator=generator)
-    z = Vector(mean, variance)
+    z = DiagonalGaussian(mean, variance)
     elements = Elements(mean, variance)
     of, alone = direction(z, 0.1), marginal(elements, 0.1)
     # Above little noise what is not linear is a difference of numbers of the size of one.
@@ -176,6 +176,6 @@ def test_what_is_not_finite_stays_so() -> None:
 
 
 def test_nothing_at_all_is_zero() -> None:
-    of = direction(Vector(torch.zeros(3, dtype=D), torch.zeros(3, dtype=D)))
+    of = direction(DiagonalGaussian(torch.zeros(3, dtype=D), torch.zeros(3, dtype=D)))
     assert not bool(of.mean.any())
     assert not bool(of.extra.any())

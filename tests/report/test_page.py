@@ -16,7 +16,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.report import page
-from covprop.report.page.analyses import decision_sentences
+from covprop.report.analyses import decision_sentences
 from covprop.robustness import Probabilities, analyse
 from tests.report.pages import (
     NASTY,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import covprop as cp
-from covprop.kernels.convolution import TOGETHER, Convolver
-from covprop.rules.layers import Convolution, Linear
+from covprop.covariance.congruence import TOGETHER
+from covprop.rules.layers import Convolution, Convolver, Linear
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

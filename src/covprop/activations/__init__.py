@@ -1,10 +1,16 @@
 """Declarations of scalar functions: their moments, coefficients and pairwise covariances."""
 
 from covprop.activations import piecewise, smooth
-from covprop.activations.base import Activated, Activation
+from covprop.activations.base import (
+    DECLARATIONS,
+    Activated,
+    Activation,
+    Declaration,
+    declare,
+    spellings,
+)
 from covprop.activations.piecewise import Piecewise
 from covprop.activations.quadrature import Quadrature
-from covprop.activations.registry import DECLARATIONS, Declaration, declare, spellings
 
 __all__ = [
     "DECLARATIONS",

@@ -1,4 +1,4 @@
-"""Scalar functions of Gaussians: what covprop must know of one, and the series for its pairs.
+"""Scalar functions of Gaussians: what is known of one, the series for its pairs, declarations.
 
 The covariance of a pair is the Hermite series where a short one is exact, a direct formula
 elsewhere. The error after K terms is at most |rho|^(K+1) r_i r_j, relative to the standard
@@ -8,21 +8,29 @@ deviations, with r the root of the share of an element's variance that is left a
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from covprop.activations.moments import Scalar
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER, rounding
 
+Factory: TypeAlias = Callable[..., "Activation"]
+"""Options of torch functions -> their activation."""
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
 
+CLOSED = "exact: closed form"
+INTEGRAL = "exact: closed form and one-dimensional integral"
+QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
+"""How the table of operations describes what is done with an activation."""
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 """Orders that the series may have."""
 SAMPLED_PAIRS = 2048
@@ -31,71 +39,6 @@ SPLIT_COST = 8
 """Cost of computing some pairs of a block separately, in terms of the series for all of them."""
 LAST_COEFFICIENTS = 8
 """How many of the last coefficients bound those beyond."""
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A scalar function g(y, *parameters) as plain torch code, for quadrature.
-
-    kinks: where its derivatives jump; conditional_mean: E[g] from mean and variance, if closed;
-    fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
-    its kinks where it jumps, and by how much; parameters: numbers of each element. Parameters, and
-    kinks that are tensors, have the shape of the elements.
-    """
-
-    function: Callable[..., Tensor]
-    kinks: Sequence[float | Tensor] = ()
-    conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
-    fineness: int = 1
-    jumps: Sequence[tuple[float, float]] = ()
-    parameters: tuple[Tensor, ...] = ()
-
-    def __call__(self, y: Tensor) -> Tensor:
-        """g(y), for y (*elements, *any)."""
-        return self.function(y, *(leading(parameter, y) for parameter in self.parameters))
-
-    @property
-    def of_elements(self) -> tuple[Tensor, ...]:
-        """The numbers of each element: kinks, then parameters."""
-        return (*(kink for kink in self.kinks if isinstance(kink, Tensor)), *self.parameters)
-
-    def having(self, tensors: Sequence[Tensor]) -> "Scalar":
-        """Replace the numbers of each element; kinks of a single one become plain numbers."""
-        if not tensors:
-            return self
-        rest = iter(tensors)
-        kinks = [next(rest) if isinstance(kink, Tensor) else kink for kink in self.kinks]
-        if tensors[0].numel() == 1:
-            kinks = [float(kink) for kink in kinks]
-        return replace(self, kinks=kinks, parameters=tuple(rest))
-
-    def take(self, index: Any) -> "Scalar":
-        """The function of some of the elements."""
-        return self.having([tensor[index] for tensor in self.of_elements])
-
-
-@dataclass(frozen=True)
-class ScalarPair:
-    """The functions of a pair; the second is integrated given the variable of the first."""
-
-    first: Scalar
-    second: Scalar
-
-    @property
-    def fineness(self) -> int:
-        """That of the finer one."""
-        return max(self.first.fineness, self.second.fineness)
-
-    def take(self, index: Any) -> "ScalarPair":
-        """The functions of some of the pairs."""
-        return ScalarPair(self.first.take(index), self.second.take(index))
-
-
-def leading(number: Any, like: Tensor) -> Any:
-    """Reshape a number of each element (*elements), to be broadcast to (*elements, *any)."""
-    if not isinstance(number, Tensor):
-        return number
-    return number.reshape(*number.shape, *(1,) * (like.dim() - number.dim()))
 
 
 class Prepared(NamedTuple):
@@ -146,7 +89,7 @@ class Activation(ABC):
         return self.mean(mean, variance), self.variance(mean, variance), coefficients
 
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance alone."""
+        """Mean and variance only."""
         return self.mean(mean, variance), self.variance(mean, variance)
 
     @property
@@ -367,3 +310,63 @@ def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> T
     rest = torch.minimum(rest, 2 * len(squares) * squares[-LAST_COEFFICIENTS:].amax(0))
     beyond = [squares[order:].sum(0) + rest for order in LADDER if order <= len(squares)]
     return torch.stack([torch.where(positive, (tail / total).sqrt(), 0) for tail in beyond])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One scalar function: its torch spellings and the factory that takes their options.
+
+    Args:
+        name: The first of its torch names.
+        functions: Its torch functions.
+        in_place: Those that change their argument.
+        factory: Takes the options of the torch functions and returns an `Activation`.
+        treatment: How the table of operations describes it.
+
+    Example:
+        relu = next(one for one in cp.activations.DECLARATIONS if one.name == "relu")
+        relu.factory()
+    """
+
+    name: str
+    functions: tuple[Callable[..., Any], ...]
+    in_place: tuple[Callable[..., Any], ...]
+    factory: Factory
+    treatment: str
+
+
+DECLARATIONS: list[Declaration] = []
+"""All that are declared."""
+
+
+def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
+    """Declare an activation under every spelling of some torch names, above its factory.
+
+    Args:
+        names: Names of the function in torch, `torch.Tensor`, `torch.nn.functional` or
+            `torch.special`; those with a trailing underscore, in place, follow from them.
+        treatment: How the table of operations describes it.
+
+    Example:
+        @declare("hardswish", treatment=QUADRATURE)
+        def hardswish(inplace: bool = False) -> Activation:
+            return Quadrature(F.hardswish, kinks=(-3.0, 3.0))
+    """
+
+    def decorate(factory: Factory) -> Factory:
+        functions, in_place = spellings(*names), spellings(*(f"{name}_" for name in names))
+        DECLARATIONS.append(Declaration(names[0], functions, in_place, factory, treatment))
+        return factory
+
+    return decorate
+
+
+def spellings(*names: str) -> tuple[Callable[..., Any], ...]:
+    """All the functions that torch offers under these names, each once.
+
+    Example:
+        cp.activations.spellings("relu")  # (torch.relu, torch.Tensor.relu, F.relu)
+    """
+    homes = (torch, torch.Tensor, F, torch.special)
+    functions = [getattr(home, name) for name in names for home in homes if hasattr(home, name)]
+    return tuple(dict.fromkeys(functions))

@@ -13,7 +13,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Correlated, Elements, leading
+from covprop.activations.base import Activation, Correlated, Elements
+from covprop.activations.moments import leading
 from covprop.kernels.normal import (
     cumulative,
     density,

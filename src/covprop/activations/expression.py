@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Scalar
+from covprop.activations.base import Activation
 from covprop.activations.closed import Polynomial
-from covprop.activations.moments import REACH, value_and_slope
+from covprop.activations.moments import REACH, Scalar, value_and_slope
 from covprop.activations.piecewise import Piecewise
 from covprop.activations.quadrature import Quadrature, crossings
 from covprop.kernels.rounding import JUMP, rounding
@@ -31,7 +31,7 @@ MAX_DEGREE = 16
 """The largest degree of an expression that counts as a polynomial."""
 
 
-class Kind(Enum):
+class OperationKind(Enum):
     """What an operation is to the algebra of expressions."""
 
     ADD = "a + b"
@@ -51,7 +51,7 @@ class Operation:
     Gaussian has no moments; replaced: the method has an activation of its own for it.
     """
 
-    kind: Kind
+    kind: OperationKind
     function: Callable[..., Any]
     activation: Activation | None = field(default=None, compare=False)
     kinks: tuple[float, ...] = ()
@@ -59,14 +59,16 @@ class Operation:
     replaced: bool = False
 
 
-ADD = Operation(Kind.ADD, operator.add)
-SUBTRACT = Operation(Kind.SUBTRACT, operator.sub)
-MULTIPLY = Operation(Kind.MULTIPLY, operator.mul)
-DIVIDE = Operation(Kind.DIVIDE, operator.truediv)
-COMPARE = Operation(Kind.COMPARE, lambda a, b: torch.as_tensor(a > b).to(torch.float64))
-COMPARE_OR_EQUAL = Operation(Kind.COMPARE, lambda a, b: torch.as_tensor(a >= b).to(torch.float64))
+ADD = Operation(OperationKind.ADD, operator.add)
+SUBTRACT = Operation(OperationKind.SUBTRACT, operator.sub)
+MULTIPLY = Operation(OperationKind.MULTIPLY, operator.mul)
+DIVIDE = Operation(OperationKind.DIVIDE, operator.truediv)
+COMPARE = Operation(OperationKind.COMPARE, lambda a, b: torch.as_tensor(a > b).to(torch.float64))
+COMPARE_OR_EQUAL = Operation(
+    OperationKind.COMPARE, lambda a, b: torch.as_tensor(a >= b).to(torch.float64)
+)
 CHOOSE = Operation(
-    Kind.CHOOSE, lambda chosen, a, b: torch.where(torch.as_tensor(chosen) != 0, a, b)
+    OperationKind.CHOOSE, lambda chosen, a, b: torch.where(torch.as_tensor(chosen) != 0, a, b)
 )
 
 
@@ -127,7 +129,7 @@ class Expression:
         return self.linear and all(one.affine for one in self.inner)
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> OperationKind | None:
         """That of the outermost operation; None for y itself."""
         return None if self.operation is None else self.operation.kind
 
@@ -135,16 +137,18 @@ class Expression:
     def linear(self) -> bool:
         """Whether the outermost operation is linear in what depends on y."""
         kind = self.kind
-        if kind in (Kind.MULTIPLY, Kind.DIVIDE):
-            return len(self.inner) == 1 and (kind is Kind.MULTIPLY or _varies(self.arguments[0]))
-        return kind in (Kind.ADD, Kind.SUBTRACT)
+        if kind in (OperationKind.MULTIPLY, OperationKind.DIVIDE):
+            return len(self.inner) == 1 and (
+                kind is OperationKind.MULTIPLY or _varies(self.arguments[0])
+            )
+        return kind in (OperationKind.ADD, OperationKind.SUBTRACT)
 
     @property
     def stepwise(self) -> bool:
         """Whether rules for single operations are exact: nothing nonlinear of what is nonlinear."""
         if self.linear:
             return all(one.stepwise for one in self.inner)
-        known = self.kind in (None, Kind.FUNCTION, Kind.MULTIPLY)
+        known = self.kind in (None, OperationKind.FUNCTION, OperationKind.MULTIPLY)
         return known and all(one.affine for one in self.inner)
 
     @property
@@ -162,10 +166,12 @@ class Expression:
             return False
         if self.operation.activation is not None:
             return self.operation.activation.nondecreasing
-        if self.kind in (Kind.MULTIPLY, Kind.DIVIDE):
+        if self.kind in (OperationKind.MULTIPLY, OperationKind.DIVIDE):
             others = [a for a in self.arguments if isinstance(a, float)]
             return self.linear and others[0] >= 0
-        return self.kind is Kind.ADD or (self.kind is Kind.SUBTRACT and _varies(self.arguments[0]))
+        return self.kind is OperationKind.ADD or (
+            self.kind is OperationKind.SUBTRACT and _varies(self.arguments[0])
+        )
 
     @property
     def written(self) -> str:
@@ -173,12 +179,14 @@ class Expression:
         if self.operation is None:
             return "x"
         words = [_text(argument) for argument in self.arguments]
-        signs = {Kind.ADD: "+", Kind.SUBTRACT: "-", Kind.MULTIPLY: "*", Kind.DIVIDE: "/",
-                 Kind.COMPARE: ">"}  # fmt: skip
+        signs = {
+            OperationKind.ADD: "+", OperationKind.SUBTRACT: "-", OperationKind.MULTIPLY: "*",
+            OperationKind.DIVIDE: "/", OperationKind.COMPARE: ">",
+        }  # fmt: skip
         if self.operation.kind in signs:
             return f"({words[0]} {signs[self.operation.kind]} {words[1]})"
         name = getattr(self.operation.function, "__name__", "function")
-        name = "where" if self.operation.kind is Kind.CHOOSE else name
+        name = "where" if self.operation.kind is OperationKind.CHOOSE else name
         return f"{name}({', '.join(words)})"
 
 
@@ -222,15 +230,15 @@ def _polynomial(argument: Argument) -> Coefficients:
     if argument.operation is None:
         return [0.0, 1.0]
     kind, activation = argument.operation.kind, argument.operation.activation
-    if kind in (Kind.COMPARE, Kind.CHOOSE):
+    if kind in (OperationKind.COMPARE, OperationKind.CHOOSE):
         raise _NotInFamily
     operands = [_polynomial(one) for one in argument.arguments]
-    if kind in (Kind.ADD, Kind.SUBTRACT):
-        sign = 1.0 if kind is Kind.ADD else -1.0
+    if kind in (OperationKind.ADD, OperationKind.SUBTRACT):
+        sign = 1.0 if kind is OperationKind.ADD else -1.0
         return [a + sign * b for a, b in itertools.zip_longest(*operands, fillvalue=0.0)]
-    if kind is Kind.MULTIPLY:
+    if kind is OperationKind.MULTIPLY:
         return _times(*operands)
-    if kind is Kind.DIVIDE and len(operands[1]) == 1:
+    if kind is OperationKind.DIVIDE and len(operands[1]) == 1:
         return [a / operands[1][0] for a in operands[0]]
     if not isinstance(activation, Polynomial):
         raise _NotInFamily
@@ -257,13 +265,13 @@ def _knots(argument: Argument) -> set[float]:
     if not isinstance(argument, Expression) or argument.operation is None:
         return set()
     kind, activation = argument.operation.kind, argument.operation.activation
-    if kind in (Kind.MULTIPLY, Kind.DIVIDE) and not argument.linear:
+    if kind in (OperationKind.MULTIPLY, OperationKind.DIVIDE) and not argument.linear:
         raise _NotInFamily
     knots = set[float]().union(*(_knots(one) for one in argument.arguments))
-    if kind is Kind.COMPARE:
+    if kind is OperationKind.COMPARE:
         difference = Expression(SUBTRACT, argument.arguments)
         knots |= set(_crossings(difference, sorted(knots), [0.0]))
-    if kind is Kind.FUNCTION:
+    if kind is OperationKind.FUNCTION:
         if not isinstance(activation, Piecewise) or not activation.uniform:
             raise _NotInFamily
         (inner,) = argument.inner
@@ -293,7 +301,7 @@ def _comparisons(argument: Argument) -> set[float]:
     if not isinstance(argument, Expression) or argument.operation is None:
         return set()
     places = set[float]().union(*(_comparisons(one) for one in argument.arguments))
-    if argument.kind is Kind.COMPARE:
+    if argument.kind is OperationKind.COMPARE:
         with suppress(_NotInFamily):
             difference = Expression(SUBTRACT, argument.arguments)
             knots = sorted(_knots(difference))
@@ -354,7 +362,7 @@ def _kinks(expression: Argument, mean: Tensor, stddev: Tensor) -> list[float | T
     if not isinstance(expression, Expression) or expression.operation is None:
         return []
     kinks = [kink for one in expression.arguments for kink in _kinks(one, mean, stddev)]
-    if expression.kind is Kind.COMPARE:
+    if expression.kind is OperationKind.COMPARE:
         kinks += _preimages(Expression(SUBTRACT, expression.arguments), 0.0, mean, stddev)
     for kink in expression.operation.kinks:
         kinks += _preimages(expression.inner[0], kink, mean, stddev)

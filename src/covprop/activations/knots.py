@@ -126,7 +126,7 @@ class Pieces:
         return [after - before for before, after in pairwise(self.slopes)]
 
     def expected_slope(self) -> Tensor:
-        """E of the slopes alone: the slope at the mean, corrected by the tails beyond each knot."""
+        """Only E of the slopes: the slope at the mean, corrected by the tails beyond each knot."""
         mean = self._mean
         result = torch.as_tensor(self.slopes[0], dtype=mean.dtype, device=mean.device)
         for knot, slope in zip(self.knots, self.slopes[1:], strict=True):

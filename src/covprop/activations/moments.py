@@ -1,11 +1,12 @@
-"""Mean, variance and Hermite coefficients of any function, by quadrature of its derivative.
+"""Moments and Hermite coefficients of any scalar function, by quadrature of its derivative.
 
 a_k = sigma E[g' He_{k-1}] / sqrt(k!), and g(y) - g(mu) is the integral of g': no moment is the
 small difference of large numbers. Grids are refined until mean and variance converge.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.base import Scalar, leading
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density, standard_deviation
@@ -40,6 +40,71 @@ PART = 1024
 """Elements that are refined together."""
 HELD_VALUES = 2**19
 """Values of the function that are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar function g(y, *parameters) as plain torch code, for quadrature.
+
+    kinks: where its derivatives jump; conditional_mean: E[g] from mean and variance, if closed;
+    fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
+    its kinks where it jumps, and by how much; parameters: numbers of each element. Parameters, and
+    kinks that are tensors, have the shape of the elements.
+    """
+
+    function: Callable[..., Tensor]
+    kinks: Sequence[float | Tensor] = ()
+    conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
+    fineness: int = 1
+    jumps: Sequence[tuple[float, float]] = ()
+    parameters: tuple[Tensor, ...] = ()
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """g(y), for y (*elements, *any)."""
+        return self.function(y, *(leading(parameter, y) for parameter in self.parameters))
+
+    @property
+    def of_elements(self) -> tuple[Tensor, ...]:
+        """The numbers of each element: kinks, then parameters."""
+        return (*(kink for kink in self.kinks if isinstance(kink, Tensor)), *self.parameters)
+
+    def having(self, tensors: Sequence[Tensor]) -> "Scalar":
+        """Replace the numbers of each element; kinks of a single one become plain numbers."""
+        if not tensors:
+            return self
+        rest = iter(tensors)
+        kinks = [next(rest) if isinstance(kink, Tensor) else kink for kink in self.kinks]
+        if tensors[0].numel() == 1:
+            kinks = [float(kink) for kink in kinks]
+        return replace(self, kinks=kinks, parameters=tuple(rest))
+
+    def take(self, index: Any) -> "Scalar":
+        """The function of some of the elements."""
+        return self.having([tensor[index] for tensor in self.of_elements])
+
+
+@dataclass(frozen=True)
+class ScalarPair:
+    """The functions of a pair; the second is integrated given the variable of the first."""
+
+    first: Scalar
+    second: Scalar
+
+    @property
+    def fineness(self) -> int:
+        """That of the finer one."""
+        return max(self.first.fineness, self.second.fineness)
+
+    def take(self, index: Any) -> "ScalarPair":
+        """The functions of some of the pairs."""
+        return ScalarPair(self.first.take(index), self.second.take(index))
+
+
+def leading(number: Any, like: Tensor) -> Any:
+    """Reshape a number of each element (*elements), to be broadcast to (*elements, *any)."""
+    if not isinstance(number, Tensor):
+        return number
+    return number.reshape(*number.shape, *(1,) * (like.dim() - number.dim()))
 
 
 def breakpoints(
@@ -81,18 +146,15 @@ def graded(
         distances.append(max(distances[-1] + 2 * unit, distances[-1] * growth))
     centres = sorted({0.0, *(kink for kink in kinks if not isinstance(kink, Tensor))})
     edges = [-math.inf, *((a + b) / 2 for a, b in pairwise(centres)), math.inf]
+    offsets = [side * distance for distance in distances for side in (-1, 1)]
     points = {
-        centre + side * distance
+        centre + offset
         for centre, low, high in zip(centres, edges, edges[1:], strict=False)
-        for distance in distances
-        for side in (-1, 1)
-        if low <= centre + side * distance <= high
+        for offset in offsets
+        if low <= centre + offset <= high
     }
     moving = [kink for kink in kinks if isinstance(kink, Tensor)]
-    around = [
-        kink + side * distance for kink in moving for distance in distances for side in (-1, 1)
-    ]
-    return [*sorted(points), *around]
+    return [*sorted(points), *(kink + offset for kink in moving for offset in offsets)]
 
 
 def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
@@ -110,9 +172,8 @@ def panel_count(stddev: Tensor, order: int = 1) -> int:
     In powers of two, so that few different grids are ever made.
     """
     widest = float(stddev.max()) if stddev.numel() else 0.0
-    needed = max(1.0, min(widest, WIDE) / 2, math.sqrt(order) / 8)
-    if widest > WIDE:  # the graded points resolve the function, the even ones the density
-        needed = max(1.0, math.sqrt(order) / 8)
+    # Of wide elements the graded points resolve the function, the even ones the density.
+    needed = max(1.0, 0.0 if widest > WIDE else widest / 2, math.sqrt(order) / 8)
     return 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
 
 
@@ -138,11 +199,9 @@ def value_and_slope(scalar: Scalar, y: Tensor) -> tuple[Tensor, Tensor]:
                 f"{name_of(scalar.function)} does not map a tensor to one of the same shape, so it "
                 "is not element-wise; write a rule for it with @cp.rule"
             )
-        if value.requires_grad:
-            (slope,) = torch.autograd.grad(value.sum(), point)
-        else:
-            slope = torch.zeros_like(y)
-    return value.detach(), slope
+        if not value.requires_grad:
+            return value.detach(), torch.zeros_like(y)
+        return value.detach(), torch.autograd.grad(value.sum(), point)[0]
 
 
 def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
@@ -159,8 +218,8 @@ def moments(scalar: Scalar, mean: Tensor, variance: Tensor, order: int) -> list[
         for indices in by_width.split([mean.numel() - wide, wide])
         for part in (indices.split(PART) if len(indices) else ())
     ]
-    back = by_width.argsort()
-    joined = [torch.cat(piece, dim=-1)[..., back] for piece in zip(*pieces, strict=True)]
+    original = by_width.argsort()
+    joined = [torch.cat(piece, dim=-1)[..., original] for piece in zip(*pieces, strict=True)]
     return [result.reshape(*result.shape[:-1], *mean.shape) for result in joined]
 
 
@@ -181,9 +240,7 @@ class _Moments(Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor, *grads: Tensor) -> Any:
-        grad_rows = grads[0]
-        mean, variance = ctx.saved_tensors
-        order = ctx.order
+        (mean, variance), order, grad_rows = ctx.saved_tensors, ctx.order, grads[0]
         stddev = standard_deviation(variance)
         _, at = _converged(ctx.scalar, mean, stddev, order + 2)
         step = stddev.clamp(min=DIFFERENCE_STEP)
@@ -245,8 +302,7 @@ def _estimate(
     variance = expect(deviation.square())
     size = expect(value.square()) + (mean.abs() + stddev).square()
     floor = rounding(DEVIATION, size.dtype) ** 2 * size + torch.finfo(size.dtype).tiny
-    excess = expect((value - centre[..., None, None] - rise).square())
-    excess = (excess - floor).clamp(min=0)
+    excess = (expect((value - centre[..., None, None] - rise).square()) - floor).clamp(min=0)
     share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
     # 2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2.
     product = deviation * slope
@@ -315,13 +371,13 @@ def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tupl
                 )
             coarse, fineness, before = fine, 2 * fineness, mismatch
     raise QuadratureError(
-        f"the moments of {name} do not settle on ever finer grids; name the places where it bends "
-        "with cp.activation(function, kinks=(...))"
+        f"the moments of {name} do not converge on ever finer grids; name the places where its "
+        "derivative jumps with cp.activation(function, kinks=(...))"
     )
 
 
 def _check_parameters(scalar: Scalar, mean: Tensor) -> None:
-    """Quadrature gives gradients by the argument alone."""
+    """Quadrature gives gradients only by the argument."""
     if not torch.is_grad_enabled():
         return
     value = scalar.take(slice(1))(mean.detach().flatten()[:1])

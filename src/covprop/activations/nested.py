@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.base import Activated, Scalar, ScalarPair
+from covprop.activations.base import Activated
 from covprop.activations.moments import (
     NODES,
     REACH,
     WIDE,
+    Scalar,
+    ScalarPair,
     breakpoints,
     graded,
     insert,
@@ -222,7 +224,7 @@ def _covariance(two: ScalarPair, pairs: _Gaussians) -> Tensor:
 
 
 def _partials(two: ScalarPair, pairs: _Gaussians) -> tuple[Tensor, ...]:
-    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, from g, h, g' and h' alone.
+    """Derivatives by mean_1, stddev_1, mean_2, stddev_2 and rho, only from g, h, g' and h'.
 
     d/drho = sigma_1 sigma_2 E[g'(y1) h'(y2)] (Price); the others move one argument.
     """

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import Activation, Correlated, Elements, Scalar
+from covprop.activations.base import INTEGRAL, Activation, Correlated, Elements, declare
 from covprop.activations.closed import power
 from covprop.activations.knots import Pieces, knots_covariance
-from covprop.activations.registry import INTEGRAL, declare
+from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
 from covprop.kernels.normal import RECTIFIED_ORDER, rectified_coefficients, rectified_moments
 
@@ -291,7 +291,7 @@ def _clamped(name: str, low: float, high: float) -> Activation:
     if not (low < math.inf and high > -math.inf):  # which NaN fails too
         raise UnsupportedOperation(
             f"{name} between {low:g} and {high:g} has no finite moments; use bounds that are "
-            "numbers, or infinities that leave room between them"
+            "numbers, or infinities with numbers between them"
         )
     if high == math.inf:
         if low == -math.inf:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.base import Activation, Scalar
+from covprop.activations.base import Activation
 from covprop.activations.moments import (
     HELD_VALUES,
     NODES,
+    Scalar,
     breakpoints,
     panel_count,
     value_and_slope,

@@ -13,11 +13,8 @@ from covprop.activations.base import (
     Correlated,
     Elements,
     Prepared,
-    Scalar,
-    ScalarPair,
-    leading,
 )
-from covprop.activations.moments import REACH, WIDE, moments
+from covprop.activations.moments import REACH, WIDE, Scalar, ScalarPair, leading, moments
 from covprop.activations.nested import nested_covariance
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
@@ -250,8 +247,8 @@ def crossings(scalar: Scalar, level: float, mean: Tensor, stddev: Tensor) -> Ten
     parts = [_crossed(scalar.take(part), level, mean[part], stddev[part]) for part in slices]
     count = max((part.shape[-1] for part in parts), default=0)
     roots = (mean + REACH * stddev)[:, None].repeat(1, count)
-    for part, found in zip(slices, parts, strict=True):
-        roots[part, : found.shape[-1]] = found
+    for part, values in zip(slices, parts, strict=True):
+        roots[part, : values.shape[-1]] = values
     return roots.reshape(*shape, count)
 
 

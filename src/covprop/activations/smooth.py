@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import Activation
+from covprop.activations.base import CLOSED, INTEGRAL, QUADRATURE, Activation, declare
 from covprop.activations.closed import (
     Exponential,
     GaussianErrorLinear,
@@ -24,7 +24,6 @@ from covprop.activations.closed import (
     power,
 )
 from covprop.activations.quadrature import Quadrature, Rescaled
-from covprop.activations.registry import CLOSED, INTEGRAL, QUADRATURE, declare
 from covprop.errors import UnsupportedOperation
 from covprop.kernels.normal import (
     SQRT_2,

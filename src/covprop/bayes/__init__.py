@@ -4,21 +4,13 @@ import importlib
 from typing import Any
 
 from covprop.bayes import metrics
-from covprop.bayes import moments as moments  # registers the rule of the layers
+from covprop.bayes import random_weights as random_weights  # registers the rule of the layers
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
+from covprop.bayes.discrete_likelihoods import Bernoulli, Categorical, Delta, Poisson
 from covprop.bayes.elbo import ELBO, LinearAnnealing
+from covprop.bayes.gaussian_likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
 from covprop.bayes.layers import BayesConv1d, BayesConv2d, BayesLinear
-from covprop.bayes.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Cubature,
-    Delta,
-    HeteroskedasticGaussian,
-    HomoskedasticGaussian,
-    Likelihood,
-    Poisson,
-    Prediction,
-)
+from covprop.bayes.likelihoods import Cubature, Likelihood, Prediction
 from covprop.bayes.prediction import (
     Decomposition,
     LocalReparametrisation,

@@ -17,8 +17,8 @@ from torch import Tensor
 from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance
 from covprop.errors import UnsupportedOperation
+from covprop.flow.algebra import Contraction
 from covprop.flow.carrier import Transfer
-from covprop.flow.contraction import Contraction
 from covprop.kernels.normal import SQRT_2, inverse_deviation
 
 Known: TypeAlias = dict[tuple[int, int], Tensor | None]
@@ -80,6 +80,18 @@ class SecondOrder:
     def scaled(self, side: int, cross: Tensor) -> Tensor:
         """Cov(parent, w) of one of the two, with its scale."""
         return cross if self.scales is None else self.scales[side].to(cross)[..., None] * cross
+
+
+@final
+@dataclass(frozen=True)
+class ExpectedSlope:
+    """E[g'] of an activation, found when it is asked for."""
+
+    activated: Activated
+
+    def __call__(self, cross: Tensor) -> Tensor:
+        """E[g'(y_i)] C_ij."""
+        return self.activated.coefficients(1)[0].to(cross)[..., None] * cross
 
 
 def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> tuple[set[Any], ...]:

@@ -30,10 +30,9 @@ from covprop.carriers.origins import (
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
 from covprop.errors import name_of
-from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.contraction import Contraction
+from covprop.flow.algebra import Contraction
+from covprop.flow.carrier import Carrier, Scaled, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.flow.transfers import Scaled
 from covprop.kernels.edgeworth import (
     Marginals,
     Slices,

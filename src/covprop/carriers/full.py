@@ -1,14 +1,14 @@
 """The full covariance of every tensor, and of any two tensors through the edges between them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.carriers.cross_covariance import (
+    ExpectedSlope,
     Known,
     SecondOrder,
     Treatment,
@@ -18,27 +18,26 @@ from covprop.carriers.cross_covariance import (
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric, without_negative_variances
 from covprop.errors import InconsistentBranches, name_of
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.contraction import Contraction
-from covprop.flow.groups import GroupBases, Groups
+from covprop.flow.algebra import Contraction, GroupBases, Groups
+from covprop.flow.carrier import (
+    Along,
+    Carrier,
+    Deferred,
+    Moments,
+    RandomLinear,
+    Scaled,
+    Taken,
+    Term,
+    Times,
+    Transfer,
+    transfer_of,
+)
 from covprop.flow.lineage import Lineage
-from covprop.flow.transfers import Along, Deferred, Scaled, Taken, Times, transfer_of
 from covprop.kernels.directions import direction, length
 from covprop.kernels.rounding import CANCELLATION
 
 INCONSISTENT = 1e-3
 """A variance below minus this part of what was joined is no rounding."""
-
-
-@final
-@dataclass(frozen=True)
-class _Slope:
-    """E[g'] of an activation, found when it is asked for."""
-
-    activated: Activated
-
-    def __call__(self, cross: Tensor) -> Tensor:
-        return self.activated.coefficients(1)[0].to(cross)[..., None] * cross
 
 
 class Full(Carrier):
@@ -157,7 +156,7 @@ class Full(Carrier):
             variance = variance.to(torch.float64, copy=True)  # a view would keep the whole matrix
         result, covariance = self.treatment.activate(seen, mean, self.covariance)
         activated = Activated(activation, mean, variance)
-        return result, self._result(result, covariance, _Slope(activated), activated)
+        return result, self._result(result, covariance, ExpectedSlope(activated), activated)
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Unit vectors and rows of the covariance."""

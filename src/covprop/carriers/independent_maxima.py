@@ -9,8 +9,7 @@ from torch import Tensor
 from covprop.activations.piecewise import relu
 from covprop.carriers.full import Full
 from covprop.covariance import Dense
-from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.transfers import Scaled
+from covprop.flow.carrier import Carrier, Scaled, Transfer
 
 
 @final

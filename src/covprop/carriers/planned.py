@@ -19,9 +19,8 @@ from covprop.carriers.planned_cross import Crossed, between
 from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
+from covprop.flow.algebra import Contraction, Groups
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.contraction import Contraction
-from covprop.flow.groups import Groups
 from covprop.flow.lineage import Lineage
 
 VECTORS = 7 * 2**8

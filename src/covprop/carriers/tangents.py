@@ -20,13 +20,22 @@ from covprop.carriers.sketch import Product, Sketch, random_products
 from covprop.carriers.sketched_activations import SketchSettings, activated
 from covprop.covariance import Covariance, LinearMap
 from covprop.covariance.base import symmetric
-from covprop.covariance.roots import square_root
+from covprop.covariance.semidefinite import square_root
 from covprop.errors import UnsupportedOperation
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.contraction import Contraction
-from covprop.flow.groups import GroupBases, Groups
+from covprop.flow.algebra import Contraction, GroupBases, Groups
+from covprop.flow.carrier import (
+    Along,
+    Carrier,
+    Moments,
+    RandomLinear,
+    Scaled,
+    Taken,
+    Term,
+    Times,
+    Transfer,
+    transfer_of,
+)
 from covprop.flow.lineage import Lineage
-from covprop.flow.transfers import Along, Scaled, Taken, Times, transfer_of
 from covprop.kernels.directions import direction, length
 
 NUMBERS = itertools.count()

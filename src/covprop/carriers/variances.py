@@ -9,9 +9,8 @@ from torch import Tensor
 from covprop.activations import Activation
 from covprop.carriers.independent_maxima import independent_maximum
 from covprop.covariance import Covariance, Diagonal, LinearMap
+from covprop.flow.algebra import Contraction, GroupBases, Groups
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.contraction import Contraction
-from covprop.flow.groups import GroupBases, Groups
 from covprop.flow.lineage import Lineage
 from covprop.kernels.directions import Elements, direction, independent_length, length, marginal
 

@@ -13,8 +13,15 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from covprop.cli import doctor, propagation
-from covprop.cli import robustness as deciding
-from covprop.cli.output import WRITERS, ExitCode, Refusal, Result, check_writable, write_moments
+from covprop.cli.output import (
+    WRITERS,
+    CommandResult,
+    ExitCode,
+    Refusal,
+    check_writable,
+    write_moments,
+)
+from covprop.cli.ranks import Ranks
 from covprop.cli.request import (
     METHOD_NAMES,
     MOST_SAMPLES,
@@ -25,7 +32,6 @@ from covprop.cli.request import (
 )
 from covprop.diagnostics.compare import SAMPLES as DEFAULT_SAMPLES
 from covprop.propagate import plan as plan_of
-from covprop.ranks import Ranks
 from covprop.robustness.analysis import SAMPLES as ANALYSIS_SAMPLES
 
 app = typer.Typer(
@@ -33,7 +39,7 @@ app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # panels leave no room for text, and ":factory:" becomes a picture
+    rich_markup_mode=None,  # panels leave little width for text, and ":factory:" becomes a picture
     epilog="Exit codes: 0 fine, 1 a fault of covprop, 2 bad input or usage, 3 the answer is no, "
     "4 a process lost, 130 interrupted.",
 )
@@ -65,7 +71,7 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help=SEED)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 
 
-def with_request(command: Callable[..., Result]) -> Callable[..., Result]:
+def with_request(command: Callable[..., CommandResult]) -> Callable[..., CommandResult]:
     """Give a command the options of `read_request`, and as its second argument what reads them.
 
     A command reads when its own options are known to be good. Meanwhile what a model prints goes
@@ -73,7 +79,7 @@ def with_request(command: Callable[..., Result]) -> Callable[..., Result]:
     """
 
     @functools.wraps(command)
-    def wrapped(context: typer.Context, **values: Any) -> Result:
+    def wrapped(context: typer.Context, **values: Any) -> CommandResult:
         read = functools.partial(read_request, **{name: values.pop(name) for name in shared})
         with redirect_stdout(sys.stderr):
             return command(context, read, **values)
@@ -113,7 +119,7 @@ def propagate(
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """Mean and covariance of the output for a Gaussian input."""
     ranks: Ranks = context.obj
     chosen = method(method_name, seed + ranks.rank)
@@ -144,7 +150,7 @@ def compare(
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """Methods against samples, on this network and input."""
     context.obj.finish_unless_first()
     methods = [method(name, seed) for name in method_names or ()]
@@ -164,7 +170,7 @@ def plan(
     read: Reader,
     method_name: MethodName = "exact",
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """Shape, memory and work of every operation, before it is run."""
     context.obj.finish_unless_first()
     request = read()
@@ -177,7 +183,7 @@ def plan(
         "fits": planned.fits,
     }  # fmt: skip
     verdict, code = ("it fits", ExitCode.OK) if planned.fits else ("it does not fit", ExitCode.NO)
-    return Result(record, (planned.table, verdict), as_json, code)
+    return CommandResult(record, (planned.table, verdict), as_json, code)
 
 
 @app.command()
@@ -199,20 +205,20 @@ def robustness(
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
     ranks: Ranks = context.obj
     chosen = method(method_name, seed + ranks.rank)
     page = _page(report)
     request = read()
-    analysis = deciding.run(
+    analysis = propagation.run_robustness(
         request, ranks, seed, label, norm, method=chosen, probability=probability,
         samples=samples, radius=radius,
     )  # fmt: skip
     if page is not None:
         y = propagation.run(request, chosen, seed, Ranks())
         propagation.write_report(page, request, y, seed, robustness=analysis)
-    return deciding.result(request, analysis, require_probability, as_json)
+    return propagation.robustness_result(request, analysis, require_probability, as_json)
 
 
 @app.command()
@@ -220,7 +226,7 @@ def demo(
     context: typer.Context,
     report: Annotated[str, typer.Option(metavar="FILE.html", help=PAGE)] = "covprop-demo.html",
     as_json: Json = False,
-) -> Result:
+) -> CommandResult:
     """A classifier of digits behind a noisy sensor, trained and asked."""
     context.obj.finish_unless_first()
     page = check_writable(report, (".html",), "--report")
@@ -232,11 +238,11 @@ def demo(
             "pip install '.[demo]' in covprop's folder"
         ) from error
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # it prints as it goes
-        return Result(module.main(page), (), as_json)
+        return CommandResult(module.main(page), (), as_json)
 
 
 @app.command("doctor")
-def examine(context: typer.Context, as_json: Json = False) -> Result:
+def examine(context: typer.Context, as_json: Json = False) -> CommandResult:
     """Versions, device, and a self-test against known values."""
     context.obj.finish_unless_first()
     return doctor.result(as_json)

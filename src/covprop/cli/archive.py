@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from covprop.cli.arrays import BoundedZip, check_affordable
 from covprop.cli.output import Refusal
-from covprop.cli.program import DTYPES, Call, Description, Name, parse
+from covprop.cli.program import DTYPES, Description, Name, ProgramCall, parse
 from covprop.errors import UnsupportedOperation
 
 LARGEST_TEXT = 2**28  # bytes of a description
@@ -183,12 +183,12 @@ class Scope(nn.Module):
     def _get_name(self) -> str:
         return self.kind  # for torch's and covprop's messages
 
-    def run(self, call: Call, values: dict[str, Any]) -> None:
+    def run(self, call: ProgramCall, values: dict[str, Any]) -> None:
         """Run a call; covprop takes this module for the one that is running."""
         _run(call, values)
 
 
-def _run(call: Call, values: dict[str, Any]) -> None:
+def _run(call: ProgramCall, values: dict[str, Any]) -> None:
     """Run a call, store its results and release what no later call uses."""
     args = [_filled(item, values) for item in call.args]
     kwargs = {key: _filled(item, values) for key, item in call.kwargs.items()}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from covprop.cli.output import Refusal, quoted, reading
-from covprop.flow.memory import free_bytes
+from covprop.flow.lineage import free_bytes
 from covprop.text_table import in_bytes
 
 SHARE = 0.5  # of the memory that is free: what one file may take, since reading needs a copy
@@ -103,8 +103,8 @@ class BoundedZip:
 def split_name(text: str) -> tuple[Path, str | None]:
     """The file and, of `file.npz:name` and `file.pt:name`, the name."""
     for suffix in (".npz:", ".pt:"):
-        head, found, entry = text.rpartition(suffix)
-        if found and entry:
+        head, matched, entry = text.rpartition(suffix)
+        if matched and entry:
             return Path(head + suffix[:-1]), entry
     return Path(text), None
 

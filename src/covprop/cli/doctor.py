@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covprop.cli.output import ExitCode, Result
-from covprop.flow.memory import free_bytes
+from covprop.cli.output import CommandResult, ExitCode
+from covprop.flow.lineage import free_bytes
 from covprop.gaussian import Gaussian
 from covprop.propagate import propagate
 from covprop.text_table import Table, in_bytes
@@ -74,7 +74,7 @@ def error_of(row: Row, dtype: torch.dtype) -> float:
     return float(errors.abs().nan_to_num(nan=math.inf).max())
 
 
-def result(as_json: bool) -> Result:
+def result(as_json: bool) -> CommandResult:
     """Versions, machine and self-tests; the answer is no if a test fails."""
     checks: list[dict[str, Any]] = []
     for row in ROWS:
@@ -113,4 +113,4 @@ def result(as_json: bool) -> Result:
         Table(("self-test", "dtype", "error", "at most", ""), tuple(rows), words=2, remarks=1),
         "all is well" if passed else "a self-test failed: do not trust results from here",
     )
-    return Result(record, parts, as_json, ExitCode.OK if passed else ExitCode.NO)
+    return CommandResult(record, parts, as_json, ExitCode.OK if passed else ExitCode.NO)

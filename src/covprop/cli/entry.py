@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from covprop.cli.output import ExitCode, Note, Refusal, describe_error, printable, sentence
+from covprop.cli.ranks import Ranks, own_rank, process_group, raise_on_sigterm
 from covprop.errors import ApproximationWarning, LostRank
-from covprop.flow.memory import free_bytes
-from covprop.ranks import Ranks, own_rank, process_group, raise_on_sigterm
+from covprop.flow.lineage import free_bytes
 
 EXTRA = ("typer", "rich")  # packages of the extra `cli`
 DEBUG = "--debug"

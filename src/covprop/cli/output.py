@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from covprop.files import write_atomically
-from covprop.flow.memory import free_bytes
+from covprop.flow.lineage import free_bytes
 from covprop.gaussian import Gaussian
 from covprop.text_table import Table, in_bytes, plain
 
@@ -102,7 +102,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """The outcome of a command: `record` is printed with --json, `parts` without."""
 
     record: dict[str, Any]
@@ -111,7 +111,7 @@ class Result:
     code: ExitCode = ExitCode.OK
 
     def show(self) -> None:
-        """Print JSON alone, tables that fit a terminal, or plain text into a pipe."""
+        """Print JSON only, tables that fit a terminal, or plain text into a pipe."""
         if self.as_json:
             text = json.dumps(plain(self.record), allow_nan=False) + "\n"
         elif sys.stdout.isatty():

@@ -55,7 +55,7 @@ PLAIN = {
 }  # fmt: skip
 """Operators without a rule that programs call on constants, or that samples go through.
 
-They compute on their arguments alone: no files, no random numbers, no memory of others.
+They compute on nothing but their arguments: no files, no random numbers, no memory of others.
 """
 
 
@@ -214,7 +214,7 @@ def _argument(value: dict[str, Any]) -> Any:
     return ARGUMENTS[kind](content)
 
 
-class Call(NamedTuple):
+class ProgramCall(NamedTuple):
     """One call of an operator."""
 
     function: Callable[..., Any]
@@ -231,7 +231,7 @@ class Call(NamedTuple):
 class Description:
     """A program without its tensors."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ProgramCall, ...]
     inputs: tuple[str, ...]
     tensors: dict[str, str]  # weights, buffers and constants: names in the program and in the file
     metadata: dict[str, dict[str, Any]]  # shape, dtype and strides of inputs and tensors
@@ -275,7 +275,7 @@ def parse(content: dict[str, Any]) -> Description:
     return Description(released, tuple(inputs), tensors, metadata, constants, outputs)
 
 
-def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
+def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> ProgramCall:
     function = allowed_operator(node["target"])
     schema = function._schema.arguments if isinstance(function, OpOverload) else []
     written = {item.name for item in schema if item.alias_info and item.alias_info.is_write}
@@ -291,7 +291,7 @@ def _call(node: dict[str, Any], tensors: Mapping[str, str]) -> Call:
         else:
             args.append(value)
     results = [_argument(value) for value in node["outputs"]]
-    return Call(function, args, kwargs, results, *_module(node["metadata"]), [])
+    return ProgramCall(function, args, kwargs, results, *_module(node["metadata"]), [])
 
 
 def _module(metadata: Mapping[str, Any]) -> tuple[str, str]:
@@ -313,7 +313,7 @@ def _check_known(nest: Any, known: set[str]) -> None:
         raise Refusal(f"it is damaged: it uses {unknown[0]!r}, which nothing before makes")
 
 
-def _with_releases(calls: list[Call], outputs: tuple[Any, ...]) -> tuple[Call, ...]:
+def _with_releases(calls: list[ProgramCall], outputs: tuple[Any, ...]) -> tuple[ProgramCall, ...]:
     """Release each value after its last use: covariances are large."""
     used = set(_names(outputs))
     result = []

@@ -1,7 +1,8 @@
-"""`covprop propagate` and `covprop compare`, their reports, and batches that processes share."""
+"""`covprop propagate`, `compare` and `robustness`: their results, reports and shared batches."""
 
 import dataclasses
 import math
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,7 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from covprop.cli.output import ExitCode, Result, check_dense, writing
+from covprop.cli import arrays
+from covprop.cli.output import CommandResult, ExitCode, Refusal, check_dense, quoted, writing
+from covprop.cli.ranks import Ranks
 from covprop.cli.request import Request, running, single_output
 from covprop.covariance import Covariance
 from covprop.diagnostics.compare import METHODS, compare, method_name
@@ -24,8 +27,8 @@ from covprop.gaussian import Gaussian, SamplingError
 from covprop.methods import LayerwiseMethod, Method, MonteCarlo
 from covprop.mixture import Mixture
 from covprop.propagate import propagate
-from covprop.ranks import Ranks
 from covprop.report import page
+from covprop.robustness import NoiseBudget, Robustness, analyse
 from covprop.text_table import Table, in_digits
 
 SHOWN = 20  # outputs in the table
@@ -34,6 +37,7 @@ DIGITS = 5
 LEVEL = 0.95
 TRACE_SAMPLES = 2000  # through every layer, to see where its output is not Gaussian
 Partial = TypeVar("Partial")
+NORMS = {"2": 2.0, "inf": torch.inf}
 
 
 def run(request: Request, method: Method, seed: int, ranks: Ranks) -> Gaussian:
@@ -69,13 +73,13 @@ def record(request: Request, y: Gaussian) -> dict[str, Any]:
     return values
 
 
-def result(request: Request, y: Gaussian, as_json: bool) -> Result:
+def result(request: Request, y: Gaussian, as_json: bool) -> CommandResult:
     """The record or the table; the other is not computed."""
     if as_json:
-        return Result(record(request, y), (), True)
+        return CommandResult(record(request, y), (), True)
     inputs, outputs = ("x".join(map(str, mean.shape)) or "1" for mean in (request.x.mean, y.mean))
     head = f"{request.name}: {inputs} in, {outputs} out, by {method_name(y.method)}"
-    return Result({}, (head, table(y)), False)
+    return CommandResult({}, (head, table(y)), False)
 
 
 def table(y: Gaussian) -> Table:
@@ -135,7 +139,7 @@ def run_comparison(
 
 def comparison_result(
     request: Request, comparison: Comparison, tolerance: float | None, as_json: bool
-) -> Result:
+) -> CommandResult:
     """The table; the answer is no if the error of the first method exceeds the tolerance."""
     first = comparison.rows[0]
     values = {"model": request.name, **comparison.to_dict(), "tolerance": tolerance}
@@ -144,13 +148,13 @@ def comparison_result(
         name = f"controlvariate:{ADVISED_SAMPLES}"
         parts.append(f"on the command line: covprop propagate ... --method {name}")
     if tolerance is None:
-        return Result(values, tuple(parts), as_json)
+        return CommandResult(values, tuple(parts), as_json)
     error = _largest_error(first)
     within = error <= tolerance
     values |= {"error": error, "within_tolerance": within}
     word = "within" if within else "beyond"
     parts.append(f"{first.name} is off by {error:.3g} at most, {word} the tolerance {tolerance:g}")
-    return Result(values, tuple(parts), as_json, ExitCode.OK if within else ExitCode.NO)
+    return CommandResult(values, tuple(parts), as_json, ExitCode.OK if within else ExitCode.NO)
 
 
 def _largest_error(row: ComparisonRow) -> float:
@@ -252,3 +256,119 @@ def _concatenate_covariances(parts: Sequence[Covariance], dim: int) -> Covarianc
         part.map(partial(collect, number))
     whole = iter([torch.cat(group, dim) for group in zip(*tensors, strict=True)])
     return parts[0].map(lambda _: next(whole))
+
+
+def run_robustness(
+    request: Request, ranks: Ranks, seed: int, label: str | None, norm: str, **options: Any
+) -> Robustness:
+    """The analysis with these options of `analyse`; all its randomness comes from the seed."""
+    if norm not in NORMS:
+        raise Refusal(f"--norm is 2 or inf, and not {quoted(norm)}")
+    _check_logits(request)
+    generator = torch.Generator(request.x.device).manual_seed(seed + ranks.rank)
+    torch.manual_seed(seed + ranks.rank)  # for models that draw random numbers themselves
+    labels = None if label is None else _labels(label)
+
+    def work(request: Request, part: slice) -> Robustness:
+        own = labels[part] if labels is not None and labels.dim() else labels
+        bar = sys.stderr.isatty() and not ranks.rank
+        with running():
+            return analyse(
+                request.module, request.x, own, norm=NORMS[norm], generator=generator,
+                progress=bar, **options,
+            )  # fmt: skip
+
+    return distribute(request, ranks, work, _joined)
+
+
+def _check_logits(request: Request) -> None:
+    """Refuse output that is no row of logits; most often a batch was not declared as one."""
+    with running():
+        y = single_output(propagate(request.module, request.x, method=MonteCarlo(2)))
+    shape = y.event_shape
+    if shape and shape.numel() != shape[-1]:
+        dims = len(request.x.batch_shape) + 1
+        raise Refusal(
+            f"the model returns {tuple(shape)} for this mean, and logits have the shape (classes,);"
+            f" if the mean is a batch of inputs, say --batch-dims {dims}"
+        )
+
+
+def _labels(text: str) -> Tensor:
+    """One class number, several with commas between them, or those of a file."""
+    if re.fullmatch(r"[0-9]{1,18}(,[0-9]{1,18})*", text):
+        numbers = torch.tensor([int(word) for word in text.split(",")])
+        return numbers if "," in text else numbers[0]
+    if arrays.split_name(text)[0].suffix.lower() not in arrays.READERS:
+        raise Refusal(
+            f"--label {text}: a label is a class number from 0, several with commas between them, "
+            f"or a file of them ({', '.join(arrays.READERS)})"
+        )
+    values = arrays.load(text)
+    numbers = values.long()
+    if not torch.equal(numbers.to(values.dtype), values):
+        raise Refusal(f"{text} holds numbers that are no class numbers")
+    return numbers.flatten() if values.dim() == arrays.MATRIX and 1 in values.shape else numbers
+
+
+def robustness_result(
+    request: Request, analysis: Robustness, required: float | None, as_json: bool
+) -> CommandResult:
+    """The table; the answer is no if a label is kept with less than the required probability.
+
+    Where samples disagree with propagation, samples decide.
+    """
+    wrong = torch.where(
+        analysis.agrees,
+        analysis.misclassification.probability,
+        analysis.sampled_misclassification.probability,
+    )
+    kept = float(1 - wrong.max())
+    record = {"model": request.name, **analysis.record(), "required_probability": required}
+    record["lowest_probability"] = kept
+    parts: list[str | Table] = [analysis.table]
+    code = ExitCode.OK
+    if required is not None:
+        enough = kept >= required
+        code = ExitCode.OK if enough else ExitCode.NO
+        record["enough"] = enough
+        word = "at least" if enough else "less than"
+        parts.append(
+            f"the label is kept with probability {kept:.4g}, {word} the required {required:g}"
+        )
+    return CommandResult(record, tuple(parts), as_json, code)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Concatenate analyses of batches, field by field."""
+    first = parts[0]
+    if isinstance(first, NoiseBudget):
+        return _joined_budgets(parts)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        values = {name: _joined([getattr(part, name) for part in parts]) for name in names}
+        return dataclasses.replace(first, **values)
+    if isinstance(first, Tensor) and first.dim():
+        return torch.cat(list(parts))
+    return first  # the same for all: a name, a number of samples, a norm
+
+
+def _joined_budgets(parts: Sequence[NoiseBudget]) -> NoiseBudget:
+    """Levels that were tried for one part are missing, as NaN, from the others."""
+    longest = max(len(part.levels) for part in parts)
+
+    def padded(name: str) -> Tensor:
+        tables = [getattr(part, name) for part in parts]
+        rows = [(longest - len(table), *table.shape[1:]) for table in tables]
+        pairs = zip(tables, rows, strict=True)
+        return torch.cat([torch.cat([t, t.new_full(shape, torch.nan)]) for t, shape in pairs], 1)
+
+    return dataclasses.replace(
+        parts[0],
+        level=torch.cat([part.level for part in parts]),
+        stddev=torch.cat([part.stddev for part in parts]),
+        reason=tuple(reason for part in parts for reason in part.reason),
+        probability=torch.cat([part.probability for part in parts]),
+        levels=padded("levels"),
+        probabilities=padded("probabilities"),
+    )

@@ -219,7 +219,7 @@ def _correlated(name: str, mean: Tensor, batch_dims: int) -> Gaussian:
     return Gaussian(mean, matrix)
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """How a method is made from the text after the colon and a seed, and what that text is."""
 
     make: Callable[[str, int], Method]
@@ -256,19 +256,23 @@ def _piecewise(text: str, _: int) -> Method:
     return methods.PiecewiseLinear((int(text) if number else text) if text else None)
 
 
-METHODS: dict[str, Choice] = {
-    "exact": Choice(lambda *_: methods.Exact()),
-    "cumulants": Choice(lambda *_: methods.Cumulants()),
-    "split": Choice(lambda text, _: methods.Split(*_count(text, MOST, "components")), "COMPONENTS"),
-    "sketched": Choice(_sampling(methods.Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
-    "series": Choice(_series, "ORDER or TOLERANCE"),
-    "montecarlo": Choice(_sampling(methods.MonteCarlo, MOST_SAMPLES, "samples"), "SAMPLES"),
-    "controlvariate": Choice(_sampling(methods.ControlVariate, MOST_SAMPLES, "samples"), "SAMPLES"),
-    "linearized": Choice(lambda *_: methods.Linearized()),
-    "unscented": Choice(lambda *_: methods.Unscented()),
-    "wu2019": Choice(lambda *_: methods.Wu2019()),
-    "piecewise": Choice(_piecewise, "LAYER"),
-    "assumed": Choice(lambda *_: methods.AssumedDensity()),
+METHODS: dict[str, MethodChoice] = {
+    "exact": MethodChoice(lambda *_: methods.Exact()),
+    "cumulants": MethodChoice(lambda *_: methods.Cumulants()),
+    "split": MethodChoice(
+        lambda text, _: methods.Split(*_count(text, MOST, "components")), "COMPONENTS"
+    ),
+    "sketched": MethodChoice(_sampling(methods.Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
+    "series": MethodChoice(_series, "ORDER or TOLERANCE"),
+    "montecarlo": MethodChoice(_sampling(methods.MonteCarlo, MOST_SAMPLES, "samples"), "SAMPLES"),
+    "controlvariate": MethodChoice(
+        _sampling(methods.ControlVariate, MOST_SAMPLES, "samples"), "SAMPLES"
+    ),
+    "linearized": MethodChoice(lambda *_: methods.Linearized()),
+    "unscented": MethodChoice(lambda *_: methods.Unscented()),
+    "wu2019": MethodChoice(lambda *_: methods.Wu2019()),
+    "piecewise": MethodChoice(_piecewise, "LAYER"),
+    "assumed": MethodChoice(lambda *_: methods.AssumedDensity()),
 }
 METHOD_NAMES = ", ".join(
     f"{name}[:{choice.option}]" if choice.option else name for name, choice in METHODS.items()

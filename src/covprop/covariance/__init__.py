@@ -1,13 +1,12 @@
-"""Structures of a covariance, each behind the same few doors."""
+"""Structures of a covariance, all with the same interface."""
 
 from covprop.covariance.base import Covariance, Layer, LinearMap
 from covprop.covariance.deflated import Deflated
 from covprop.covariance.dense import Dense
-from covprop.covariance.diagonal import Diagonal
+from covprop.covariance.diagonal import Diagonal, Zero
 from covprop.covariance.low_rank import LowRank
 from covprop.covariance.sharded import Sharded
 from covprop.covariance.streamed import Streamed
-from covprop.covariance.zero import Zero
 
 __all__ = [
     "Covariance",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
 from covprop.covariance.planned import PlannedCovariance
-from covprop.covariance.roots import Factor, Root, square_root
+from covprop.covariance.semidefinite import FactorRoot, Root, square_root
 from covprop.errors import InconsistentBranches, InvalidGaussian
 from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import CHOLESKY
@@ -79,7 +79,7 @@ class Layer(Protocol):
         """Rows (*any, m) times A: (*any, n), if there is a short way to it."""
 
     def without_buffers(self) -> "Layer":
-        """The same without the room that it has made for its work."""
+        """The same without its buffers."""
 
 
 @final
@@ -119,7 +119,7 @@ class LinearMap:
         return (0, self(vectors)) if self.layer is None else self.layer.rows(vectors, start)
 
     def without_buffers(self) -> "LinearMap":
-        """The same, to be kept for later: without the room that its layer has made."""
+        """The same, to be kept for later: without the buffers of its layer."""
         layer = None if self.layer is None else self.layer.without_buffers()
         return self if layer is self.layer else replace(self, layer=layer)
 
@@ -166,6 +166,9 @@ class Covariance(ABC):
 
     deferred: ClassVar[bool] = False
     """Whether its entries are computed only when they are asked for."""
+
+    distributed: ClassVar[bool] = False
+    """Whether several processes hold it together."""
 
     factored: ClassVar[bool] = False
     """Whether it is held without a matrix, which an activation makes of it."""
@@ -249,7 +252,7 @@ class Covariance(ABC):
 
     def root(self) -> Root:
         """L with L L^T = S."""
-        return Factor(square_root(self.matrix()))
+        return FactorRoot(square_root(self.matrix()))
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Samples (count, *batch, n) of mean zero."""

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
-from covprop.kernels.convolution import TOGETHER
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
 WIDE = 2**24
 """Entries of a covariance that is worth not to be written out."""
+TOGETHER = 16
+"""Images that are convolved at a time, of which blocks are multiples: the patches of more leave the
+cache."""
 COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
 
@@ -61,18 +63,18 @@ def complete_congruence(half: Tensor, linear: LinearMap) -> Tensor:
     return result
 
 
-def unwritten(size: int, features: int, batch_shape: torch.Size) -> bool:
-    """Whether a linear map to so many features leaves the matrix of what is before it unwritten."""
+def skips_matrix(size: int, features: int, batch_shape: torch.Size) -> bool:
+    """Whether a linear map to so many features never writes the matrix of its argument."""
     return features < size and batch_shape.numel() * size**2 > WIDE
 
 
-def gathered(covariance: Covariance, linear: LinearMap) -> Tensor | None:
+def congruence_by_root(covariance: Covariance, linear: LinearMap) -> Tensor | None:
     """(A L) (A L)^T by a few columns of a root L at a time, None where S may be written out."""
     variance, root = covariance.diagonal(), covariance.root()
-    if not unwritten(covariance.size, 0, covariance.batch_shape):
+    if not skips_matrix(covariance.size, 0, covariance.batch_shape):
         return None
     features = linear(variance[..., None, :]).shape[-1]
-    if not unwritten(covariance.size, features, covariance.batch_shape):
+    if not skips_matrix(covariance.size, features, covariance.batch_shape):
         return None
     total = variance.new_zeros(*variance.shape[:-1], features, features)
     step = max(1, COLUMNS // max(1, variance.numel()))

@@ -15,10 +15,10 @@ from covprop.covariance.base import (
     PairFunction,
     symmetric,
 )
-from covprop.covariance.congruence import gathered
+from covprop.covariance.congruence import congruence_by_root
 from covprop.covariance.dense import Dense, PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.covariance.roots import Root, square_root
+from covprop.covariance.semidefinite import Root, square_root
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.kernels.rounding import NEGATIVE_VARIANCE
 
@@ -79,11 +79,11 @@ class Deflated(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """(A R) (A R)^T for the root R, a few columns at a time, or the map of the matrix."""
-        found = gathered(self, linear)
-        return self.to_dense().push(linear) if found is None else Dense(found)
+        pushed = congruence_by_root(self, linear)
+        return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def written(self, features: int) -> int:
-        """The matrix of the result alone, unless that is the larger one."""
+        """Only the matrix of the result, unless that is the larger one."""
         return features
 
     def take(self, index: Tensor) -> Covariance:
@@ -118,9 +118,9 @@ class Deflated(Covariance):
         seen = self.root().after(rows)
         return symmetric(seen @ seen.mT)
 
-    def root(self) -> "Projected":
+    def root(self) -> "ProjectedRoot":
         """Independent deviations of what is left of independent numbers."""
-        return Projected(standard_deviation(self.values), self.units)
+        return ProjectedRoot(standard_deviation(self.values), self.units)
 
     def without(self, units: Tensor, vectors: Tensor) -> "Deflated":
         """More directions taken: R (1 - W W^T) R^T with R = L P is L (1 - U U^T - P W W^T P) L."""
@@ -157,7 +157,7 @@ class Deflated(Covariance):
 
 @final
 @dataclass(frozen=True)
-class Projected(Root):
+class ProjectedRoot(Root):
     """L P with P = (1 - U U^T)^(1/2): deviations (*batch, n), units U (*batch, n, d).
 
     With U^T U = Q diag(g) Q^T and columns b of U Q, P = 1 - sum_k w_k b_k b_k^T for
@@ -227,7 +227,7 @@ class PlannedIndependent(PlannedCovariance):
 
     def push(self, result: Result) -> Cost:
         """A few columns of its root at a time, or its matrix."""
-        if not congruence.unwritten(self.size, result.size, self.batch_shape):
+        if not congruence.skips_matrix(self.size, result.size, self.batch_shape):
             return self.by_matrix(self.dense().push(result))
         made = PlannedDense(self.batch_shape, result.size, result.itemsize)
         columns = 2 * self.block(congruence.COLUMNS, self.size, result.itemsize)

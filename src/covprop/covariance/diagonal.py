@@ -1,7 +1,7 @@
-"""Independent features."""
+"""Covariances of independent elements: diagonal ones, and that of a constant."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -15,18 +15,18 @@ from covprop.covariance.base import (
     checked_positive,
     symmetric,
 )
-from covprop.covariance.congruence import gathered
+from covprop.covariance.congruence import congruence_by_root
 from covprop.covariance.deflated import Deflated, PlannedIndependent
 from covprop.covariance.dense import Dense
-from covprop.covariance.planned import Cost, Result
-from covprop.covariance.roots import Deviations, Root
+from covprop.covariance.planned import Cost, PlannedCovariance, Result
+from covprop.covariance.semidefinite import DiagonalRoot, Root
 from covprop.kernels.normal import standard_deviation
 
 
 @final
 @dataclass(frozen=True)
 class Diagonal(Covariance):
-    """Variances alone: values (*batch, n), everything off the diagonal zero.
+    """Variances only: values (*batch, n), everything off the diagonal zero.
 
     An operation that makes features depend on each other gives a `Dense` covariance.
     """
@@ -49,16 +49,16 @@ class Diagonal(Covariance):
         return torch.diag_embed(self.values)
 
     def planned(self) -> "PlannedDiagonal":
-        """Variances alone."""
+        """Variances only."""
         return PlannedDiagonal(self.batch_shape, self.size, self.values.itemsize)
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T, which is dense."""
-        found = gathered(self, linear)
-        return self.to_dense().push(linear) if found is None else Dense(found)
+        pushed = congruence_by_root(self, linear)
+        return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def written(self, features: int) -> int:
-        """The matrix of the result alone, unless that is the larger one."""
+        """Only the matrix of the result, unless that is the larger one."""
         return features
 
     def take(self, index: Tensor) -> Covariance:
@@ -89,7 +89,7 @@ class Diagonal(Covariance):
 
     def root(self) -> Root:
         """The deviations."""
-        return Deviations(standard_deviation(self.values))
+        return DiagonalRoot(standard_deviation(self.values))
 
     def without(self, units: Tensor, vectors: Tensor) -> Covariance:
         """Some directions taken from it, in O(n)."""
@@ -117,7 +117,7 @@ class Diagonal(Covariance):
 @final
 @dataclass(frozen=True)
 class PlannedDiagonal(PlannedIndependent):
-    """Variances alone."""
+    """Variances only."""
 
     @property
     def nbytes(self) -> int:
@@ -127,3 +127,139 @@ class PlannedDiagonal(PlannedIndependent):
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
         """Functions of independent variables are independent."""
         return Cost(self.like(result), vectors + grid, 2.0 * self.batch * self.size)
+
+
+@final
+@dataclass(frozen=True)
+class Zero(Covariance):
+    """The covariance of a constant: values (*batch, n) are zeros, and no matrix is ever written.
+
+    Every function of a constant is one; randomness of the model's own (weights, dropout) turns it
+    into another structure.
+    """
+
+    values: Tensor
+
+    independent: ClassVar[bool] = True
+    constant: ClassVar[bool] = True
+
+    @classmethod
+    def like(cls, mean: Tensor, batch_dims: int) -> "Zero":
+        """Of a tensor whose leading dimensions are a batch."""
+        shape = (*mean.shape[:batch_dims], mean.shape[batch_dims:].numel())
+        return cls(mean.new_zeros(()).expand(shape))
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions."""
+        return self.values.shape[:-1]
+
+    def planned(self) -> "PlannedZero":
+        """Nothing."""
+        return PlannedZero(self.batch_shape, self.size, self.values.itemsize)
+
+    def written(self, features: int) -> int:
+        """Zeros stay zeros."""
+        del features
+        return 0
+
+    def root(self) -> Root:
+        """Zeros."""
+        return DiagonalRoot(self.values)
+
+    def without(self, units: Tensor, vectors: Tensor) -> "Zero":
+        """There is nothing to take."""
+        del units, vectors
+        return self
+
+    def diagonal(self) -> Tensor:
+        """Zeros."""
+        return self.values
+
+    def matrix(self) -> Tensor:
+        """Zeros (*batch, n, n), which take no memory."""
+        return self.values[..., None].expand(*self.values.shape, self.size)
+
+    def push(self, linear: LinearMap) -> "Zero":
+        """Zeros, as many as the map has outputs."""
+        return Zero(linear(self.values[..., None, :])[..., 0, :].detach())
+
+    def take(self, index: Tensor) -> "Zero":
+        """As many zeros as the index has entries."""
+        return Zero(self.values[..., :1].expand(*self.batch_shape, len(index)))
+
+    def scale(self, factor: Tensor) -> "Zero":
+        """The same."""
+        del factor
+        return self
+
+    def plus(self, variance: Tensor) -> Covariance:
+        """Only independent noise."""
+        return Diagonal(variance)
+
+    def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> "Zero":
+        """Functions of constants are constant."""
+        del pair, elements, variance
+        return self
+
+    def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
+        """There is nothing off the diagonal."""
+        del pair, elements
+        return 0.0
+
+    def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Zeros; nothing is drawn."""
+        del generator
+        return self.values.expand(count, *self.values.shape)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """Zeros (*batch, m, m)."""
+        return rows.new_zeros(*rows.shape[:-1], rows.shape[-2])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Zero":
+        """Apply a function to the zeros."""
+        return Zero(function(self.values))
+
+
+@final
+@dataclass(frozen=True)
+class PlannedZero(PlannedCovariance):
+    """A constant, and every function of it."""
+
+    constant: ClassVar[bool] = True
+
+    @property
+    def nbytes(self) -> int:
+        """None."""
+        return 0
+
+    def _like(self, result: Result) -> Cost:
+        made = replace(self, size=result.size, itemsize=result.itemsize)
+        return Cost(made, work=2.0 * self.batch * result.size)
+
+    def push(self, result: Result) -> Cost:
+        """Zeros."""
+        return self._like(result)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """Zeros."""
+        del index
+        return self._like(result)
+
+    def scale(self, result: Result) -> Cost:
+        """Zeros."""
+        return self._like(result)
+
+    def plus(self, result: Result) -> Cost:
+        """Only independent noise."""
+        made = PlannedDiagonal(self.batch_shape, result.size, result.itemsize)
+        return self._like(result)._replace(structure=made)
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """Zeros."""
+        del vectors, grid
+        return self._like(result)
+
+    def map(self, result: Result) -> Cost:
+        """Zeros."""
+        return self._like(result)

@@ -18,17 +18,23 @@ from covprop.covariance.base import (
 )
 from covprop.covariance.dense import Dense, PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.covariance.roots import Beside, Deviations, Factor, Root, square_root
+from covprop.covariance.semidefinite import (
+    ConcatenatedRoot,
+    DiagonalRoot,
+    FactorRoot,
+    Root,
+    square_root,
+)
 from covprop.kernels.normal import standard_deviation
 
 
 @final
 @dataclass(frozen=True)
 class LowRank(Covariance):
-    """F F^T + diag(v): factor (*batch, n, k), values (*batch, n) or None for the factor alone.
+    """F F^T + diag(v): factor (*batch, n, k), values (*batch, n) or None for the factor only.
 
-    A factor alone stays one through linear maps. Independent noise beside it, and activations, make
-    a matrix of all pairs: such a covariance turns `Dense` there, in `to_dense`.
+    Without independent noise it stays a factor through linear maps. With it, and in activations, it
+    becomes a matrix of all pairs, a `Dense` one, in `to_dense`.
     """
 
     factor: Tensor
@@ -60,7 +66,7 @@ class LowRank(Covariance):
         return LowRankMultivariateNormal(flat, self.factor, own)
 
     def written(self, features: int) -> int:
-        """A factor alone stays one."""
+        """A factor without noise beside it stays one."""
         return 0 if self.values is None else max(self.size, features)
 
     def flaw(self, rounding: float) -> str | None:
@@ -120,10 +126,10 @@ class LowRank(Covariance):
 
     def root(self) -> Root:
         """The factor, and the deviations of independent noise beside it."""
-        factor = Factor(self.factor)
+        factor = FactorRoot(self.factor)
         if self.values is None:
             return factor
-        return Beside(factor, Deviations(standard_deviation(self.values)))
+        return ConcatenatedRoot(factor, DiagonalRoot(standard_deviation(self.values)))
 
     @property
     def directions(self) -> int:

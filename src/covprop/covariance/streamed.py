@@ -148,11 +148,11 @@ class Streamed(Covariance):
 
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
         """A pass over all blocks."""
-        found = 0.0
+        largest = 0.0
         for start, stop, rows in self.blocks():
             ends = torch.aminmax(_pairs(pair, elements, start, stop, rows))
-            found = max(found, -float(ends.min), float(ends.max))
-        return found
+            largest = max(largest, -float(ends.min), float(ends.max))
+        return largest
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Samples need a factor of the whole matrix."""

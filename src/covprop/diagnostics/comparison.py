@@ -18,7 +18,7 @@ from covprop.diagnostics.verdict import (
 from covprop.gaussian import Gaussian
 from covprop.methods import ControlVariate, Method, MonteCarlo, Split
 from covprop.plots import comparison_figure
-from covprop.text_table import Table, in_bytes, in_digits, in_percent, in_seconds, plain
+from covprop.text_table import Table, Tabular, in_bytes, in_digits, in_percent, in_seconds, plain
 
 FIGURES = ("mean_ratio", "variance_ratio", "mean_error", "covariance_error", "wasserstein", "kl")
 RESOLVED = 10.0  # standard errors of a mean from zero for a ratio to it to be meaningful
@@ -149,7 +149,7 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabular):
     """Methods against samples: print it to see a table; `.plot()` draws it.
 
     Attributes:
@@ -213,13 +213,6 @@ class Comparison:
         if first is not None and (advice := self.advice(first)):
             notes.append(f"{first.name} is off; {advice}")
         return notes
-
-    def __str__(self) -> str:
-        """The table."""
-        return str(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table.to_html()
 
     def to_dict(self) -> dict[str, Any]:
         """Averages, spreads and every output, for JSON."""

@@ -13,7 +13,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import known_deviation
 from covprop.kernels.rounding import MOMENT
 from covprop.plots import trace_figure
-from covprop.text_table import Table, in_digits, in_percent, in_seconds, plain
+from covprop.text_table import Table, Tabular, in_digits, in_percent, in_seconds, plain
 
 NOT_GAUSSIAN = 0.05  # Kolmogorov distance above which a step is called not Gaussian
 OFF = 0.01  # error of a variance above which a step is named
@@ -100,7 +100,7 @@ class TraceStep:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Tabular):
     """The steps of a propagation: print it to see a table; `.plot()` draws it.
 
     Attributes:
@@ -187,13 +187,6 @@ class Trace:
         if wrong is not None:
             notes.append(f"variances are off from there on; {recommendation()}")
         return notes
-
-    def __str__(self) -> str:
-        """The table."""
-        return str(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table.to_html()
 
     def to_dict(self) -> dict[str, Any]:
         """Summaries of all steps, for JSON."""

@@ -19,7 +19,6 @@ from covprop.activations.quadrature import Rescaled
 from covprop.covariance import Covariance, Dense
 from covprop.diagnostics.steps import DIRECT, Normality, NormalityTest, Trace, TraceStep
 from covprop.errors import UnsupportedOperation
-from covprop.flow.eager import eager
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, spelled
 from covprop.flow.tensor import GaussianTensor
@@ -28,7 +27,7 @@ from covprop.kernels.gradients import quiet
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods import LayerwiseMethod, Method, Root, Series
 from covprop.methods.plan import short_name
-from covprop.module_paths import module_names, running_module
+from covprop.modules import eager, module_names, running_module
 from covprop.propagate import EXACT, checked, warn_of_arguments
 
 LEAST = 100  # samples that are needed, at least, to describe their distribution

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from covprop.activations.expression import Expression
 from covprop.errors import CovpropError
-from covprop.module_paths import calling_module
+from covprop.modules import calling_module
 
 
 class Pending:

@@ -11,12 +11,10 @@ from torch import Tensor
 from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.layout import with_batch_first
 from covprop.flow.lineage import Lineage
-from covprop.flow.metadata import TensorMetadata
 from covprop.flow.nests import leaves
 from covprop.flow.pending import Pending
-from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, Rule, spelled, unsupported
+from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, spelled, unsupported, with_batch_first
 from covprop.validation import SUPPORTED
 
 
@@ -28,7 +26,7 @@ class _Storage:
 
 
 @final
-class GaussianTensor(TensorMetadata):
+class GaussianTensor:
     """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
 
     Every torch function that has a rule works on it, as a function and as a method; anything else
@@ -71,12 +69,9 @@ class GaussianTensor(TensorMetadata):
         """A tensor that is yet to be evaluated."""
         base = pending.base
         result = cls(base.loc, base.carrier, batch_at=base.batch_at)
-        result._postpone(pending)
+        del result.loc, result.carrier
+        result.pending = pending
         return result
-
-    def _postpone(self, pending: Pending) -> None:
-        del self.loc, self.carrier
-        self.pending = pending
 
     @property
     def is_pending(self) -> bool:
@@ -209,7 +204,61 @@ class GaussianTensor(TensorMetadata):
                 "follow; use the out-of-place operation (inplace=False)"
             )
 
-    # What a model may ask of a tensor.
+    # What a model may ask of a tensor, under `torch.Tensor`'s names.
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that the model sees."""
+        if not self.batch_at:
+            return self.template.shape
+        shape = list(self.template.shape)
+        shape.insert(self.batch_at, shape.pop(0))
+        return torch.Size(shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.template.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype."""
+        return self.template.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return self.template.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is on a CUDA device."""
+        return self.template.is_cuda
+
+    @property
+    def is_nested(self) -> bool:
+        """Never a nested tensor."""
+        return False
+
+    def size(self, dim: int | None = None) -> Any:
+        """Tensor.size."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Tensor.dim."""
+        return self.template.dim()
+
+    def numel(self) -> int:
+        """Tensor.numel."""
+        return self.template.numel()
+
+    def is_floating_point(self) -> bool:
+        """Tensor.is_floating_point."""
+        return True
+
+    def __len__(self) -> int:
+        """The size of the first dimension."""
+        return self.shape[0]
 
     @classmethod
     def __torch_function__(
@@ -290,24 +339,13 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def run_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the rule of a function on tensors that have numbers."""
+    """Run the rule of a function on tensors that have numbers, the batch where it wants it."""
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     row = TABLE[function]
     if row.kind is not Kind.MAXIMUM and row.batch is not Batch.STEPWISE:
         for tensor in tensors:
             tensor.materialize()  # those made of other operations leave it to them
     tensors[0].lineage.collect()
-    return _apply(function, row, args, kwargs, tensors)
-
-
-def _apply(
-    function: Callable[..., Any],
-    row: Rule,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    tensors: list[GaussianTensor],
-) -> Any:
-    """Run the rule, where the batch is as it wants it."""
     batch, body = row.batch, row.body
     assert body is not None
     if batch is Batch.STEPWISE:

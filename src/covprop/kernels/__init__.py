@@ -1,1 +1,1 @@
-"""Functions of numbers alone: the normal distribution, Hermite functions, pairwise integrals."""
+"""Functions of plain numbers: the normal distribution, Hermite functions, pairwise integrals."""

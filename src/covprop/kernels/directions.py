@@ -35,7 +35,7 @@ SMALL_NOISE = 1e-4
 difference of averages would be rounding, and the third order is smaller by as much again."""
 
 
-class Vector(NamedTuple):
+class DiagonalGaussian(NamedTuple):
     """A Gaussian vector in a basis: mean (*any, r), variances (*any, r).
 
     nudge: zeros (*any, r, r) through which the gradient of the covariance flows, or None.
@@ -70,7 +70,7 @@ class _Nudge(Function):
         return gradient
 
 
-def diagonalised(mean: Tensor, covariance: Tensor) -> tuple[Vector, Tensor]:
+def diagonalised(mean: Tensor, covariance: Tensor) -> tuple[DiagonalGaussian, Tensor]:
     """A vector (*any, n) in the eigenvectors of its covariance (*any, n, n), its columns.
 
     Derivatives of eigenvectors are infinite where eigenvalues are equal; those of the moments are
@@ -82,7 +82,7 @@ def diagonalised(mean: Tensor, covariance: Tensor) -> tuple[Vector, Tensor]:
     mean = torch.where(broken, math.nan, (mean[..., None, :] @ basis)[..., 0, :])
     follows = torch.is_grad_enabled() and covariance.requires_grad
     nudge = _Nudge.apply(basis.mT @ covariance @ basis) if follows else None
-    return Vector(mean, values.clamp(min=0), nudge), basis
+    return DiagonalGaussian(mean, values.clamp(min=0), nudge), basis
 
 
 class _Averages(NamedTuple):
@@ -95,7 +95,7 @@ class _Averages(NamedTuple):
     whole: Tensor
 
     @classmethod
-    def of(cls, z: Vector, offset: float) -> "_Averages":
+    def of(cls, z: DiagonalGaussian, offset: float) -> "_Averages":
         total = z.mean.square().sum(-1) + z.variance.sum(-1) + offset
         total = total.detach()[..., None]
         nonzero = total > 0  # else v is zero, and so is its slope
@@ -128,18 +128,18 @@ def _outer(weights: Tensor, rows: Tensor) -> Tensor:
     return (rows * weights[..., None]).mT @ rows
 
 
-def _damping(z: Vector, node: Tensor) -> Tensor:
+def _damping(z: DiagonalGaussian, node: Tensor) -> Tensor:
     return 1 / (1 + 2 * node[..., None] * z.variance[..., None, :])
 
 
-def _height(z: Vector, offset: float, node: Tensor, damping: Tensor) -> Tensor:
+def _height(z: DiagonalGaussian, offset: float, node: Tensor, damping: Tensor) -> Tensor:
     """The logarithm of e^-tc C(t)."""
     exponent = offset + (damping * z.mean.square()[..., None, :]).sum(-1)
     return damping.log().sum(-1) / 2 - node * exponent
 
 
 @torch.no_grad()
-def _last(z: Vector, offset: float, total: Tensor, nonzero: Tensor) -> int:
+def _last(z: DiagonalGaussian, offset: float, total: Tensor, nonzero: Tensor) -> int:
     """The last node, in steps, that contributes to any vector."""
     for place in range(SEARCH_STEP, LAST + 1, SEARCH_STEP):
         u = torch.tensor(STEP * place).to(total)
@@ -163,7 +163,7 @@ class Direction(NamedTuple):
     idle: Tensor
 
 
-def direction(z: Vector, offset: float = 0.0) -> Direction:
+def direction(z: DiagonalGaussian, offset: float = 0.0) -> Direction:
     """The moments of z / sqrt(|z|^2 + offset)."""
     averages = _Averages.of(z, offset)
     mean, damping = _over_nodes(averages.half, averages.rows), averages.damping
@@ -198,13 +198,13 @@ class Elements(NamedTuple):
     centred: bool = False
 
     @property
-    def vector(self) -> Vector:
+    def vector(self) -> DiagonalGaussian:
         """The elements that are divided by their length."""
         if not self.centred:
-            return Vector(self.mean, self.variance)
+            return DiagonalGaussian(self.mean, self.variance)
         count = self.mean.shape[-1]
         shared = self.variance.mean(-1, keepdim=True) / count
-        return Vector(self.mean, (1 - 2 / count) * self.variance + shared)
+        return DiagonalGaussian(self.mean, (1 - 2 / count) * self.variance + shared)
 
 
 class Marginal(NamedTuple):
@@ -257,7 +257,7 @@ def _linear(gain: Tensor, left: Tensor, right: Tensor, variance: Tensor) -> Tens
     return (total - 2 * gain * variance * (left * right).sum(-2)).clamp(min=0)
 
 
-def _small_noise(z: Vector, offset: float) -> tuple[Tensor, Tensor]:
+def _small_noise(z: DiagonalGaussian, offset: float) -> tuple[Tensor, Tensor]:
     """Whether the noise is small, and |m|^2 + c where it is."""
     size = z.mean.square().sum(-1) + offset
     small = z.variance.sum(-1) <= SMALL_NOISE * size
@@ -296,7 +296,7 @@ class Length(NamedTuple):
     extra: Tensor
 
 
-def length(z: Vector, of: Direction) -> Length:
+def length(z: DiagonalGaussian, of: Direction) -> Length:
     """By Stein, E|z| = E[z . v] = m . E[v] + tr(S E[dv/dz]); its slope is E[v]."""
     covariance = z.covariance
     between = of.slope @ covariance
@@ -317,7 +317,9 @@ def independent_length(elements: Elements, of: Marginal) -> Length:
     return _length(z, mean, squares, linear, expanded)
 
 
-def _length(z: Vector, mean: Tensor, squares: Tensor, linear: Tensor, expanded: Tensor) -> Length:
+def _length(
+    z: DiagonalGaussian, mean: Tensor, squares: Tensor, linear: Tensor, expanded: Tensor
+) -> Length:
     """The nonlinear part is E|z|^2 less the rest of it, or tr(S H S H) / 2 where noise is small."""
     beyond = squares - mean.square() - linear
     extra = torch.where(_small_noise(z, 0.0)[0], expanded, beyond).clamp(min=0)

@@ -59,7 +59,7 @@ SHARP = 4.0
 """K0 is smooth over a ramp if q is at least this many of its widths."""
 PANEL_EDGES = (-8.0, -3.0, -1.0, 0.0, 1.0, 3.0, 8.0)
 PANEL_NODES = 10
-"""Edges of panels on a ramp around the place where K0 bends, in units of q; nodes on each."""
+"""Edges of panels on a ramp around the knee of K0, in units of q; nodes on each."""
 BLOCK = 2**13
 """Pairs that are computed at a time."""
 REMAINDER_TERMS = 30

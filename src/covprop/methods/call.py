@@ -22,15 +22,13 @@ from covprop.errors import (
     UnsupportedOperation,
     name_of,
 )
-from covprop.flow.eager import eager
-from covprop.flow.lineage import Lineage, Watcher
-from covprop.flow.memory import free_bytes, sharers
+from covprop.flow.lineage import Lineage, Watcher, free_bytes, sharers
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
 from covprop.methods.plan import Plan, Planner, Step
-from covprop.module_paths import path_of, raising_module
+from covprop.modules import eager, path_of, raising_module
 from covprop.text_table import in_bytes
 
 Result = TypeVar("Result")

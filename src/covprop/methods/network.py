@@ -18,13 +18,13 @@ from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from covprop.covariance import Dense
 from covprop.errors import BatchDimensionError, TooLarge, UnsupportedOperation
-from covprop.flow.eager import eager
-from covprop.flow.memory import LARGE, free_bytes
+from covprop.flow.lineage import LARGE, free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import Entered
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.gradients import quiet
 from covprop.methods.call import check_returned, finite, random_state, random_state_kept
+from covprop.modules import eager
 from covprop.text_table import in_bytes
 from covprop.validation import SUPPORTED
 

@@ -19,7 +19,7 @@ from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, Batch, Kind
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.module_paths import module_names, running_module
+from covprop.modules import module_names, running_module
 from covprop.text_table import Table, in_bytes
 
 

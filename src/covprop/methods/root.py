@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.covariance.roots import Root as Structure
+from covprop.covariance.semidefinite import Root as Structure
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
 from covprop.skewed import Skewed

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from covprop.covariance import Covariance, LowRank
 from covprop.errors import TooLarge, UnsupportedOperation
-from covprop.flow.memory import free_bytes
+from covprop.flow.lineage import free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.polynomials import hermite_rule

@@ -1,1 +1,1 @@
-"""What results look like: tables as text and HTML, figures. Knows no Gaussian."""
+"""The report: one HTML page on a network, its input and its results."""

@@ -29,7 +29,7 @@ from covprop.robustness.logits import (
     check_count,
 )
 from covprop.robustness.probabilities import misclassification
-from covprop.text_table import Table, in_digits, plain
+from covprop.text_table import Table, Tabular, in_digits, plain
 
 STEPS = 40
 STRIDE = 2.5
@@ -194,7 +194,7 @@ def _margin_and_gradient(
 
 @final
 @dataclass(frozen=True)
-class FoolingRate:
+class FoolingRate(Tabular):
     """The share of inputs and noises that a network misclassifies, level by level.
 
     Attributes:
@@ -232,12 +232,6 @@ class FoolingRate:
             columns += [_digits(self.radius), _digits(self.adversarial)]
             notes.append("radius: the average root mean square of the noise, for PGD")
         return Table(tuple(head), tuple(zip(*columns, strict=True)), words=0, notes=tuple(notes))
-
-    def __str__(self) -> str:
-        return str(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table.to_html()
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers and lists, for JSON."""

@@ -34,7 +34,7 @@ from covprop.robustness.logits import (
 )
 from covprop.robustness.probabilities import class_probabilities, misclassification_probability
 from covprop.robustness.sensitivity import Misclassification, sensitivity
-from covprop.text_table import Table, in_digits, in_percent, in_percent_unlike, plain
+from covprop.text_table import Table, Tabular, in_digits, in_percent, in_percent_unlike, plain
 
 SAMPLES = 10_000
 """Of Monte Carlo through the network, by default."""
@@ -52,7 +52,7 @@ RECORDED = (
 
 @final
 @dataclass(frozen=True)
-class Robustness:
+class Robustness(Tabular):
     """How a classifier decides under noise on its input; print it to see a table.
 
     Tensors have the batch first; classes are in the order of the logits, and a model with one logit
@@ -162,12 +162,6 @@ class Robustness:
         }
         budget, adversary = self.budget.pick(place), self.adversary.pick(place)
         return replace(self, **changed, budget=budget, adversary=adversary)
-
-    def __str__(self) -> str:
-        return str(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table.to_html()
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers, lists and words, for JSON."""

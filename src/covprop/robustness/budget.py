@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covprop.covariance import Zero
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.rounding import PROBABILITY
@@ -162,7 +161,7 @@ def noise_budget(
         raise ValueError(f"largest is a finite level above {SMALLEST:.1e}, not {largest!r}")
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is between 0 and 1, not {tolerance!r}")
-    if isinstance(x.covariance, Zero):
+    if x.covariance.constant:
         raise ValueError(
             "the Gaussian does not vary, and there is no noise to scale; use "
             "cp.Gaussian.isotropic(mean, 1.0) or another covariance as the shape of the noise"

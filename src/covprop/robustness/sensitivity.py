@@ -7,7 +7,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from covprop.covariance import Dense, Diagonal, Zero
+from covprop.covariance import Dense, Diagonal
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
@@ -170,7 +170,7 @@ def sensitivity(
 
 def _with_variance(x: Gaussian) -> tuple[Tensor, Gaussian]:
     """Variances (*batch, n) that require a gradient, and the same Gaussian made with them."""
-    if isinstance(x.covariance, Diagonal | Zero):
+    if x.covariance.independent:
         variance = x.covariance.diagonal().clone().requires_grad_()
         return variance, x.with_moments(covariance=Diagonal(variance))
     matrix = x.covariance_matrix

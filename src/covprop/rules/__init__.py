@@ -3,39 +3,29 @@
 from covprop.rules import (
     affine,
     aten,
-    attention,
     composed,
     composition,
     elementwise,
-    lengths,
+    joint,
     maximum,
-    metadata,
     movement,
     noise,
     norms,
-    products,
-    recurrent,
     smooth,
-    sums,
 )
 
 __all__ = [
     "affine",
     "aten",
-    "attention",
     "composed",
     "composition",
     "elementwise",
-    "lengths",
+    "joint",
     "maximum",
-    "metadata",
     "movement",
     "noise",
     "norms",
-    "products",
-    "recurrent",
     "smooth",
-    "sums",
 ]
 
 composition.register_operations(elementwise.apply)  # of functions that have rules by now

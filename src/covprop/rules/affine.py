@@ -13,10 +13,10 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import Layer, LinearMap
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.flow.layout import is_moved
-from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.table import Batch, Kind, in_place, is_moved, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules import layers
+from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
 from covprop.rules.operands import (
     at_means,
     batch_error,
@@ -29,8 +29,6 @@ from covprop.rules.operands import (
     with_slots,
     without_constants,
 )
-from covprop.rules.products import bilinear, labels_of, matrix_product, product
-from covprop.rules.sums import join, weighted_sum
 
 Strip: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]
@@ -166,23 +164,23 @@ def _linear(
 
 
 _linear("linear", strip=without(2, "bias"), layer=layers.linear)
-_linear("conv1d", strip=without(2, "bias"), layer=layers.unknown)
+_linear("conv1d", strip=without(2, "bias"), layer=layers.no_layer)
 _linear("conv2d", strip=without(2, "bias"), layer=layers.convolution)
-_linear("conv3d", strip=without(2, "bias"), layer=layers.unknown)
-_linear("conv_transpose1d", strip=without(2, "bias"), layer=layers.unknown)
-_linear("conv_transpose2d", strip=without(2, "bias"), layer=layers.unknown)
-_linear("conv_transpose3d", strip=without(2, "bias"), layer=layers.unknown)
-_linear("avg_pool1d", entries=layers.of_windows)
-_linear("avg_pool2d", entries=layers.of_windows)
-_linear("avg_pool3d", entries=layers.of_windows)
-_linear("adaptive_avg_pool1d", entries=layers.share)
-_linear("adaptive_avg_pool2d", entries=layers.share)
-_linear("adaptive_avg_pool3d", entries=layers.share)
-_linear("pad", strip=without(3, "value", 0.0), entries=layers.one)
-_linear("unfold", entries=layers.one)
-_linear("fold", entries=layers.one)
-_linear("sum", entries=layers.one)
-_linear("mean", entries=layers.share)
+_linear("conv3d", strip=without(2, "bias"), layer=layers.no_layer)
+_linear("conv_transpose1d", strip=without(2, "bias"), layer=layers.no_layer)
+_linear("conv_transpose2d", strip=without(2, "bias"), layer=layers.no_layer)
+_linear("conv_transpose3d", strip=without(2, "bias"), layer=layers.no_layer)
+_linear("avg_pool1d", entries=layers.entries_of_windows)
+_linear("avg_pool2d", entries=layers.entries_of_windows)
+_linear("avg_pool3d", entries=layers.entries_of_windows)
+_linear("adaptive_avg_pool1d", entries=layers.entries_of_mean)
+_linear("adaptive_avg_pool2d", entries=layers.entries_of_mean)
+_linear("adaptive_avg_pool3d", entries=layers.entries_of_mean)
+_linear("pad", strip=without(3, "value", 0.0), entries=layers.entries_of_sum)
+_linear("unfold", entries=layers.entries_of_sum)
+_linear("fold", entries=layers.entries_of_sum)
+_linear("sum", entries=layers.entries_of_sum)
+_linear("mean", entries=layers.entries_of_mean)
 _linear("cumsum")
 _linear("diff", strip=lambda *arguments: without_constants(arguments))
 _linear("sum_to_size")

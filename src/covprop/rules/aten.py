@@ -129,16 +129,16 @@ _FIRST: dict[Callable[..., Any], Callable[..., Any]] = {
 """The same for operators that return more, such as indices, which no Gaussian has."""
 
 
-def _register(operator: Any, translation: Callable[..., Any], alone: bool) -> None:
+def _register(operator: Any, translation: Callable[..., Any], single: bool) -> None:
     results = len(operator._schema.returns)
 
     @rule(operator, kind=Kind.OTHER, batch=Batch.STEPWISE)
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = translation(*args, **kwargs)
-        return result if alone else (result, *[None] * (results - 1))
+        return result if single else (result, *[None] * (results - 1))
 
 
 for _operator, _translation in _SAME.items():
-    _register(_operator, _translation, alone=True)
+    _register(_operator, _translation, single=True)
 for _operator, _translation in _FIRST.items():
-    _register(_operator, _translation, alone=False)
+    _register(_operator, _translation, single=False)

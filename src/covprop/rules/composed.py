@@ -1,9 +1,11 @@
-"""Operations that torch offers as one: linear where one argument varies, else step by step."""
+"""Operations that are made of others: step by step where several arguments vary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import spellings
@@ -11,11 +13,16 @@ from covprop.errors import UnsupportedOperation
 from covprop.flow.table import Batch, Kind, in_place, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import EXACT, PRODUCT, QUOTIENT, affine, scaling, without_terms
+from covprop.rules.joint import join
 from covprop.rules.operands import gaussians
-from covprop.rules.sums import join
 
 FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batch1", "batch2")}
 """What torch calls the two factors of a product that is added to something."""
+FAR = 1e4
+"""How far below all others the score of what is left out is at least."""
+COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
+STEPWISE = "step by step: activations exact, products as if jointly Gaussian"
+PACKED = "packed sequences have no rule; propagate through each sequence at its own length"
 
 
 def _linear_in_both(call: Callable[[Any, Any], Any], first: Any, second: Any) -> GaussianTensor:
@@ -125,3 +132,245 @@ def cumprod(
 for _name in ("cumprod", "masked_fill", "lerp", "addcmul", "addcdiv", "addmm", "addmv", "baddbmm"):
     for _function in spellings(f"{_name}_"):
         in_place(_function, of=getattr(Tensor, _name))
+
+
+@rule(F.scaled_dot_product_attention, kind=Kind.ATTENTION, treatment=COMPOSED,
+      name="scaled_dot_product_attention", batch=Batch.STEPWISE)  # fmt: skip
+def attention(
+    function: Callable[..., Any],
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """softmax(Q K^T scale + mask) V; a boolean mask tells what takes part."""
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = ~attn_mask
+    masks = [attn_mask, _future(query, key) if is_causal else None]
+    scores = (query @ key.mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return F.dropout(_weights(scores, masks), dropout_p) @ value
+
+
+def _future(query: Any, key: Any) -> Tensor:
+    shape = query.shape[-2], key.shape[-2]
+    return torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
+
+
+def _weights(scores: Any, masks: list[Tensor | None]) -> Any:
+    """softmax(scores + masks); a mask has numbers to be added, or tells what is left out."""
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return torch.softmax(scores, -1)
+    if isinstance(scores, GaussianTensor):
+        scores.materialize()
+    means = scores if isinstance(scores, Tensor) else scores.loc
+    # So low that its weight is zero, but not infinite, which would have no derivative.
+    low = -FAR - 2 * float(means.detach().abs().max())
+    total = torch.zeros((), dtype=scores.dtype, device=scores.device)
+    for mask in given:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, low)
+        total = total + mask.clamp(min=low)
+    weights = torch.softmax(scores + total, -1)
+    nothing = (total <= low / 2).all(-1, keepdim=True)
+    return weights * ~nothing if bool(nothing.any()) else weights
+
+
+@rule(F.multi_head_attention_forward, kind=Kind.ATTENTION, treatment=COMPOSED,
+      name="MultiheadAttention", batch=Batch.STEPWISE)  # fmt: skip
+def multi_head_attention(
+    function: Callable[..., Any],
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Any = None,
+    static_v: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Any, Any]:
+    """Projections, attention within each head, projection: of (length, batch, features)."""
+    weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+    if not use_separate_proj_weight and in_proj_weight is not None:
+        weights = in_proj_weight.chunk(3)
+    biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    query, key, value = (
+        F.linear(x, weight, bias)
+        for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+    )
+    key, value = key if static_k is None else static_k, value if static_v is None else static_v
+    masks = [attn_mask, None if key_padding_mask is None else key_padding_mask[..., None, None, :]]
+    if key_padding_mask is not None and query.dim() == 2:  # noqa: PLR2004 (no batch)
+        masks[1] = key_padding_mask
+    if attn_mask is not None and attn_mask.dim() == 3 and query.dim() == 3:  # noqa: PLR2004
+        masks[0] = attn_mask.unflatten(0, (-1, num_heads))
+    if is_causal and attn_mask is None:
+        masks.append(_future(query.movedim(0, -2), key.movedim(0, -2)))
+    extra: list[tuple[Tensor | float, Tensor | float]] = []
+    if bias_k is not None and bias_v is not None:
+        extra.append((bias_k, bias_v))
+    if add_zero_attn:
+        extra.append((0.0, 0.0))
+    for key_row, value_row in extra:
+        key, value = _longer(key, key_row), _longer(value, value_row)
+        masks = [None if mask is None else F.pad(mask, (0, 1)) for mask in masks]
+    query, key, value = (_heads(x, num_heads) for x in (query, key, value))
+    scores = (query @ key.mT) * query.shape[-1] ** -0.5
+    shares = F.dropout(_weights(scores, masks), dropout_p, training)
+    together = (shares @ value).movedim(-2, 0).flatten(-2)
+    output = F.linear(together, out_proj_weight, out_proj_bias)
+    if not need_weights:
+        return output, None
+    return output, shares.mean(-3) if average_attn_weights else shares
+
+
+def _heads(x: Any, count: int) -> Any:
+    """(length, *batch, features) -> (*batch, head, length, features of one head)."""
+    return x.unflatten(-1, (count, -1)).movedim(0, -2)
+
+
+def _longer(x: Any, row: Tensor | float) -> Any:
+    """One more row at the end: the same for every element of the batch."""
+    last = torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
+    return torch.cat([x, last + (row if isinstance(row, float) else row.reshape(-1))])
+
+
+def _lstm_step(x: Any, state: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
+    """(h, c) -> (o tanh(c'), c'),  c' = f c + i g."""
+    h, c = state
+    gates = F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
+    i, f, g, o = gates.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru_step(x: Any, state: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
+    """H -> n + z (h - n),  n = tanh(x_n + r h_n)."""
+    (h,) = state
+    x_r, x_z, x_n = F.linear(x, w_ih, b_ih).chunk(3, -1)
+    h_r, h_z, h_n = F.linear(h, w_hh, b_hh).chunk(3, -1)
+    r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+    n = torch.tanh(x_n + r * h_n)
+    return (n + z * (h - n),)
+
+
+def _plain_step(
+    activation: Callable[..., Any],
+    x: Any,
+    state: Sequence[Any],
+    w_ih: Any,
+    w_hh: Any,
+    b_ih: Any,
+    b_hh: Any,
+) -> Any:
+    """H -> g(x_h + h_h)."""
+    (h,) = state
+    return (activation(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)),)
+
+
+STEPS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm_cell: _lstm_step,
+    torch.lstm: _lstm_step,
+    torch.gru_cell: _gru_step,
+    torch.gru: _gru_step,
+    torch.rnn_tanh_cell: partial(_plain_step, torch.tanh),
+    torch.rnn_tanh: partial(_plain_step, torch.tanh),
+    torch.rnn_relu_cell: partial(_plain_step, torch.relu),
+    torch.rnn_relu: partial(_plain_step, torch.relu),
+}
+"""One step of each recurrent function: (input, state, weights) -> state; an LSTM has two states."""
+
+_recurrent = partial(rule, kind=Kind.RECURRENT, treatment=STEPWISE, batch=Batch.STEPWISE)
+
+
+@_recurrent(torch.rnn_tanh_cell, torch.rnn_relu_cell, name="RNNCell")
+@_recurrent(torch.gru_cell, name="GRUCell")
+@_recurrent(torch.lstm_cell, name="LSTMCell")
+def recurrent_cell(
+    function: Callable[..., Any],
+    input: Any,
+    hx: Any,
+    w_ih: Any,
+    w_hh: Any,
+    b_ih: Any = None,
+    b_hh: Any = None,
+) -> Any:
+    """One step."""
+    if function is torch.lstm_cell:
+        return _lstm_step(input, hx, w_ih, w_hh, b_ih, b_hh)
+    return STEPS[function](input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+
+
+@_recurrent(torch.rnn_tanh, torch.rnn_relu, name="RNN")
+@_recurrent(torch.gru, name="GRU")
+@_recurrent(torch.lstm, name="LSTM")
+def recurrent_network(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any:
+    """All layers, directions and steps."""
+    initial = hx if function is torch.lstm else [hx]
+    if not isinstance(initial, list | tuple):
+        raise UnsupportedOperation(PACKED)
+    output, states = _run(STEPS[function], input, list(initial), *options)
+    return output, *states
+
+
+def _run(
+    step: Callable[..., Any],
+    input: Any,
+    initial: list[Any],
+    weights: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Any, list[Any]]:
+    if not isinstance(weights, list | tuple):
+        raise UnsupportedOperation(PACKED)
+    time, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
+    each = 4 if has_biases else 2
+    if len(weights) != num_layers * directions * each:
+        raise UnsupportedOperation("an LSTM with proj_size has no rule; use one without")
+    last: list[list[Any]] = [[] for _ in initial]
+    for layer in range(num_layers):
+        input = input if layer == 0 else F.dropout(input, dropout, train)
+        outputs = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            parameters = list(weights[place * each : (place + 1) * each])
+            parameters += [None, None] if not has_biases else []
+            state = tuple(start[place] for start in initial)
+            steps = list(torch.unbind(input, time))
+            states = []
+            for x in reversed(steps) if direction else steps:
+                state = step(x, state, *parameters)
+                states.append(state[0])
+            outputs.append(torch.stack(states[::-1] if direction else states, time))
+            for collected, final in zip(last, state, strict=True):
+                collected.append(final)
+        input = torch.cat(outputs, -1) if directions > 1 else outputs[0]
+    return input, [torch.stack(collected, 0) for collected in last]

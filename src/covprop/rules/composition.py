@@ -23,8 +23,8 @@ from covprop.activations.expression import (
     MULTIPLY,
     SUBTRACT,
     Expression,
-    Kind,
     Operation,
+    OperationKind,
     Parameter,
     by_quadrature,
     closed_form,
@@ -47,22 +47,24 @@ from covprop.kernels.normal import standard_deviation
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call as an operation on operands: in-flight tensors, constant tensors and numbers."""
+class Application:
+    """An operation applied to operands: in-flight tensors, constant tensors and numbers."""
 
     operation: Operation
     operands: tuple[Any, ...]
     in_place: bool = False
 
 
-Reading: TypeAlias = Callable[..., Call | None]
+Reading: TypeAlias = Callable[..., Application | None]
 """Arguments of the torch function -> the call as an operation, if it is one here."""
 
 Carry: TypeAlias = Callable[[Callable[..., Any], Activation, GaussianTensor], GaussianTensor]
 """A Gaussian through an activation."""
 
 
-def reads(functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry) -> None:
+def register_reading(
+    functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry
+) -> None:
     """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
 
     def composer(
@@ -81,7 +83,7 @@ def _composed(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    call: Call,
+    call: Application,
     carry: Carry,
 ) -> GaussianTensor | None:
     """The result of an element-wise operation on functions of one tensor, yet to be evaluated.
@@ -152,7 +154,10 @@ def _evaluated(
     expression, base = pending.expression, pending.base
     operation = expression.operation
     # A function of a Gaussian, or a product of two: coefficients of y^k would cancel far from zero.
-    plain = operation is not None and operation.kind in (Kind.FUNCTION, Kind.MULTIPLY)
+    plain = operation is not None and operation.kind in (
+        OperationKind.FUNCTION,
+        OperationKind.MULTIPLY,
+    )
     of_gaussians = plain and all(one.affine for one in expression.inner)
     scaled = expression.linear and len(expression.inner) == 1
     if expression.affine or expression.replaced or of_gaussians or scaled:
@@ -190,7 +195,7 @@ def _integrated(expression: Expression, x: GaussianTensor, carry: Carry) -> Gaus
     return carry(expression, by_quadrature(expression, mean, stddev), x)
 
 
-def declared(
+def activation_reading(
     function: Callable[..., Any],
     signature: inspect.Signature,
     factory: Callable[..., Activation],
@@ -198,7 +203,7 @@ def declared(
 ) -> Reading:
     """How the calls of an activation are read: its first argument, and options."""
 
-    def reading(*args: Any, **kwargs: Any) -> Call | None:
+    def reading(*args: Any, **kwargs: Any) -> Application | None:
         if any(isinstance(v, float) and math.isnan(v) for v in (*args, *kwargs.values())):
             return None  # NaN, which the rule refuses
         x = args[0] if args else kwargs.pop("input")
@@ -208,7 +213,7 @@ def declared(
         named = tuple((name, value) for name, value in kwargs.items() if name != "inplace")
         replaced = any(other in x.lineage.activations for other in spelled)
         operation = _operation(function, factory, replaced, options, named)
-        return Call(operation, (x,), in_place)
+        return Application(operation, (x,), in_place)
 
     return reading
 
@@ -233,7 +238,9 @@ def _operation(
         result: Tensor = function(y, *options, **dict(named))
         return result
 
-    return Operation(Kind.FUNCTION, plain, activation, kinks_of(activation), replaced=replaced)
+    return Operation(
+        OperationKind.FUNCTION, plain, activation, kinks_of(activation), replaced=replaced
+    )
 
 
 def kinks_of(activation: Activation) -> tuple[float, ...]:
@@ -246,7 +253,7 @@ def kinks_of(activation: Activation) -> tuple[float, ...]:
 
 
 def _partial(function: Callable[[Tensor], Tensor]) -> Operation:
-    return Operation(Kind.FUNCTION, function, partial=True)
+    return Operation(OperationKind.FUNCTION, function, partial=True)
 
 
 _RECIPROCAL, _SQRT = _partial(torch.reciprocal), _partial(torch.sqrt)
@@ -258,78 +265,70 @@ def _power(exponent: float) -> Operation:
     return _partial(functools.partial(torch.pow, exponent=exponent))
 
 
-def power(whole: Reading) -> Reading:
+def power_reading(whole: Reading) -> Reading:
     """Whole exponents are activations; others are of what stays positive."""
 
-    def reading(input: Any, exponent: Any) -> Call | None:
+    def reading(input: Any, exponent: Any) -> Application | None:
         number = exponent.item() if isinstance(exponent, Tensor) else exponent
         if number == int(number) and number >= 0:
             return whole(input, number)
-        return Call(_power(float(number)), (input,))
+        return Application(_power(float(number)), (input,))
 
     return reading
 
 
-def _add(input: Any, other: Any, *, alpha: float = 1) -> Call | None:
-    return Call(ADD, (input, other)) if alpha == 1 else None
+def _sum(operation: Operation, swapped: bool = False) -> Reading:
+    def reading(input: Any, other: Any, *, alpha: float = 1) -> Application | None:
+        operands = (other, input) if swapped else (input, other)
+        return Application(operation, operands) if alpha == 1 else None
+
+    return reading
 
 
-def _subtract(input: Any, other: Any, *, alpha: float = 1) -> Call | None:
-    return Call(SUBTRACT, (input, other)) if alpha == 1 else None
-
-
-def _reversed(input: Any, other: Any, *, alpha: float = 1) -> Call | None:
-    return Call(SUBTRACT, (other, input)) if alpha == 1 else None
-
-
-def _multiply(input: Any, other: Any) -> Call:
-    return Call(MULTIPLY, (input, other))
-
-
-def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Call | None:
+def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Application | None:
     if rounding_mode is not None:
         return None
     if isinstance(other, GaussianTensor) and not isinstance(input, GaussianTensor):
         affine = other.pending is None or other.pending.expression.affine
-        return None if affine else Call(DIVIDE, (input, other))
-    return Call(DIVIDE, (input, other))
+        return None if affine else Application(DIVIDE, (input, other))
+    return Application(DIVIDE, (input, other))
 
 
-def _choose(condition: Any, input: Any, other: Any) -> Call | None:
-    return Call(CHOOSE, (condition, input, other)) if _is_condition(condition) else None
+def _choose(condition: Any, input: Any, other: Any) -> Application | None:
+    return Application(CHOOSE, (condition, input, other)) if _is_condition(condition) else None
 
 
 def _is_condition(operand: Any) -> bool:
     if not isinstance(operand, GaussianTensor) or operand.pending is None:
         return False
     operation = operand.pending.expression.operation
-    return operation is not None and operation.kind is Kind.COMPARE
+    return operation is not None and operation.kind is OperationKind.COMPARE
 
 
 def register_operations(carry: Carry) -> None:
     """Arithmetic, comparisons and choices."""
     readings: dict[tuple[str, ...], Reading] = {
-        ("add",): _add,
-        ("sub", "subtract"): _subtract,
-        ("rsub", "__rsub__"): _reversed,
-        ("mul", "multiply"): _multiply,
+        ("add",): _sum(ADD),
+        ("sub", "subtract"): _sum(SUBTRACT),
+        ("rsub", "__rsub__"): _sum(SUBTRACT, swapped=True),
+        ("mul", "multiply"): lambda input, other: Application(MULTIPLY, (input, other)),
         ("div", "divide", "true_divide"): _divide,
         ("__rtruediv__",): lambda input, other: _divide(other, input),
-        ("neg", "negative"): lambda input: Call(MULTIPLY, (-1.0, input)),
-        ("reciprocal",): lambda input: Call(_RECIPROCAL, (input,)),
-        ("sqrt",): lambda input: Call(_SQRT, (input,)),
-        ("rsqrt",): lambda input: Call(_RSQRT, (input,)),
-        ("log",): lambda input: Call(_LOG, (input,)),
-        ("gt",): lambda input, other: Call(COMPARE, (input, other)),
-        ("lt",): lambda input, other: Call(COMPARE, (other, input)),
-        ("ge",): lambda input, other: Call(COMPARE_OR_EQUAL, (input, other)),
-        ("le",): lambda input, other: Call(COMPARE_OR_EQUAL, (other, input)),
+        ("neg", "negative"): lambda input: Application(MULTIPLY, (-1.0, input)),
+        ("reciprocal",): lambda input: Application(_RECIPROCAL, (input,)),
+        ("sqrt",): lambda input: Application(_SQRT, (input,)),
+        ("rsqrt",): lambda input: Application(_RSQRT, (input,)),
+        ("log",): lambda input: Application(_LOG, (input,)),
+        ("gt",): lambda input, other: Application(COMPARE, (input, other)),
+        ("lt",): lambda input, other: Application(COMPARE, (other, input)),
+        ("ge",): lambda input, other: Application(COMPARE_OR_EQUAL, (input, other)),
+        ("le",): lambda input, other: Application(COMPARE_OR_EQUAL, (other, input)),
     }
     for names, reading in readings.items():
-        reads(spellings(*names), reading, carry)
-    reads([torch.where], _choose, carry)
-    reads([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
-    reads(
+        register_reading(spellings(*names), reading, carry)
+    register_reading([torch.where], _choose, carry)
+    register_reading([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
+    register_reading(
         spellings("masked_fill"),
         lambda input, mask, value: _choose(mask, value, input),
         carry,

@@ -1,4 +1,4 @@
-"""Element-wise operations: look up the activation, ask the carrier."""
+"""Rules of element-wise functions: each has an activation, whose moments the carrier takes."""
 
 import inspect
 import math
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from covprop.activations import DECLARATIONS, Activation, Quadrature, expression, spellings
+from covprop.activations.base import CLOSED, INTEGRAL, Factory
 from covprop.activations.piecewise import prelu
-from covprop.activations.registry import CLOSED, INTEGRAL, Factory
 from covprop.errors import (
     MomentOverflow,
     QuadratureError,
@@ -22,7 +22,12 @@ from covprop.errors import (
 from covprop.flow.table import Batch, Kind, in_place, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
-from covprop.rules.composition import Call, declared, power, reads
+from covprop.rules.composition import (
+    Application,
+    activation_reading,
+    power_reading,
+    register_reading,
+)
 from covprop.rules.operands import check_finite
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
@@ -99,8 +104,8 @@ def register(
     for function in in_place_functions:
         in_place(function, of=functions[0])
     for function in functions:
-        reading = declared(function, signature, factory, functions)
-        reads([function], power(reading) if name == "pow" else reading, apply)
+        reading = activation_reading(function, signature, factory, functions)
+        register_reading([function], power_reading(reading) if name == "pow" else reading, apply)
 
 
 for _declaration in DECLARATIONS:
@@ -170,7 +175,7 @@ def activation(
 
     @wraps(plain)
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
-        function = wraps(plain)(partial(_call, plain, args, kwargs))
+        function = wraps(plain)(lambda y: plain(y, *args, **kwargs))
         if isinstance(x, GaussianTensor):
             return dispatch(activated, (x, function, kinks), {})
         if has_torch_function((x,)):  # something watches, which should see one operation
@@ -178,10 +183,6 @@ def activation(
         return plain(x, *args, **kwargs)
 
     return wrapped
-
-
-def _call(function: Callable[..., Tensor], args: Any, kwargs: Any, y: Tensor) -> Tensor:
-    return function(y, *args, **kwargs)
 
 
 def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[float]) -> Tensor:
@@ -198,12 +199,14 @@ def activated_rule(
     return apply(function, Quadrature(function, tuple(kinks)), x)
 
 
-def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Call:
+def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Application:
     known, places = Quadrature(function, tuple(kinks)), tuple(map(float, kinks))
-    return Call(expression.Operation(expression.Kind.FUNCTION, function, known, places), (x,))
+    return Application(
+        expression.Operation(expression.OperationKind.FUNCTION, function, known, places), (x,)
+    )
 
 
-reads([activated], _read_activated, apply)
+register_reading([activated], _read_activated, apply)
 
 
 def register_activation(

@@ -37,14 +37,14 @@ class Extreme(NamedTuple):
       batch=Batch.STEPWISE)  # fmt: skip
 def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a + relu(b - a), for tensors or constants."""
-    if any(bool(_lowest(side).any()) for side in (input, other)):
-        return _above_the_lowest(function, *torch.broadcast_tensors(input, other))
+    if any(bool(_is_minus_infinity(side).any()) for side in (input, other)):
+        return _maximum_above_padding(function, *torch.broadcast_tensors(input, other))
     pair = gaussians((input, other), {})
     if len(pair) > 1 and not pair[0].base.is_same(pair[1].base):
         for x in pair:
             x.materialize()
         if not pair[0].carrier.joint_maxima:
-            return _of_its_own(*pair)
+            return _by_carrier(*pair)
         if pair[0].shape == pair[1].shape:
             input, other = _likelier_first(*pair)
     return input + torch.relu(other - input)
@@ -55,38 +55,38 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
 def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
     if len(gaussians((input, other), {})) > 1 or any(
-        bool(_lowest(-side).any()) for side in (input, other)
+        bool(_is_minus_infinity(-side).any()) for side in (input, other)
     ):
         return -maximum(function, -input, -other)
     return input - torch.relu(input - other)
 
 
-def _above_the_lowest(function: Callable[..., Any], a: Any, b: Any) -> Any:
+def _maximum_above_padding(function: Callable[..., Any], a: Any, b: Any) -> Any:
     """The maximum where a side may be at minus infinity, as padding is: there it is the other.
 
     A mean FAR standard deviations below that of the other is as good as minus infinity.
     """
     for x in gaussians((a, b), {}):
         x.materialize()
-    neither = _lowest(a) & _lowest(b)
-    result = maximum(function, _raised(a, b), _raised(b, a))
+    neither = _is_minus_infinity(a) & _is_minus_infinity(b)
+    result = maximum(function, _raised_padding(a, b), _raised_padding(b, a))
     result.materialize()
-    return _around(result, torch.where(neither, -torch.inf, result.shown))
+    return _with_mean(result, torch.where(neither, -torch.inf, result.shown))
 
 
-def _raised(x: Any, other: Any) -> Any:
+def _raised_padding(x: Any, other: Any) -> Any:
     """X with its means at minus infinity just far enough below the other."""
     floor = other
     if isinstance(other, GaussianTensor):
         spread = other.variances.clamp(min=0).sqrt().reshape(other.loc.shape)
         spread = spread.movedim(0, other.batch_at) if other.batch_at else spread
         floor = other.shown - FAR * spread
-    floor = torch.where(_lowest(other), 0, floor)
+    floor = torch.where(_is_minus_infinity(other), 0, floor)
     mean = x.shown if isinstance(x, GaussianTensor) else x
-    return _around(x, torch.where(_lowest(x), floor, mean).to(mean.dtype))
+    return _with_mean(x, torch.where(_is_minus_infinity(x), floor, mean).to(mean.dtype))
 
 
-def _around(x: Any, mean: Tensor) -> Any:
+def _with_mean(x: Any, mean: Tensor) -> Any:
     """X with another mean."""
     if not isinstance(x, GaussianTensor):
         return mean
@@ -94,7 +94,7 @@ def _around(x: Any, mean: Tensor) -> Any:
     return x.with_batch_at(0).moved(loc).with_batch_at(x.batch_at)
 
 
-def _lowest(x: Any) -> Tensor:
+def _is_minus_infinity(x: Any) -> Tensor:
     """Where a mean is at minus infinity."""
     if not isinstance(x, GaussianTensor):
         return x == -torch.inf
@@ -115,7 +115,7 @@ def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
     return torch.where(chosen, b, a), torch.where(chosen, a, b)  # type: ignore[call-overload]
 
 
-def _of_its_own(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
+def _by_carrier(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
     """max(a, b) by a formula of the carrier's own, None if it has none."""
     shape = torch.broadcast_shapes(a.shape, b.shape)
     a, b = (
@@ -123,14 +123,14 @@ def _of_its_own(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
     )
     if (a.batch_shape, a.batch_at) != (b.batch_shape, b.batch_at):
         raise batch_error(torch.maximum, a)
-    found = a.carrier.maximum(b.carrier, a.flat, b.flat)
-    if found is None:
+    joint = a.carrier.maximum(b.carrier, a.flat, b.flat)
+    if joint is None:
         return None
-    mean, carrier = found
+    mean, carrier = joint
     return GaussianTensor(mean.reshape(a.loc.shape), carrier, batch_at=a.batch_at)
 
 
-def before_rising(x: Any, extreme: Callable[[Any], Any]) -> Any:
+def commute_with_monotone(x: Any, extreme: Callable[[Any], Any]) -> Any:
     """max g(y) = g(max y) for g that never falls: what is before g is closer to Gaussian.
 
     Measured on a trained ResNet-18, deviations behind max pooling of rectified units are 20 % too
@@ -163,7 +163,7 @@ def tournament(players: Iterable[Any]) -> Any:
       batch=Batch.STEPWISE)  # fmt: skip
 def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """Over one dimension or several."""
-    return before_rising(input, lambda x: _largest(x, dim, keepdim))
+    return commute_with_monotone(input, lambda x: _largest(x, dim, keepdim))
 
 
 def _largest(input: Any, dim: Any, keepdim: bool) -> Any:
@@ -178,7 +178,7 @@ def _largest(input: Any, dim: Any, keepdim: bool) -> Any:
       batch=Batch.STEPWISE)  # fmt: skip
 def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """The maximum of the negative."""
-    return before_rising(input, lambda x: -_largest(-x, dim, keepdim))
+    return commute_with_monotone(input, lambda x: -_largest(-x, dim, keepdim))
 
 
 @rule(*spellings("max"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="max",
@@ -230,7 +230,7 @@ def max_pool(
     if return_indices:
         raise UnsupportedOperation("max pooling of a Gaussian has no indices; leave them away")
     options = kernel_size, stride, padding, dilation, ceil_mode
-    return before_rising(input, lambda x: _pooled(function, x, *options))
+    return commute_with_monotone(input, lambda x: _pooled(function, x, *options))
 
 
 def _pooled(
@@ -295,7 +295,7 @@ def adaptive_max_pool(
     shape = function(input.template, output_size).shape[-count:]
     whole = input.shape[-count:]
     if any(size % out for size, out in zip(whole, shape, strict=True)) and not return_indices:
-        return before_rising(input, lambda x: _adaptive(x, shape))
+        return commute_with_monotone(input, lambda x: _adaptive(x, shape))
     kernel = [size // out for size, out in zip(whole, shape, strict=True)]
     pools = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
     return max_pool(pools[count - 1], input, kernel, return_indices=return_indices)

@@ -1,4 +1,4 @@
-"""Which argument of a torch function is the Gaussian, and the function of it alone."""
+"""Arguments of torch functions: which of them are Gaussian, and the function of those."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,13 +50,13 @@ def in_dtype(nest: Any, dtype: torch.dtype) -> Any:
 
 def the_gaussian(function: Callable[..., Any], args: Any, kwargs: Any) -> GaussianTensor:
     """The one in-flight Gaussian among the arguments."""
-    found = gaussians(args, kwargs)
-    if len(found) > 1:
+    tensors = gaussians(args, kwargs)
+    if len(tensors) > 1:
         raise UnsupportedOperation(
             f"{name_of(function)} has a rule for one argument that depends on the input, and here "
-            f"{len(found)} do"
+            f"{len(tensors)} do"
         )
-    return found[0]
+    return tensors[0]
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,15 @@ def check_batch_is_separate(
         probe = torch.cos(torch.arange(shape.numel(), device=x.device, dtype=x.dtype)) + 2
         probe = probe.reshape(shape)
         with torch.no_grad():
-            apart = linear(probe)
-            apart = apart * _trailing(scale, apart.dim())
-            together = linear(probe * _trailing(scale, len(shape)))
+            scaled_after = linear(probe)
+            scaled_after = scaled_after * _trailing(scale, scaled_after.dim())
+            scaled_before = linear(probe * _trailing(scale, len(shape)))
         # What is mixed differs by factors of two; what is not, by rounding and denormals.
         limits = torch.finfo(x.dtype)
-        allowed = SUMMATION_ORDER * (limits.eps * apart.abs() + limits.tiny * 2.0**PROBE_SCALES)
-        differs = (apart - together).abs() > allowed
+        allowed = SUMMATION_ORDER * (
+            limits.eps * scaled_after.abs() + limits.tiny * 2.0**PROBE_SCALES
+        )
+        differs = (scaled_after - scaled_before).abs() > allowed
         if bool(differs.any()):  # NaN, from a broken weight, is none
             raise batch_error(function, x)
         divisor *= PROBE_SCALES

@@ -1,8 +1,12 @@
-"""Smooth functions of several elements, by the delta method.
+"""Smooth functions of several elements: by the delta method, and lengths of groups.
 
-Mean to second order, E f(x) ~ f(mu) + 1/2 sum_kl d_k d_l f(mu) Cov_kl, covariance to first order,
-J Cov J^T with the Jacobian at the mean. An approximation for small noise; docs/operations.md has
-measured errors.
+By the delta method the mean is of second order, E f(x) ~ f(mu) + 1/2 sum_kl d_k d_l f(mu) Cov_kl,
+and the covariance of first order, J Cov J^T with the Jacobian at the mean. That is an approximation
+for small noise; docs/operations.md has measured errors.
+
+The elements of an event that have a length together are a group. Within a group the moments are
+exact for Gaussian input (`kernels.directions`); between groups, and with all other tensors, the
+dependence is that of the expected slope.
 """
 
 import math
@@ -14,24 +18,35 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.errors import ApproximationWarning, OutsideDomain, name_of, warn_user
+from covprop.errors import (
+    ApproximationWarning,
+    OutsideDomain,
+    name_of,
+    warn_user,
+)
+from covprop.flow.algebra import Groups
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.kernels.gradients import jvp
 from covprop.rules.operands import (
+    batch_error,
     check_batch_is_separate,
     check_batch_shape,
+    check_finite,
     of_tensor,
     the_gaussian,
 )
 
 AWAY_FROM_ZERO = 5.0
 """Standard deviations between a divisor and zero."""
-BENT = 0.25
+NONLINEARITY = 0.25
 """The share of a slope that may be wrong a standard deviation away without a warning."""
 CHUNK = 2**24
 """Entries of directions that are differentiated along at a time."""
 APPROXIMATE = "approximate: second-order mean, first-order covariance"
+FAR = 0.1
+"""The share of a variance that may be not linear without a warning."""
+WITHIN = "approximate: exact within each group for Gaussian input, linear between groups"
 
 
 def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
@@ -50,7 +65,7 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
 
     check_batch_is_separate(function, tangent, x, x.shape)
 
-    def bend(direction: Tensor, row: Tensor) -> Tensor:
+    def second_derivative(direction: Tensor, row: Tensor) -> Tensor:
         def slope(y: Tensor) -> Tensor:
             inner: Tensor = jvp(call, y, direction.double())
             return inner
@@ -58,18 +73,18 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
         result: Tensor = jvp(slope, point, row.double())
         return result.to(dtype)
 
-    curvature = _summed(bend, x)
+    curvature = _summed(second_derivative, x)
     _check_linear(function, call, x, tangent)
     return x.through(value + curvature / 2, LinearMap(tangent, x.event_shape))
 
 
-def _summed(bend: Callable[[Tensor, Tensor], Tensor], x: GaussianTensor) -> Tensor | float:
-    """E[bend(dx, dx)], some directions of the covariance at a time."""
+def _summed(function: Callable[[Tensor, Tensor], Tensor], x: GaussianTensor) -> Tensor | float:
+    """E[function(dx, dx)], some directions of the covariance at a time."""
     step = max(1, CHUNK // max(1, x.numel()))
     total: Tensor | float = 0.0
     for left, right in x.carrier.directions(step):
         both = (rows.reshape(len(rows), *x.shape) for rows in (left, right))
-        total = total + torch.func.vmap(bend)(*both).sum(0)
+        total = total + torch.func.vmap(function)(*both).sum(0)
     return total
 
 
@@ -89,9 +104,9 @@ def _check_linear(
     rise = (call(point + step) - call(point - step)) / 2
     dims = tuple(range(len(x.batch_shape), along.dim()))
     size, error = along.square().sum(dims), (rise - along).square().sum(dims)
-    if bool((error > BENT**2 * size).any()):
+    if bool((error > NONLINEARITY**2 * size).any()):
         warn_user(
-            f"{name_of(function)} bends over less than a standard deviation of its input here, so "
+            f"{name_of(function)} is nonlinear within a standard deviation of its input here, so "
             "its first-order covariance may be far off; compare with sampling",
             ApproximationWarning,
         )
@@ -135,3 +150,75 @@ def _smooth(*names: str) -> None:
 _smooth("softmax")
 _smooth("log_softmax")
 _smooth("logsumexp")
+
+
+def groups_of(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    arrange: Callable[[Tensor], Tensor],
+    centred: bool = False,
+    offset: float = 0.0,
+) -> Groups:
+    """By what `arrange` makes, (groups, n), of a tensor in the layout that the model sees."""
+    batch = [max(1, size) for size in x.batch_shape]
+    size = max(1, x.event_shape.numel())
+    places = torch.arange(math.prod((*batch, *x.event_shape)), device=x.device)
+    places = places.reshape(*batch, *x.event_shape)
+    rows = arrange(places.movedim(0, x.batch_at) if x.batch_at else places)
+    owner = rows // size
+    if bool((owner != owner[:, :1]).any()):
+        raise batch_error(function, x)
+    return Groups(rows[(owner == 0).all(-1)], centred, offset)
+
+
+def normalised(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    groups: Groups,
+    weight: Tensor | float = 1.0,
+    bias: Tensor | float = 0.0,
+) -> GaussianTensor:
+    """weight * z / sqrt(|z|^2 + offset) + bias of every group z, in the shape of x.
+
+    weight, bias: as the model would multiply and add them.
+    """
+    check_finite(function, x)
+    factor, shift = (_of_event(x, value) for value in (weight, bias))
+    moments = x.carrier.normalized(groups, x.flat, factor[groups.index])
+    _warn(function, moments.extra, moments.variance)
+    loc = (groups.put(moments.mean) * factor + shift).to(x.dtype).reshape(x.loc.shape)
+    return GaussianTensor(loc, moments.carrier).with_batch_at(x.batch_at)
+
+
+def lengths(
+    function: Callable[..., Any],
+    x: GaussianTensor,
+    groups: Groups,
+    shape: torch.Size,
+    factor: float = 1.0,
+) -> GaussianTensor:
+    """factor * |z| of every group z; shape: that of the result's event."""
+    check_finite(function, x)
+    shape = torch.Size((*x.batch_shape, *shape))
+    moments = x.carrier.lengths(x.loc.new_empty(()).expand(shape), groups, x.flat, factor)
+    _warn(function, moments.extra[..., None], moments.variance[..., None])
+    return GaussianTensor(moments.mean.to(x.dtype).reshape(shape), moments.carrier)
+
+
+@torch.no_grad()
+def _warn(function: Callable[..., Any], extra: Tensor, variance: Tensor) -> None:
+    """Warn where too much of the variance of a group, (*batch, G, n) each, is not linear."""
+    if bool((extra.sum(-1) > FAR * variance.sum(-1)).any()):
+        warn_user(
+            f"more than {FAR:.0%} of the variance of {name_of(function)} is not linear in its "
+            "input here: its own mean and covariance are good, but its result is far from "
+            "Gaussian for what comes next; compare with sampling",
+            ApproximationWarning,
+        )
+
+
+def _of_event(x: GaussianTensor, value: Tensor | float) -> Tensor:
+    """A number for each element of the flat event, of what the model would broadcast."""
+    value = torch.as_tensor(value, dtype=torch.float64, device=x.device).expand(x.shape)
+    value = value.movedim(x.batch_at, 0) if x.batch_at else value
+    return value[(0,) * len(x.batch_shape)].reshape(-1)

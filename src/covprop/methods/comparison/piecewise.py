@@ -21,7 +21,7 @@ from covprop.methods.call import Advance
 from covprop.methods.exact import Exact
 from covprop.methods.linearized import linearize, pushed
 from covprop.methods.network import Dependence, Estimate, Network
-from covprop.module_paths import calling_modules, module_names
+from covprop.modules import calling_modules, module_names
 
 RELU = next(d for d in DECLARATIONS if d.name == "relu")
 SPELLINGS = {*RELU.functions, *RELU.in_place}

@@ -15,9 +15,8 @@ from covprop.carriers import Tangents
 from covprop.carriers.innovation import Innovation, joint_quadratic
 from covprop.carriers.sketch import Sketch
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
-from covprop.flow.carrier import Carrier, Transfer
+from covprop.flow.carrier import Along, Carrier, Scaled, Taken, Times, Transfer
 from covprop.flow.tensor import GaussianTensor
-from covprop.flow.transfers import Along, Scaled, Taken, Times
 
 COPIES = 4
 """Rows of the largest layer that the backward pass holds at a time, for each output."""

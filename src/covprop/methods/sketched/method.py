@@ -13,8 +13,7 @@ from covprop.carriers.planned_rows import PlannedTangents
 from covprop.carriers.sketch import SharedSigns
 from covprop.carriers.sketched_activations import ORDERS
 from covprop.covariance import Dense
-from covprop.flow.lineage import Lineage, Replacements, Watcher
-from covprop.flow.memory import free_bytes
+from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod, check_generator

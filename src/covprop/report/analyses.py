@@ -11,8 +11,8 @@ from torch import Tensor
 
 from covprop.diagnostics.comparison import Comparison, ComparisonRow
 from covprop.diagnostics.steps import NOT_GAUSSIAN, Trace, TraceStep, median_and_worst
-from covprop.report.page.content import Batch
-from covprop.report.page.markup import (
+from covprop.report.content import (
+    BatchSelection,
     Section,
     beside,
     chart,
@@ -44,7 +44,9 @@ REFUSAL = 160
 """Letters of a refusal."""
 
 
-def decision_section(result: Robustness, batch: Batch, output_names: Sequence[str]) -> Section:
+def decision_section(
+    result: Robustness, batch: BatchSelection, output_names: Sequence[str]
+) -> Section:
     """How a classifier decides under noise: probabilities, margins, noise budget, attack."""
     names = _class_names(result, output_names)
     body = paragraph(
@@ -119,7 +121,7 @@ def _pair(estimate: Probabilities) -> list[Any]:
     return [rounded(estimate.probability.double()), rounded(estimate.stderr.double())]
 
 
-def _risks(result: Robustness, batch: Batch) -> dict[str, Any]:
+def _risks(result: Robustness, batch: BatchSelection) -> dict[str, Any]:
     """Every input of the batch, the likeliest to be wrong first."""
     wrong = result.misclassification.probability.flatten()
     order = wrong.argsort(descending=True)[:RISKIEST]
@@ -256,13 +258,13 @@ def _diagnosis(trace: Trace) -> str:
         return (
             "Whether each step is Gaussian was not checked; cp.trace(..., samples=10_000) does so."
         )
-    bent, wrong = trace.first_non_gaussian(), trace.first_error()
+    not_gaussian, wrong = trace.first_non_gaussian(), trace.first_error()
     shape = "Every step is Gaussian as far as they tell."
-    if bent:
-        shape = f"The first that is clearly not Gaussian is “{bent.name}”."
+    if not_gaussian:
+        shape = f"The first that is clearly not Gaussian is “{not_gaussian.name}”."
     moments = (
         "No variance is off by more than sampling explains, which is what matters: a step may "
-        "bend and still have the right moments."
+        "be nonlinear and still have the right moments."
     )
     if wrong:
         moments = (

@@ -1,4 +1,7 @@
-"""Products of two tensors that both vary.
+"""Operations on several tensors that vary: sums, concatenations and products.
+
+The covariance of sum_i A_i x_i is sum_ij A_i Cov(x_i, x_j) A_j^T; tensors of one random vector are
+one term, so that x - x is exactly zero, and tensors of different origin have no cross term.
 
 For jointly Gaussian u, v (Isserlis):  E[u v] = m_u m_v + Cov(u, v)  and
 Cov(u_i v_i, u_j v_j) = m_ui m_uj V_ij + m_ui m_vj C_ji + m_vi m_uj C_ij + m_vi m_vj U_ij
@@ -6,18 +9,91 @@ Cov(u_i v_i, u_j v_j) = m_ui m_uj V_ij + m_ui m_vj C_ji + m_vi m_uj C_ij + m_vi 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from covprop.flow.contraction import Contraction
+from covprop.activations import spellings
+from covprop.covariance import LinearMap
+from covprop.flow.algebra import Contraction
+from covprop.flow.carrier import Carrier, Term
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
-from covprop.rules.operands import batch_error, promoted
+from covprop.rules.operands import (
+    Slot,
+    at_means,
+    batch_error,
+    check_batch_is_separate,
+    check_batch_shape,
+    fill,
+    gaussians,
+    in_dtype,
+    promoted,
+    with_slots,
+    without_constants,
+)
 
-Labels: TypeAlias = list[int]
-"""The dimensions of a tensor as torch.einsum numbers them."""
+
+def join(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> GaussianTensor:
+    """Carry several tensors through a function that is linear in all of them together.
+
+    args and kwargs have no constant offset but in the means: constant terms are zeroed for the
+    linear part.
+    """
+    tensors = gaussians(args, kwargs)
+    x = tensors[0]
+    if any(tensor.batch_shape != x.batch_shape for tensor in tensors):
+        raise batch_error(function, x)
+    loc = at_means(function, args, kwargs)
+    check_batch_shape(function, x, loc.shape)
+    args, kwargs = in_dtype((args, kwargs), loc.dtype)
+    tensors = gaussians(args, kwargs)
+    slots, named = without_constants(with_slots((args, kwargs)))
+    terms: list[Term] = []
+    for carrier in dict.fromkeys(tensor.carrier for tensor in tensors):
+        linear = _linear_part(function, slots, named, carrier, loc)
+        vector = torch.Size((*x.batch_shape, carrier.size))
+        check_batch_is_separate(function, linear.function, x, vector)
+        terms.append((carrier, linear))
+    return GaussianTensor(loc, terms[0][0].sum(loc, terms, function))
+
+
+def _linear_part(
+    function: Callable[..., Any], slots: Any, named: Any, carrier: Carrier, like: Tensor
+) -> LinearMap:
+    """The function of one random vector (*batch, n), the others and all constants at zero."""
+    dtype, device = like.dtype, like.device
+
+    def of_vector(vector: Tensor) -> Tensor:
+        def value(slot: Slot) -> Tensor:
+            if slot.carrier is carrier:
+                return vector.reshape(slot.shape)
+            return torch.zeros(slot.shape, dtype=dtype, device=device)
+
+        result: Tensor = function(*fill(slots, value), **fill(named, value))
+        return result
+
+    return LinearMap(of_vector, torch.Size((carrier.size,)))
+
+
+def weighted_sum(loc: Tensor, terms: list[tuple[GaussianTensor, float]]) -> GaussianTensor:
+    """sum_i w_i x_i of tensors of one shape, with the given mean."""
+    weights: dict[Carrier, float] = {}
+    for tensor, weight in in_dtype(terms, loc.dtype):
+        weights[tensor.carrier] = weights.get(tensor.carrier, 0.0) + weight
+    return GaussianTensor(loc, next(iter(weights)).sum(loc, list(weights.items()), torch.add))
+
+
+@rule(*spellings("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack",
+                 "row_stack", "column_stack"), kind=Kind.JOIN, treatment="exact",
+      name="cat, stack, hstack, vstack, dstack, column_stack", batch=Batch.ANYWHERE)  # fmt: skip
+def concatenate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+    """Tensors side by side, with constants among them if there are any."""
+    return join(function, args, kwargs)
 
 
 def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
@@ -37,7 +113,7 @@ def product(u: GaussianTensor, v: GaussianTensor) -> GaussianTensor:
 
 
 def bilinear(
-    first: Labels, second: Labels, out: Labels, u: GaussianTensor, v: GaussianTensor
+    first: list[int], second: list[int], out: list[int], u: GaussianTensor, v: GaussianTensor
 ) -> Any:
     """einsum(u, v) of two tensors that both vary, without writing out their products.
 
@@ -59,7 +135,7 @@ def bilinear(
 
 
 def _contraction(
-    first: Labels, second: Labels, out: Labels, u: GaussianTensor, v: GaussianTensor
+    first: list[int], second: list[int], out: list[int], u: GaussianTensor, v: GaussianTensor
 ) -> Contraction:
     """What einsum does within each element of the batch."""
     count = len(u.batch_shape)
@@ -92,7 +168,7 @@ def matrix_product(u: Any, v: Any) -> Any:
     return result.squeeze(-2 if v.dim() > 1 else -1) if u.dim() == 1 else result
 
 
-def labels_of(equation: str, ranks: Sequence[int]) -> list[Labels]:
+def labels_of(equation: str, ranks: Sequence[int]) -> list[list[int]]:
     """The labels of einsum's operands and of its result, an ellipsis written out."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -105,7 +181,7 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[Labels]:
         result = "".join(letter for letter in letters if inputs.count(letter) == 1)
         result = f"...{result}" if any(hidden) else result
 
-    def numbers(term: str, count: int) -> Labels:
+    def numbers(term: str, count: int) -> list[int]:
         before, dots, after = term.partition("...")
         last = len(letters) + max(hidden)
         within = list(range(last - count, last)) if dots else []

@@ -8,8 +8,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from covprop.bayes.likelihoods.base import Likelihood, Prediction, columns, flat_mean
-from covprop.bayes.likelihoods.integrals import TAIL, log_integral
+from covprop.bayes.likelihoods import (
+    TAIL,
+    Likelihood,
+    Prediction,
+    columns,
+    flat_mean,
+    log_integral,
+)
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import cumulative, density, inverse_deviation, standard_deviation
 

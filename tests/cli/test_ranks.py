@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from covprop import ranks
+from covprop.cli import ranks
+from covprop.cli.ranks import Ranks, process_group
 from covprop.errors import LostRank
-from covprop.ranks import Ranks, process_group
 from experiments import runner
 from experiments.options import Options
 from experiments.record import Record, part, read

@@ -1,9 +1,14 @@
-"""Which module of a model is running, and what to call it."""
+"""Modules of a model: which one is running, what to call it, and running it uncompiled."""
 
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import wraps
 from types import FrameType, TracebackType
+from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -36,8 +41,8 @@ def running_module(names: Mapping[int, str]) -> str:
 def calling_module() -> nn.Module | None:
     """The innermost module that is being called.
 
-    Of frames, those of torch's own call alone are looked into: what is looked into lives as long as
-    its frame, and these hold their arguments anyway.
+    Only frames of torch's own call are read: locals that are read live as long as their frame, and
+    these frames hold their arguments anyway.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
@@ -47,21 +52,61 @@ def calling_module() -> nn.Module | None:
 
 def calling_modules(until: Callable[[FrameType], bool]) -> list[nn.Module] | None:
     """The modules that are being called, the innermost first, up to a frame; None without one."""
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not until(frame):
         if frame.f_code is nn.Module._call_impl.__code__:
-            found.append(frame.f_locals["self"])
+            modules.append(frame.f_locals["self"])
         frame = frame.f_back
-    return None if frame is None else found
+    return None if frame is None else modules
 
 
 def raising_module(module: nn.Module, trace: TracebackType | None) -> nn.Module | None:
     """The innermost of the modules of a network whose forward raised, by its traceback."""
-    layers, found = module_names(module), None
+    layers, innermost = module_names(module), None
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in layers:
-            found = owner
+            innermost = owner
         trace = trace.tb_next
-    return found
+    return innermost
+
+
+_lock = threading.Lock()
+_stances: list[Any] = []
+"""What threads have entered; the first sets torch's stance, which is one for all threads."""
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and it is slow to import
+        yield
+        return
+    with _lock:
+        _stances.append(None if _stances else _eager_stance())
+    try:
+        yield
+    finally:
+        with _lock:
+            first, *others = _stances
+            # Whoever leaves last gives back the stance that was set before the first.
+            _stances[:] = [first, *others[:-1]] if others else []
+            if not others and first is not None:
+                first.__exit__(None, None, None)
+
+
+def _eager_stance() -> Any:
+    with suppress(RuntimeError):  # within a function that is being compiled it cannot be set
+        return torch.compiler.set_stance("force_eager")
+    return None
+
+
+def eager(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, or module, without torch.compile at any depth of it."""
+
+    @wraps(call, updated=())
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+        with _eagerly():
+            return call(*args, **kwargs)
+
+    return uncompiled

@@ -19,9 +19,9 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor, nn
 
+from covprop.bayes import estimator_settings as settings
 from covprop.bayes.elbo import ELBO
-from covprop.bayes.estimators import files, settings
-from covprop.bayes.estimators.settings import Floats, Scaling
+from covprop.bayes.estimator_settings import Floats, Scaling
 from covprop.bayes.layers import BayesLinear
 from covprop.bayes.likelihoods import Likelihood, Prediction
 from covprop.bayes.prediction import Decomposition, LocalReparametrisation, predict_target
@@ -81,13 +81,13 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
     def save(self, path: str | PathLike[str]) -> None:
         """Write weights, scales and parameters to a safetensors file."""
         check_is_fitted(self)
-        files.write(Path(path), type(self).__name__, self._description(), self._tensors())
+        settings.write(Path(path), type(self).__name__, self._description(), self._tensors())
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
         """Read a file of `save`, without its history; no code of the file is run."""
-        with files.reading(Path(path), cls.__name__, device) as (described, tensors):
-            estimator = cls(**files.decode(described["parameters"]), device=device)
+        with settings.reading(Path(path), cls.__name__, device) as (described, tensors):
+            estimator = cls(**settings.decode(described["parameters"]), device=device)
             estimator._restore(described, tensors)
         return estimator
 
@@ -242,7 +242,7 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
         noise = parameters["input_noise"]
         parameters["input_noise"] = None if noise is None else np.asarray(noise).tolist()
         return {
-            "parameters": files.encode(parameters),
+            "parameters": settings.encode(parameters),
             "features": int(self.n_features_in_),
             "feature_names": None if names is None else [str(name) for name in names],
             "seed": self.seed_,
@@ -282,9 +282,9 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
         if len(settings.hidden_sizes(self.hidden)) + 1 != layers:
             raise ValueError(f"{layers} layers of weights do not go with hidden={self.hidden}")
         model = self._network()
-        files.fill(model, "network.", tensors)
+        settings.fill(model, "network.", tensors)
         if isinstance(self.likelihood_, nn.Module):
-            files.fill(self.likelihood_, "likelihood.", tensors)
+            settings.fill(self.likelihood_, "likelihood.", tensors)
         if tensors:
             raise ValueError(f"there is no place for {', '.join(sorted(tensors))}")
         self._inference()

@@ -21,16 +21,15 @@ from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.verdict import FINE
 from covprop.files import write_atomically
 from covprop.gaussian import Gaussian
-from covprop.report.page.analyses import (
+from covprop.report.analyses import (
     budget_figure,
     decision_section,
     decision_sentences,
     layers_section,
     sampling_section,
 )
-from covprop.report.page.content import Choice, Content
-from covprop.report.page.markup import Section, cards, embedded, paragraph
-from covprop.report.page.sections import LEVELS, inputs_section, maps_section, outputs_section
+from covprop.report.content import Content, Section, Selection, cards, embedded, paragraph
+from covprop.report.sections import LEVELS, inputs_section, maps_section, outputs_section
 from covprop.robustness import Robustness
 from covprop.text_table import in_digits, in_percent, in_seconds
 
@@ -275,7 +274,7 @@ def _shape(shape: torch.Size) -> str:
     return numbers + (f" ({' × '.join(map(str, sizes))})" if len(sizes) > 1 else "")
 
 
-def _noise(x: Gaussian, choice: Choice) -> str:
+def _noise(x: Gaussian, choice: Selection) -> str:
     if _range(x.stddev)[1] == 0:
         return "Its input is a constant, without noise."
     matrix = choice.within(x)[0].correlation_matrix
@@ -285,7 +284,7 @@ def _noise(x: Gaussian, choice: Choice) -> str:
     return f"Its input carries noise with a standard deviation of {_span(x.stddev)}, {kind}."
 
 
-def _output(y: Gaussian, choice: Choice, at_length: bool) -> str:
+def _output(y: Gaussian, choice: Selection, at_length: bool) -> str:
     if _range(y.stddev)[1] == 0:
         return "The output does not vary."
     text = f"The output then varies with a standard deviation of {_span(y.stddev)}"

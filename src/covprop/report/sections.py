@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from covprop.gaussian import Gaussian
-from covprop.report.page.content import MAP, Choice
-from covprop.report.page.markup import (
+from covprop.report.content import (
+    MAP,
     Section,
+    Selection,
     beside,
     chart,
     folded,
@@ -31,7 +32,7 @@ PARTNERS = 3
 """The strongest correlations of an output that are named."""
 
 
-def inputs_section(x: Gaussian, choice: Choice, robustness: Robustness | None) -> Section:
+def inputs_section(x: Gaussian, choice: Selection, robustness: Robustness | None) -> Section:
     """The input of the network, and which of it matters to its decision."""
     names = [name.replace("output", "element", 1) for name in choice.names]
     shape = plane(x.event_shape)
@@ -80,7 +81,7 @@ def _input_charts(image: bool, analysed: bool) -> list[str]:
     return charts
 
 
-def _input_table(x: Gaussian, choice: Choice, names: list[str]) -> Table:
+def _input_table(x: Gaussian, choice: Selection, names: list[str]) -> Table:
     """Of the first input."""
     one = choice.within(x)[0]
     rows = tuple(
@@ -93,7 +94,7 @@ def _input_table(x: Gaussian, choice: Choice, names: list[str]) -> Table:
     return Table(("element", "mean", "standard deviation"), rows, notes=(" ".join(notes),))
 
 
-def outputs_section(y: Gaussian, choice: Choice, sampled: Gaussian | None) -> Section:
+def outputs_section(y: Gaussian, choice: Selection, sampled: Gaussian | None) -> Section:
     """Mean and intervals of every output; sampled: the same by sampling."""
     chosen = choice.within(y)
     truth = choice.within(sampled) if sampled is not None else [None] * len(chosen)
@@ -151,7 +152,7 @@ def _errors(sampled: Gaussian) -> tuple[Tensor, Tensor]:
     return sampled.mean_stderr, sampled.covariance_stderr.diagonal() / (2 * sampled.stddev)
 
 
-def _output_table(choice: Choice, chosen: list[Gaussian], truth: list[Any]) -> Table:
+def _output_table(choice: Selection, chosen: list[Gaussian], truth: list[Any]) -> Table:
     labels = choice.batch.labels
     head = ["input"] if labels else []
     head += ["output", "mean", "standard deviation", *(f"{name} interval" for name in LEVELS)]
@@ -180,7 +181,7 @@ def _short(value: float | Tensor) -> str:
     return in_digits(float(value), 4)
 
 
-def maps_section(y: Gaussian, choice: Choice) -> Section:
+def maps_section(y: Gaussian, choice: Selection) -> Section:
     """Covariances and correlations of every two outputs, by blocks where there are many."""
     block = math.ceil(len(choice.outputs) / MAP)
     elements = [_maps(one, block) for one in choice.within(y)]
@@ -227,7 +228,7 @@ def _strongest(matrix: Tensor, block: int) -> Tensor:
     return blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))[..., 0]
 
 
-def _partner_table(choice: Choice, first: dict[str, Any]) -> Table:
+def _partner_table(choice: Selection, first: dict[str, Any]) -> Table:
     """The strongest correlations of each output of the first input."""
     head = ("output", *(f"{place + 1}." for place in range(PARTNERS)))
     rows = []

@@ -106,7 +106,7 @@ class Ranks:
             time.sleep(POLL)
 
     def check(self) -> None:
-        """Raise if another process has failed or is lost; looks once in a heartbeat."""
+        """Raise if another process has failed or is lost; checks once in a heartbeat."""
         if time.monotonic() - self._checked < HEARTBEAT:
             return
         self._checked = time.monotonic()

@@ -1,4 +1,4 @@
-"""The regressor and the classifier."""
+"""scikit-learn's estimators on Bayesian networks (extra `bayes`): a regressor and a classifier."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,11 +12,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from covprop.bayes.estimators import settings
-from covprop.bayes.estimators.base import BayesEstimator
-from covprop.bayes.estimators.settings import Floats, Scaling, array
-from covprop.bayes.likelihoods import Bernoulli, HomoskedasticGaussian, Likelihood, Poisson
-from covprop.bayes.likelihoods.gaussian import GaussianNoise
+from covprop.bayes import estimator_settings as settings
+from covprop.bayes.discrete_likelihoods import Bernoulli, Poisson
+from covprop.bayes.estimator_base import BayesEstimator
+from covprop.bayes.estimator_settings import Floats, Scaling, array
+from covprop.bayes.gaussian_likelihoods import GaussianNoise, HomoskedasticGaussian
+from covprop.bayes.likelihoods import Likelihood
 from covprop.bayes.prediction import (
     LocalReparametrisation,
     chunks,
@@ -105,11 +106,11 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return means of the targets, and their standard deviations, noise included."""
-        found = self._moments(self._inputs(self._features(X)))
-        mean = self._original(found.mean)
+        prediction = self._moments(self._inputs(self._features(X)))
+        mean = self._original(prediction.mean)
         if not return_std:
             return mean
-        return mean, self._shaped(self.targets_.spread(array(found.stddev)))
+        return mean, self._shaped(self.targets_.spread(array(prediction.stddev)))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return bounds of the central interval that holds each target with this probability.

@@ -11,9 +11,16 @@ from torch import Tensor
 
 from covprop.activations import Quadrature
 from covprop.activations.smooth import sigmoid, softplus
-from covprop.bayes.likelihoods.base import Likelihood, Prediction, columns, flat_mean
-from covprop.bayes.likelihoods.gaussian import LOG_2PI, exponential
-from covprop.bayes.likelihoods.integrals import TAIL, Cubature, log_integral
+from covprop.bayes.gaussian_likelihoods import LOG_2PI, exponential
+from covprop.bayes.likelihoods import (
+    TAIL,
+    Cubature,
+    Likelihood,
+    Prediction,
+    columns,
+    flat_mean,
+    log_integral,
+)
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 
@@ -60,8 +67,8 @@ class Bernoulli(Likelihood):
         mean, variance = flat_mean(output).double(), output.covariance.diagonal().double()
         p, epistemic, slope = SIGMOID.moments(mean, variance, 1)
         expected = ENTROPY.mean(mean, variance).sum(-1)
-        found = Prediction(p, slope[0], epistemic, _entropy_of_binary(p), expected)
-        return found.map(lambda part: part.to(output.dtype))
+        prediction = Prediction(p, slope[0], epistemic, _entropy_of_binary(p), expected)
+        return prediction.map(lambda part: part.to(output.dtype))
 
     def predict_draws(self, values: Tensor) -> Prediction:
         """Mean, variances and entropies from draws of the logits."""
