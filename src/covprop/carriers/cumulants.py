@@ -49,8 +49,8 @@ FACTORS = 4
 """Tensors of a block: e, w, q and r."""
 LEAST_VARIANCE = 0.1
 """The part of a Gaussian variance below which third cumulants are not to be trusted."""
-SMALL_VARIANCE = 1e-3
-"""The part of the largest variance below which an element is not worth a warning."""
+SMALL_SHARE = 0.01
+"""The share of all variances of a layer below which units are not worth a warning."""
 LARGEST_SKEWNESS = 4.0
 """The skewness of an argument, times the share of the deviation that is not linear, beyond which
 the expansion is not to be trusted."""
@@ -198,7 +198,7 @@ class Cumulants(Full):
         if self.gaussian is None:
             return self._linear(loc, linear, covariance)
         plain = self.gaussian.push(linear)
-        good = self._trusted("a linear map", covariance.diagonal(), plain.diagonal())
+        good = self._trusted("a linear map", covariance.diagonal(), plain.diagonal(), worth=0.0)
         if good is None:
             return self._linear(loc, linear, covariance)
         matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
@@ -208,12 +208,18 @@ class Cumulants(Full):
         return made
 
     def _trusted(
-        self, operation: str, variance: Tensor, plain: Tensor, skewness: Tensor | None = None
+        self,
+        operation: str,
+        variance: Tensor,
+        plain: Tensor,
+        skewness: Tensor | None = None,
+        worth: float = SMALL_SHARE,
     ) -> Tensor | None:
         """Elements of a result for which third cumulants are to be trusted, None for all.
 
         variance, plain: of the result, with and without them; skewness: of the argument, times the
-        share of the deviation that is not linear.
+        share of the deviation that is not linear; worth: the share of all variances that the others
+        may have without a note.
         """
         variance, plain = variance.detach(), plain.detach()
         bad = variance < LEAST_VARIANCE * plain
@@ -222,7 +228,8 @@ class Cumulants(Full):
         bad &= plain > 0
         if not bool(bad.any()):
             return None
-        if bool((bad & (plain > SMALL_VARIANCE * plain.amax(-1, keepdim=True))).any()):
+        share = torch.where(bad, plain, 0).sum(-1) / plain.sum(-1)
+        if bool((share > worth).any()):
             self.lineage.note(FALLBACK.format(operation))
         return ~bad
 
