@@ -8,13 +8,14 @@ from the moment generating function.
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation, Correlated, Elements
-from covprop.activations.moments import leading
+from covprop.activations.moments import Scalar, leading
 from covprop.kernels.normal import (
     cumulative,
     density,
@@ -310,6 +311,16 @@ class Polynomial(Activation):
             power = power * covariance
             result = result + a * (b * power)  # a * b may overflow
         return result
+
+    def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
+        """Its powers, and their coefficients."""
+        del variance
+        terms = []
+        for exponent, coefficient in enumerate(self.polynomial[1:], start=1):
+            factor = torch.as_tensor(coefficient, dtype=mean.dtype, device=mean.device)
+            power = partial(torch.pow, exponent=exponent)
+            terms.append((factor.expand(mean.shape), Scalar(power)))
+        return terms or [(torch.zeros_like(mean), Scalar(torch.zeros_like))]
 
     def _expected_derivatives(self, mean: Tensor, variance: Tensor) -> list[Tensor]:
         """E[g^(k)(y)] for k = 0 ... degree."""

@@ -153,7 +153,7 @@ def cross_covariance(u: Vector, v: Vector, known: Known, gaussian: bool = False)
         result = _expand(u, v, known, gaussian)
         if result is not None and not gaussian:
             added = u.beyond_gaussian(v)
-            result = result if added is None else result + added
+            result = result if added is None else result + added.to(result.dtype)
         known[key] = result
     return known[key]
 

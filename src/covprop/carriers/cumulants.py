@@ -29,6 +29,7 @@ from covprop.carriers.origins import (
 )
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
+from covprop.covariance.semidefinite import nearest_semidefinite
 from covprop.errors import name_of
 from covprop.flow.algebra import Contraction
 from covprop.flow.carrier import Carrier, Scaled, Transfer
@@ -47,8 +48,8 @@ ORDER = 9
 """Expected derivatives that are used: sums over powers of the correlation have six terms."""
 FACTORS = 4
 """Tensors of a block: e, w, q and r."""
-LEAST_VARIANCE = 0.1
-"""The part of a Gaussian variance below which third cumulants are not to be trusted."""
+LEAST_VARIANCE, LARGEST_VARIANCE = 0.1, 10.0
+"""Multiples of a Gaussian variance below and above which third cumulants are not to be trusted."""
 SMALL_SHARE = 0.01
 """The share of all variances of a layer below which units are not worth a warning."""
 LARGEST_SKEWNESS = 4.0
@@ -58,6 +59,12 @@ FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
     "expansion; compare with samples, or use smaller noise"
 )
+INDEFINITE = (
+    "third cumulants are an expansion: eigenvalues of the covariance down to -{:.1e} of the "
+    "largest were set to zero"
+)
+INDEFINITE_PART = 0.01
+"""The part of the largest eigenvalue from which a negative one is worth a warning."""
 
 
 @final
@@ -114,7 +121,7 @@ class Cumulants(Full):
             for parent, transfer in parents:
                 factors = parent.factors(origin)
                 if factors is not None:
-                    share = transfer(factors)
+                    share = transfer(factors.to(self.covariance.dtype))
                     blocks[origin] = blocks[origin] + share if origin in blocks else share
         return blocks
 
@@ -142,6 +149,7 @@ class Cumulants(Full):
             one, two, three = factors
             if one is None or two is None or three is None:
                 continue
+            two, three = two.to(one.dtype), three.to(one.dtype)
             (e, w, q, r), (e2, w2, q2, r2) = (f.chunk(FACTORS, dim=-1) for f in (one, two))
             centre = (w * q2 + q * w2) / 2 + r * e2 + e * r2
             left = [centre, (e * q2 + q * e2) / 2, (e * w2 + w * e2) / 2, e * e2]
@@ -222,7 +230,7 @@ class Cumulants(Full):
         may have without a note.
         """
         variance, plain = variance.detach(), plain.detach()
-        bad = variance < LEAST_VARIANCE * plain
+        bad = (variance < LEAST_VARIANCE * plain) | (variance > LARGEST_VARIANCE * plain)
         if skewness is not None:
             bad |= skewness.abs() > LARGEST_SKEWNESS
         bad &= plain > 0
@@ -321,8 +329,8 @@ class Cumulants(Full):
             if part is not None:
                 value = value + (part + part.mT)
         if value is not plain:
-            both = (m.diagonal(dim1=-2, dim2=-1) for m in (value, plain))
-            good = self._trusted("a product", *both)
+            variance, gaussian = (m.diagonal(dim1=-2, dim2=-1) for m in (value, plain))
+            good = self._trusted("a product", variance, gaussian)
             value = value if good is None else torch.where(_both(good), value, plain)
             made.structure = Dense(symmetric(value))
         u, v, cross = self.covariance.matrix(), other.covariance.matrix(), self.cross(other)
@@ -350,6 +358,17 @@ class Cumulants(Full):
         nothing = torch.zeros_like(rest)
         made.blocks[origin] = torch.cat([_unit(rest), nothing, nothing, rest], dim=-1)
         return made
+
+    def finish(self, loc: Tensor) -> Covariance:
+        """Positive semi-definite, which an expansion need not be; variances stay."""
+        covariance = super().finish(loc)
+        if covariance.independent:
+            return covariance
+        matrix, lowest = nearest_semidefinite(covariance.matrix())
+        if lowest == 0:
+            return covariance
+        self.lineage.note(INDEFINITE.format(-lowest), warn=-lowest > INDEFINITE_PART)
+        return Dense(matrix)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""

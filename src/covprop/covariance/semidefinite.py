@@ -34,6 +34,32 @@ def square_root(matrix: Tensor) -> Tensor:
     return factor.index_put((singular,), scaled).reshape(matrix.shape)
 
 
+def nearest_semidefinite(matrix: Tensor) -> tuple[Tensor, float]:
+    """A matrix without negative eigenvalues and with the same diagonal.
+
+    Also the lowest eigenvalue of the given one, relative to the largest, 0 but for rounding. A
+    gradient is that of the given matrix.
+    """
+    values = matrix.detach()
+    variance = values.diagonal(dim1=-2, dim2=-1)
+    rounding = torch.finfo(values.dtype).eps * values.shape[-1]
+    shift = rounding * variance.abs().amax(-1, keepdim=True) + torch.finfo(values.dtype).tiny
+    failed = torch.linalg.cholesky_ex(values + torch.diag_embed(shift.expand_as(variance)))[1]
+    if not bool(failed.any()):
+        return matrix, 0.0
+    eigenvalues, vectors = torch.linalg.eigh(values)
+    largest = eigenvalues[..., -1:].clamp(min=torch.finfo(values.dtype).tiny)
+    lowest = float((eigenvalues[..., :1] / largest).min())
+    if lowest >= -rounding:
+        return matrix, 0.0
+    raised = (vectors * eigenvalues.clamp(min=0)[..., None, :]) @ vectors.mT
+    spread = raised.diagonal(dim1=-2, dim2=-1)
+    scale = (variance.clamp(min=0) / torch.where(spread > 0, spread, 1)).sqrt()
+    raised = raised * scale[..., :, None] * scale[..., None, :]
+    raised = torch.where((failed > 0)[..., None, None], raised, values)
+    return matrix + ((raised + raised.mT) / 2 - values), lowest
+
+
 class Root(ABC):
     """L (*batch, n, width)."""
 

@@ -97,9 +97,9 @@ class Lineage:
         self._sources.add(id(source))
         return first
 
-    def note(self, message: str) -> None:
-        """Warn the user of what could not be done as asked, and keep it for the results."""
-        self.notes[warn_user(message, ApproximationWarning)] = None
+    def note(self, message: str, warn: bool = True) -> None:
+        """Keep a sentence for the results, and warn the user of what could not be done as asked."""
+        self.notes[warn_user(message, ApproximationWarning) if warn else message] = None
 
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
