@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import covprop
 
 SOURCE = Path(covprop.__file__).parent
@@ -47,37 +45,43 @@ CLIENTS = LAYERS[: LAYERS.index("bayes") + 1]
 
 MODULES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
-every_module = pytest.mark.parametrize("name", MODULES)
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+@cache
+def nodes(name: str) -> list[ast.AST]:
+    """All nodes of a module, found once: walking takes longer than any test."""
+    return list(ast.walk(TREES[name]))
+
+
+def imports(name: str) -> Iterator[tuple[int, str]]:
     """(line, layer) for every import of covprop, wherever in the module; "" is the package."""
-    for node in ast.walk(tree):
+    for node in nodes(name):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            assert node.level == 0, f"{name}:{node.lineno}: imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        for name in names:
-            package, _, rest = name.partition(".")
+        for dotted in names:
+            package, _, rest = dotted.partition(".")
             if package == "covprop":
                 layer = rest.partition(".")[0]
                 yield node.lineno, layer if layer in LAYERS else ""
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__.py"])
-def test_imports_point_down(name: str) -> None:
-    own = name.partition("/")[0].removesuffix(".py")
-    assert own in LAYERS, f"give {own} a place in LAYERS"
-    above = LAYERS[: LAYERS.index(own)]
-    wrong = [
-        f"{name}:{line} imports {layer or 'covprop'}"
-        for line, layer in imports(TREES[name])
-        if layer in above or (not layer and own not in CLIENTS)
-    ]
-    assert wrong == []
+def test_imports_point_down() -> None:
+    wrong = []
+    for name in MODULES.keys() - {"__init__.py"}:
+        own = name.partition("/")[0].removesuffix(".py")
+        assert own in LAYERS, f"give {own} a place in LAYERS"
+        above = LAYERS[: LAYERS.index(own)]
+        wrong += [
+            f"{name}:{line} imports {layer or 'covprop'}"
+            for line, layer in imports(name)
+            if layer in above or (not layer and own not in CLIENTS)
+        ]
+    assert sorted(wrong) == []
 
 
 def test_every_layer_exists() -> None:
@@ -92,7 +96,7 @@ def test_modules_of_a_layer_have_no_cycle() -> None:
     needs: dict[str, set[str]] = {}
     for module, name in dotted.items():
         found = set()
-        for node in ast.walk(TREES[name]):
+        for node in nodes(name):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("covprop."):
                 base = (node.module or "").removeprefix("covprop.")
                 parts = [f"{base}.{alias.name}" for alias in node.names]
@@ -108,41 +112,44 @@ def test_modules_of_a_layer_have_no_cycle() -> None:
         placed |= ready
 
 
-@every_module
-def test_imports_are_at_the_top(name: str) -> None:
-    top = {id(node) for node in TREES[name].body}
+def test_imports_are_at_the_top() -> None:
+    top = {id(node) for tree in TREES.values() for node in tree.body}
     nested = [
-        node.lineno
-        for node in ast.walk(TREES[name])
+        f"{name}:{node.lineno}"
+        for name in MODULES.keys() - {"demo.py"}  # which asks for scikit-learn only when it runs
+        for node in nodes(name)
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top
     ]
-    assert nested == [] or name == "demo.py"  # which asks for scikit-learn only when it runs
+    assert sorted(nested) == []
 
 
-@every_module
-def test_a_module_is_short_and_named_after_a_concept(name: str) -> None:
-    assert len(MODULES[name].read_text().splitlines()) <= LONGEST
-    stem = Path(name).stem.lower()
-    assert not any(word in stem for word in ("util", "helper", "common", "misc"))
+def test_modules_are_short() -> None:
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: count for name, count in lines.items() if count > LONGEST} == {}
 
 
-@every_module
-def test_nothing_prints(name: str) -> None:
+def test_modules_are_named_after_a_concept() -> None:
+    words = ("util", "helper", "common", "misc")
+    assert [
+        name for name in MODULES if any(word in Path(name).stem.lower() for word in words)
+    ] == []
+
+
+def test_nothing_prints() -> None:
     calls = [
-        node.lineno
-        for node in ast.walk(TREES[name])
+        f"{name}:{node.lineno}"
+        for name in MODULES.keys() - {"diagnostics/compare.py", "demo.py"}  # which show a table
+        for node in nodes(name)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "print"
     ]
-    assert calls == [] or name in ("diagnostics/compare.py", "demo.py")  # which show a table
+    assert sorted(calls) == []
 
 
-@cache
 def carriers() -> set[str]:
     """The names of `Carrier` and of all classes that come of it."""
-    classes = [node for tree in TREES.values() for node in ast.walk(tree)
-               if isinstance(node, ast.ClassDef)]  # fmt: skip
+    classes = [node for name in MODULES for node in nodes(name) if isinstance(node, ast.ClassDef)]
     found, before = {"Carrier"}, 0
     while len(found) > before:
         before = len(found)
@@ -154,14 +161,15 @@ def carriers() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("carriers/")])
-def test_nothing_asks_which_carrier_it_has(name: str) -> None:
+def test_nothing_asks_which_carrier_it_has() -> None:
     """Outside the files of the carriers; methods name the carrier that they start with."""
     kinds = carriers()
     assert kinds >= {"Full", "IndependentMaxima", "Variances", "Tangents", "Planned"}
     asked = [
-        node.lineno
-        for node in ast.walk(TREES[name])
+        f"{name}:{node.lineno}"
+        for name in MODULES
+        if not name.startswith("carriers/")
+        for node in nodes(name)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "isinstance"
@@ -170,14 +178,16 @@ def test_nothing_asks_which_carrier_it_has(name: str) -> None:
     assert asked == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])
-def test_a_class_is_abstract_or_final(name: str) -> None:
+def test_a_class_is_abstract_or_final() -> None:
     """Only classes that say so are subclassed; autograd's functions and errors are torch's way."""
-    for node in [node for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)]:
-        bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-        marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
-        if (
-            bases & {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod", "Likelihood"}
-            and "ABC" not in bases
-        ):
-            assert "final" in marks, f"{name}: {node.name} is not marked final"
+    kinds = {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod", "Likelihood"}
+    open_ones = []
+    for name in MODULES:
+        for node in nodes(name):
+            if name.endswith("__init__.py") or not isinstance(node, ast.ClassDef):
+                continue
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
+            if bases & kinds and "ABC" not in bases and "final" not in marks:
+                open_ones.append(f"{name}: {node.name} is not marked final")
+    assert open_ones == []
