@@ -1,6 +1,7 @@
 """Sampling: its moments, its standard errors and how often they hold."""
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {}, "antithetic": {"antithetic": True}, "sobol": {"sobol": True}
 }  # fmt: skip
 every = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+SEQUENCES = 16_384, 100
+"""Samples and repetitions of sequences."""
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -32,13 +35,23 @@ def pair() -> cp.Gaussian:
     return cp.Gaussian(torch.tensor([0.2, -0.5], dtype=D), matrix)
 
 
+@cache
+def sequences(count: int, samples: int) -> list[Tensor]:
+    """The same by Sobol's sequences, one run after another; made once, as they take seconds.
+
+    A sequence is the same for all Gaussians of a batch.
+    """
+    method = cp.MonteCarlo(samples, generator(7), sobol=True)
+    runs = [cp.propagate(bent, pair(), method) for _ in range(count)]
+    rows = [(y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr) for y in runs]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
 def repeated(count: int, method: cp.MonteCarlo) -> list[Tensor]:
     """Means, covariances and their standard errors (count, ...) of `bent` in repeated runs."""
     x = pair()
-    if method.sobol:  # a sequence is the same for all Gaussians of a batch
-        runs = [cp.propagate(bent, x, method) for _ in range(count)]
-        rows = [(y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr) for y in runs]
-        return [torch.stack(column) for column in zip(*rows, strict=True)]
+    if method.sobol:
+        return sequences(count, method.samples)
     many = cp.Gaussian(x.mean.expand(count, 2), x.covariance_matrix.expand(count, 2, 2))
     y = cp.propagate(bent, many, method)
     return [y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr]
@@ -65,7 +78,7 @@ def test_standard_errors_cover_the_truth(options: dict[str, Any]) -> None:
     each needs some hundred points, or its skewness shows (4096 samples: down to 92 %).
     """
     mean, covariance = bent_moments()
-    count, repetitions = (16_384, 100) if options.get("sobol") else (4_096, 600)
+    count, repetitions = SEQUENCES if options.get("sobol") else (4_096, 600)
     method = cp.MonteCarlo(count, generator(7), **options)
     means, matrices, *errors = repeated(repetitions, method)
     in_mean = (means - mean).abs() <= 1.96 * errors[0]
@@ -79,8 +92,9 @@ def test_standard_errors_cover_the_truth(options: dict[str, Any]) -> None:
 
 @every
 def test_a_standard_error_is_the_spread_of_repetitions(options: dict[str, Any]) -> None:
-    count = 100 if options.get("sobol") else 200  # whose spread is known to 7 or 5 %
-    means, matrices, *errors = repeated(count, cp.MonteCarlo(1024, generator(1), **options))
+    # A spread is known to 7 % from 100 repetitions, to 5 % from 200.
+    samples, count = SEQUENCES if options.get("sobol") else (1024, 200)
+    means, matrices, *errors = repeated(count, cp.MonteCarlo(samples, generator(1), **options))
     for values, told in zip((means, matrices), errors, strict=True):
         assert_close(told.square().mean(0).sqrt(), values.std(0), rtol=0.2)
 
