@@ -17,7 +17,7 @@ from covprop.covariance import Dense, Diagonal
 from tests.bayes.sampled import assert_moments, bilinear_covariance, generator, normal, outputs
 from tests.oracles import assert_close
 
-SAMPLES = 15_000
+SAMPLES = 5_000
 Case = tuple[Callable[..., BayesLayer], Callable[..., Tensor], tuple[int, ...]]
 
 LAYERS: dict[str, Case] = {

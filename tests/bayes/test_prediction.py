@@ -15,7 +15,7 @@ from tests.bayes.sampled import assert_moments, drawn, generator, normal
 from tests.bayes.test_layers import randomised
 from tests.oracles import assert_close, assert_gradients
 
-SAMPLES = 200_000
+SAMPLES = 50_000
 
 
 def network(
