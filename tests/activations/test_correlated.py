@@ -129,12 +129,6 @@ def activated(name: str, mean: Tensor, matrix: Tensor) -> Tensor:
     return cp.Exact().activate(make(name), mean, Dense(matrix))[1].matrix()
 
 
-@cache
-def result_of(name: str, layer: str, dtype: torch.dtype = torch.float64) -> Tensor:
-    """That of a layer, once for all tests that look at it."""
-    return activated(name, *inputs(layer, dtype))
-
-
 def deviations(name: str, mean: Tensor, matrix: Tensor) -> Tensor:
     """sd_i sd_j of the outputs."""
     stddev = make(name).variance(mean.double(), matrix.diagonal().double()).sqrt()
@@ -171,7 +165,7 @@ def test_every_path_agrees_with_the_direct_formula(
 @every_function
 def test_float32_agrees_with_float64(name: str, layer: str) -> None:
     mean, matrix = inputs(layer, torch.float32)
-    result = result_of(name, layer, torch.float32)
+    result = activated(name, mean, matrix)
     assert result.dtype == torch.float32
     expected = activated(name, mean.double(), matrix.double())
     scale = matrix.double().diagonal().sqrt()
@@ -187,7 +181,8 @@ def test_float32_agrees_with_float64(name: str, layer: str) -> None:
 def test_results_are_symmetric_and_positive_semi_definite(
     name: str, layer: str, dtype: torch.dtype
 ) -> None:
-    result = result_of(name, layer, dtype)
+    mean, matrix = inputs(layer, dtype)
+    result = activated(name, mean, matrix)
     assert torch.equal(result, result.mT)
     assert bool(torch.isfinite(result).all())
     least = float(torch.linalg.eigvalsh(result.double())[0])
@@ -208,7 +203,7 @@ PAIRS = {"weak": [(30, 40), (50, 60)], "mixed": [(15, 16), (30, 40)], "strong": 
 def test_pairs_agree_with_brute_force(name: str, layer: str) -> None:
     function, options, kinks = FUNCTIONS[name]
     mean, matrix = inputs(layer)
-    result, stddev = result_of(name, layer), matrix.diagonal().sqrt()
+    result, stddev = activated(name, mean, matrix), matrix.diagonal().sqrt()
     size = deviations(name, mean, matrix)
 
     def plain(y: Tensor) -> Tensor:
@@ -229,7 +224,7 @@ def test_copies_and_negatives_agree_with_an_integral_over_one_variable(
 ) -> None:
     function, options, kinks = FUNCTIONS[name]
     mean, matrix = inputs(layer)
-    result, size = result_of(name, layer), deviations(name, mean, matrix)
+    result, size = activated(name, mean, matrix), deviations(name, mean, matrix)
     for i, j, sign in ((0, 10, 1.0), (1, 11, -1.0)):
         centre, stddev = float(mean[i]), float(matrix[i, i].sqrt())
         cuts = (*kinks, *(-kink for kink in kinks))
