@@ -22,10 +22,12 @@ def _sort(kind: type) -> int:
     """
     if issubclass(kind, list | tuple):
         return SEQUENCE
+    if issubclass(kind, PLAIN):
+        return LEAF
     if issubclass(kind, Mapping):
         return MAPPING
     own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-    record = is_dataclass(kind) and not own and not issubclass(kind, type | nn.Module | Tensor)
+    record = is_dataclass(kind) and not own and not issubclass(kind, type | nn.Module)
     return RECORD if record else LEAF
 
 
