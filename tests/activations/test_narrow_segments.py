@@ -194,18 +194,19 @@ def test_matrices_are_positive_semi_definite(name: str, spread: float, dtype: to
 def gradients(
     function: Callable[..., Tensor], values: list[float]
 ) -> tuple[list[float], list[float]]:
-    """By autograd and by central differences, each over the size of its argument."""
-    inputs = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in values]
-    analytic = torch.autograd.grad(function(*inputs), inputs)
-    numeric = []
-    for i, value in enumerate(values):
-        step = 1e-6 * abs(value) if abs(value) >= 1 else 1e-3 * (1 - abs(value))
-        ends = []
-        for sign in (1, -1):
-            moved = [v + sign * step * (i == j) for j, v in enumerate(values)]
-            ends.append(function(*(torch.tensor(v, dtype=torch.float64) for v in moved)))
-        numeric.append(float(ends[0] - ends[1]) / (2 * step) * value)
-    return [float(g) * v for g, v in zip(analytic, values, strict=True)], numeric
+    """By autograd and by central differences, each over the size of its argument.
+
+    function: of numbers (batch,) each; all differences are one call of it.
+    """
+    inputs = [torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in values]
+    analytic = torch.autograd.grad(function(*inputs).sum(), inputs)
+    point = torch.tensor(values, dtype=torch.float64)
+    size = point.abs()
+    steps = torch.where(size >= 1, 1e-6 * size, 1e-3 * (1 - size))
+    with torch.no_grad():
+        ends = function(*torch.cat([point + steps.diag(), point - steps.diag()]).unbind(-1))
+    numeric = (ends[: len(values)] - ends[len(values) :]) / (2 * steps) * point
+    return [float(g) * v for g, v in zip(analytic, values, strict=True)], numeric.tolist()
 
 
 @pytest.mark.parametrize("rho", [0.3, -0.99, 0.9999])
@@ -216,13 +217,13 @@ def test_gradients_agree_with_finite_differences(name: str, spread: float, rho: 
 
     def total(mean: Tensor, other: Tensor, stddev: Tensor, last: Tensor, share: Tensor) -> Tensor:
         cross = share * stddev * last
-        rows = [torch.stack([stddev.square(), cross]), torch.stack([cross, last.square()])]
-        x = cp.Gaussian(torch.stack([mean, other]), torch.stack(rows), validate_args=False)
+        rows = [torch.stack([stddev.square(), cross], -1), torch.stack([cross, last.square()], -1)]
+        means = torch.stack([mean, other], -1)
+        x = cp.Gaussian(means, torch.stack(rows, -2), validate_args=False)
         result = cp.propagate(torch.relu, x, method=method)
-        return (
-            result.mean @ torch.tensor([1.0, 0.5]).double()
-            + (result.covariance_matrix * torch.tensor([[1.0, 0.7], [0.7, 0.4]])).sum()
-        )
+        return result.mean @ torch.tensor([1.0, 0.5]).double() + (
+            result.covariance_matrix * torch.tensor([[1.0, 0.7], [0.7, 0.4]])
+        ).sum((-2, -1))
 
     arguments = [0.3 * spread, 0.2 * spread * math.copysign(1, rho), spread, 0.9 * spread, rho]
     analytic, numeric = gradients(total, arguments)
