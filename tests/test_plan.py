@@ -483,6 +483,19 @@ def test_an_input_that_is_changed_in_place_stays() -> None:
     assert torch.equal(x.mean, mean)
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "name", ["fully connected", "batch", "GELU", "convolutional", "residual", "maximum"]
+)
+def test_blocks_of_third_cumulants_are_counted(name: str) -> None:
+    """Every unit is counted as one that is not linear, and has a column."""
+    make, event, batch = NETWORKS[name]
+    torch.manual_seed(0)
+    share = share_planned(make(), gaussian(event, batch), cp.Cumulants())
+    assert LEAST <= share <= 2
+
+
 # It refuses what propagate refuses.
 
 REFUSED: dict[str, Callable[[Any], Any]] = {

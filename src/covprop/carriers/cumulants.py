@@ -253,6 +253,7 @@ class Cumulants(Full):
             skewness = known.skewness.detach() * derivatives.curvature()
             good = self._trusted(name, made.variances(), plain.variances(), skewness)
             if good is not None:
+                del made
                 slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
                 made, known = self._corrected(plain, derivatives, variance, slices, blocks)
         return result + known.marginals.shift.to(result), made

@@ -11,7 +11,9 @@ from covprop.covariance.planned import Cost, PlannedCovariance
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage
 
-HELD = 14
+BESIDE = 3
+"""Copies of the factors of a vector in the blocks of others that are held while they are made."""
+HELD = 23
 """Matrices that the corrections of a nonlinear operation hold at a time."""
 FOLLOWED = 40
 """Those that autograd keeps of them."""
@@ -45,13 +47,12 @@ class PlannedCumulants(Planned):
 
     @property
     def nbytes(self) -> int:
-        """With the blocks."""
-        held = super().nbytes
-        return held + self._blocks(self.size, self.columns) if held else 0
+        """With the blocks, which stay when the covariance is released."""
+        return 0 if self.saved else super().nbytes + self._blocks(self.size, self.columns)
 
     def _blocks(self, size: int, columns: dict[int, int]) -> int:
-        itemsize = self.planned.itemsize
-        return self.batch_shape.numel() * itemsize * size * FACTORS * sum(columns.values())
+        unit = self.batch_shape.numel() * self._zeros.itemsize
+        return unit * size * FACTORS * sum(columns.values())
 
     def _new(
         self, loc: Tensor, cost: Cost, *others: Planned, grid: int | None = None, **options: Any
@@ -64,6 +65,11 @@ class PlannedCumulants(Planned):
         moved = self._blocks(result.size, columns)
         work = cost.work + 2 * result.taps * moved / result.itemsize
         held, kept, own = moved, moved, 0
+        for one in dict.fromkeys((self, *others)):  # what each has in the blocks of the others
+            have = one.columns if isinstance(one, PlannedCumulants) else {}
+            missing = {serial: count for serial, count in columns.items() if serial not in have}
+            beside = (1 + BESIDE) * self._blocks(one.size, missing)
+            held, kept, work = held + beside, kept + beside, work + 2 * beside
         if options.get("nonlinear"):
             own = result.size
             matrix = self.batch_shape.numel() * result.itemsize * own**2
