@@ -485,9 +485,7 @@ def test_an_input_that_is_changed_in_place_stays() -> None:
 
 @torch.no_grad()
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(
-    "name", ["fully connected", "batch", "GELU", "convolutional", "residual", "maximum"]
-)
+@pytest.mark.parametrize("name", ["fully connected", "batch", "GELU", "convolutional", "residual"])
 def test_blocks_of_third_cumulants_are_counted(name: str) -> None:
     """Every unit is counted as one that is not linear, and has a column."""
     make, event, batch = NETWORKS[name]

@@ -13,7 +13,7 @@ from covprop.flow.lineage import Lineage
 
 BESIDE = 3
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
-HELD = 23
+HELD = 19
 """Matrices that the corrections of a nonlinear operation hold at a time."""
 FOLLOWED = 40
 """Those that autograd keeps of them."""
