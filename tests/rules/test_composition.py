@@ -299,3 +299,10 @@ def test_control_flow_cannot_depend_on_a_comparison() -> None:
         cp.propagate(lambda x: x if (x > 0) else -x, x)
     with pytest.raises(cp.UnsupportedOperation, match="random"):
         cp.propagate(lambda x: torch.where(x > x.flip(0), x, -x), x)
+
+
+@pytest.mark.parametrize("exponent", [math.inf, -math.inf, math.nan])
+def test_exponents_that_are_no_numbers_are_refused(exponent: float) -> None:
+    x = cp.Gaussian.isotropic(torch.ones(2), 0.1)
+    with pytest.raises(cp.UnsupportedOperation, match="pow has a rule for one whole exponent"):
+        cp.propagate(lambda z: z**exponent, x)

@@ -270,6 +270,8 @@ def power_reading(whole: Reading) -> Reading:
 
     def reading(input: Any, exponent: Any) -> Application | None:
         number = exponent.item() if isinstance(exponent, Tensor) else exponent
+        if not math.isfinite(number):
+            return None  # which the rule refuses
         if number == int(number) and number >= 0:
             return whole(input, number)
         return Application(_power(float(number)), (input,))
