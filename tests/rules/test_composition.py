@@ -1,5 +1,6 @@
 """Element-wise operations on one tensor are one scalar function: against integrals of it."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
