@@ -62,7 +62,7 @@ def test_third_cumulants_are_measured_beside_exact_propagation(monkeypatch):
     assert result.get("failure") is None
     assert [row["units"] for row in result["rows"]] == [10, 20]
     assert all(row["time"] > 0 and row["bytes"]["exact"] > 0 for row in result["rows"])
-    assert len(result["figures"]) == 4
+    assert len(result["figures"]) == 6
 
 
 def test_sketches_of_residual_networks_are_measured(monkeypatch):
