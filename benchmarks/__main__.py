@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-from benchmarks import accuracy, bayes, environment, layers, mnist, networks, scaling, sketched
+from benchmarks import (
+    accuracy,
+    bayes,
+    cumulants,
+    environment,
+    layers,
+    mnist,
+    networks,
+    scaling,
+    sketched,
+)
 from experiments.record import write
 
 OUT = Path(__file__).parent / "out"
@@ -29,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "cost": scaling.cost,
     "memory": scaling.matrices,
     "accuracy": accuracy.run,
+    "cumulants": cumulants.run,
     "bayes-step": bayes.step,
     "bayes-deep": bayes.deep,
     "bayes-members": bayes.members,

@@ -12,6 +12,7 @@ from covprop.cli.ranks import Ranks, own_rank, process_group
 from covprop.errors import LostRank
 from experiments import (
     accuracy,
+    cumulants,
     deep,
     figure2,
     figure3,
@@ -35,9 +36,10 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy,
+        accuracy, cumulants,
     )
 }  # fmt: skip
+ANY = "`*` for any part: CNN-8/*/0"
 OF_UCI = (table3.NAME, deep.NAME, noisy.NAME)
 """Experiments with a choice of data sets."""
 
@@ -55,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--out", type=Path, help="where to write the JSON")
         command.add_argument("--smoke", action="store_true", help="seconds, to see that it works")
         command.add_argument("--weights", type=Path, help="file of the trained MNIST network")
-        command.add_argument("--only", nargs="+", default=[], help="beginnings of result keys")
+        command.add_argument(
+            "--only", nargs="+", default=[], help=f"beginnings of result keys, {ANY}"
+        )
         if name in OF_UCI:
             command.add_argument("--datasets", nargs="+", default=[], choices=uci.CHECKSUMS)
         if name == table3.NAME:

@@ -1,9 +1,12 @@
-"""How far whole networks are from sampling: the table of docs/accuracy.md.
+"""How far whole networks are from sampling: the tables of docs/accuracy.md.
 
 Small versions of well-known architectures, several random inputs, isotropic noise; the worst
-relative error of an output's standard deviation, with branches joined and as if independent.
+relative error of an output's standard deviation, with branches joined and as if independent, and
+with third cumulants.
 """
 
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +24,11 @@ from tests.architectures import ARCHITECTURES
 NAME = "accuracy"
 NOISES = (0.001, 0.01, 0.03, 0.3)
 INPUTS, SAMPLES, CHUNK = 5, 200_000, 10_000
+CUMULANTS = "cumulants"
+"""The second part of a key whose result has third cumulants, of the same inputs; the third is the
+noise."""
+CONTROLLED, FEWER = 100_000, 20_000
+"""Samples with a control variate, at the largest noise and at others: those leave it little."""
 
 
 @contextmanager
@@ -67,17 +75,24 @@ def settings(options: Options) -> dict[str, Any]:
     return {"inputs": inputs, "samples": samples, "noises": noises, "seed": options.seed}
 
 
-def units(_: Options) -> list[str]:
-    """An architecture each."""
-    return list(ARCHITECTURES)
+def units(options: Options) -> list[str]:
+    """An architecture each, and with third cumulants an architecture at one noise."""
+    noises = reversed(settings(options)["noises"])
+    further = [f"{name}/{CUMULANTS}/{noise}" for noise in noises for name in ARCHITECTURES]
+    return [*ARCHITECTURES, *further]
 
 
-def measure(key: str, options: Options) -> dict[str, Any]:
-    """One architecture at every noise and input."""
+def measure(key: str, options: Options) -> Any:
+    """One architecture at every noise and input; with third cumulants, at one noise."""
     chosen = settings(options)
-    model, shape = ARCHITECTURES[key].build(), ARCHITECTURES[key].shape
+    name, *further = key.split("/")
+    model, shape = ARCHITECTURES[name].build(), ARCHITECTURES[name].shape
     generator = torch.Generator().manual_seed(options.seed)
     means = torch.randn((chosen["inputs"], 1, *shape), dtype=torch.float64, generator=generator)
+    if further:
+        noise = float(further[1])
+        count = min(chosen["samples"], CONTROLLED if noise == max(NOISES) else FEWER)
+        return [_with_cumulants(model, mean, noise, count, seed) for seed, mean in enumerate(means)]
     return {
         str(noise): [_compared(model, mean, noise, chosen["samples"], seed)
                      for seed, mean in enumerate(means)]
@@ -96,9 +111,61 @@ def _compared(
     return row
 
 
+def _with_cumulants(
+    model: nn.Module, mean: Tensor, noise: float, samples: int, seed: int
+) -> dict[str, Any]:
+    """Worst errors of both methods by the same truth, whose worst standard error is beside."""
+    x = cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+    generator = torch.Generator().manual_seed(seed)
+    true = cp.propagate(model, x, cp.ControlVariate(samples, generator=generator))
+    assert true.covariance_stderr is not None
+    stderr = true.covariance_stderr.diagonal(dim1=-2, dim2=-1).flatten() / true.variance.flatten()
+    row: dict[str, Any] = {"samples": samples, "stderr": float(stderr.max()) / 2, "notes": 0}
+    for name, method in (("exact", cp.Exact()), (CUMULANTS, cp.Cumulants())):
+        started = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cp.ApproximationWarning)  # notes are counted
+            try:
+                y = cp.propagate(model, x, method)
+            except cp.InconsistentBranches:
+                row[name] = None
+                continue
+        row[f"{name} seconds"] = round(time.perf_counter() - started, 3)
+        row[name] = float((y.stddev / true.stddev - 1).abs().max())
+        row["notes"] = len(y.notes)
+    return row
+
+
 def tables(record: dict[str, Any]) -> list[Table]:
     """Ranges over inputs, in percent."""
-    results = record["results"]
+    further = {key: rows for key, rows in record["results"].items() if "/" in key}
+    first = {key: rows for key, rows in record["results"].items() if "/" not in key}
+    made = [_table(first)] if first else []
+    return [*made, *([_cumulants_table(further)] if further else [])]
+
+
+def _cumulants_table(results: dict[str, list[dict[str, Any]]]) -> Table:
+    by_name: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for key, rows in results.items():
+        name, _, noise = key.split("/")
+        by_name.setdefault(name, {})[noise] = rows
+    noises = sorted({noise for found in by_name.values() for noise in found}, key=float)
+    largest = noises[-1]
+    lines = []
+    for name, found in by_name.items():
+        rows = found.get(largest, [])
+        lines.append([
+            name, *(_range(found.get(noise, []), CUMULANTS) for noise in noises),
+            _range(rows, "exact"), _range(rows, "stderr"),
+            f"{sum(row['notes'] > 0 for row in rows)} of {len(rows)}",
+        ])  # fmt: skip
+    header = ["network", *(f"noise {noise}" for noise in noises), f"`Exact()`, {largest}",
+              f"error of the truth, {largest}", f"with notes, {largest}"]  # fmt: skip
+    note = "The truth is sampled with a control variate; its standard error is that of the worst."
+    return Table("The same with third cumulants, `cp.Cumulants()`", header, lines, note)
+
+
+def _table(results: dict[str, Any]) -> Table:
     noises = list(next(iter(results.values())))
     header = ["network", *(f"noise {noise}" for noise in noises), "independent, 0.01"]
     rows = [
@@ -106,7 +173,7 @@ def tables(record: dict[str, Any]) -> list[Table]:
          _range(by_noise.get("0.01", []), "independent")]
         for name, by_noise in results.items()
     ]  # fmt: skip
-    return [Table("Worst relative error of a standard deviation", header, rows)]
+    return Table("Worst relative error of a standard deviation", header, rows)
 
 
 def figures(_: dict[str, Any]) -> dict[str, Figure]:

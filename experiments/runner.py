@@ -11,6 +11,7 @@ An experiment is a module with
 """
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,8 +73,13 @@ def _quiet(ranks: Ranks) -> bool | None:
 
 
 def _chosen(key: str, only: tuple[str, ...]) -> bool:
-    """All parts of a prefix, so that `FC-4` does not choose `FC-40`."""
-    return not only or any(f"{key}/".startswith(f"{prefix}/") for prefix in only)
+    """All parts of a prefix, so that `FC-4` does not choose `FC-40`; a part may be a pattern."""
+    return not only or any(_begins(key.split("/"), prefix.split("/")) for prefix in only)
+
+
+def _begins(key: list[str], prefix: list[str]) -> bool:
+    both = zip(key, prefix, strict=False)
+    return len(prefix) <= len(key) and all(fnmatchcase(part, pattern) for part, pattern in both)
 
 
 def render(experiment: ModuleType, folder: Path) -> list[Path]:

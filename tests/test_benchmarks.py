@@ -56,6 +56,15 @@ def test_training_of_bayesian_networks_is_measured():
     assert result["figures"][0]["target"] == "at least 5"
 
 
+def test_third_cumulants_are_measured_beside_exact_propagation(monkeypatch):
+    monkeypatch.setattr("benchmarks.memory.spawned", lambda function, *given: function(*given))
+    result = bench.measured("cumulants", smoke=True)
+    assert result.get("failure") is None
+    assert [row["units"] for row in result["rows"]] == [10, 20]
+    assert all(row["time"] > 0 and row["bytes"]["exact"] > 0 for row in result["rows"])
+    assert len(result["figures"]) == 6
+
+
 def test_sketches_of_residual_networks_are_measured(monkeypatch):
     with monkeypatch.context() as here:  # one process of its own is enough, below
         here.setattr("benchmarks.memory.spawned", lambda function, *given: function(*given))

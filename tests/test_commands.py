@@ -12,6 +12,7 @@ from covprop import demo
 from experiments import __main__ as experiments
 from experiments import (
     accuracy,
+    cumulants,
     deep,
     mnist,
     noisy,
@@ -68,6 +69,9 @@ def few(monkeypatch):
     monkeypatch.setitem(split.MAKERS, "MLP", lambda: nn.Sequential(nn.Flatten(), *layers))
     parts = nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 10)
     monkeypatch.setitem(split.MAKERS, "CNN", lambda: nn.Sequential(*parts))
+    monkeypatch.setattr(cumulants, "SMOKE_WIDTH", 4)
+    monkeypatch.setattr(cumulants, "SMOKE_SAMPLES", 256)
+    monkeypatch.setattr(cumulants, "DEPTHS", {2: 1, 3: 1})
     monkeypatch.setattr(table1, "SMOKE_INSTANCES", 1)
     monkeypatch.setattr(table2, "SMOKE_INSTANCES", 1)
     monkeypatch.setattr(table3, "SMOKE_SPLITS", 2)

@@ -64,6 +64,13 @@ def test_only_what_was_chosen_is_measured(tmp_path):
     assert asked == ["a/1"]  # and not a/10 or a/11
 
 
+def test_a_part_of_a_key_may_be_a_pattern(tmp_path):
+    experiment, asked = counting()
+    options = Options(instances=12, out=tmp_path / "r.json", only=("*/1?",))
+    runner.run(experiment, options)
+    assert asked == ["a/10", "a/11"]
+
+
 def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "r.json"
     runner.run(counting()[0], Options(instances=2, out=path))
