@@ -1,5 +1,6 @@
 """The nearest covariance to a matrix that is none."""
 
+import pytest
 import torch
 
 from covprop.covariance.semidefinite import nearest_semidefinite
@@ -32,7 +33,13 @@ def test_negative_eigenvalues_go_and_variances_stay() -> None:
     indefinite = (vectors * spectrum) @ vectors.mT
     matrix = torch.stack([indefinite, covariance_matrix(size=6)])
     result, lowest = nearest_semidefinite(matrix)
-    assert abs(lowest + 0.05) < 1e-12
+    assert -0.1 < lowest < -0.02
+    assert nearest_semidefinite(
+        matrix
+        * torch.tensor([1e9, 1, 1, 1, 1, 1], dtype=D).outer(
+            torch.tensor([1e9, 1, 1, 1, 1, 1], dtype=D)
+        )
+    )[1] == pytest.approx(lowest)
     assert torch.equal(result[1], matrix[1])
     assert torch.equal(result, result.mT)
     assert float(torch.linalg.eigvalsh(result[0])[0]) >= -1e-14

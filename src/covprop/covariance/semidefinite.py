@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from covprop.kernels.normal import is_finite, standard_deviation
+from covprop.kernels.normal import inverse_deviation, is_finite, standard_deviation
 
 ALWAYS_EXACT = 64
 EXACT_CHECK = 512
@@ -35,26 +35,26 @@ def square_root(matrix: Tensor) -> Tensor:
 
 
 def nearest_semidefinite(matrix: Tensor) -> tuple[Tensor, float]:
-    """A matrix without negative eigenvalues and with the same diagonal.
+    """A covariance with the same variances and correlations without negative eigenvalues.
 
-    Also the lowest eigenvalue of the given one, relative to the largest, 0 but for rounding. A
-    gradient is that of the given matrix.
+    Also the lowest eigenvalue of the given correlations, relative to the largest, 0 but for
+    rounding: units do not count. A gradient is that of the given matrix.
     """
     values = matrix.detach()
     variance = values.diagonal(dim1=-2, dim2=-1)
-    rounding = torch.finfo(values.dtype).eps * values.shape[-1]
-    shift = rounding * variance.abs().amax(-1, keepdim=True) + torch.finfo(values.dtype).tiny
-    failed = torch.linalg.cholesky_ex(values + torch.diag_embed(shift.expand_as(variance)))[1]
+    inverse, stddev = inverse_deviation(variance), standard_deviation(variance)
+    rho = values * inverse[..., :, None] * inverse[..., None, :]
+    rounding = torch.finfo(values.dtype).eps * max(8, values.shape[-1])
+    unit = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+    failed = torch.linalg.cholesky_ex(rho + rounding * unit)[1]
     if not bool(failed.any()):
         return matrix, 0.0
-    eigenvalues, vectors = torch.linalg.eigh(values)
-    largest = eigenvalues[..., -1:].clamp(min=torch.finfo(values.dtype).tiny)
-    lowest = float((eigenvalues[..., :1] / largest).min())
+    eigenvalues, vectors = torch.linalg.eigh(rho)
+    lowest = float((eigenvalues[..., 0] / eigenvalues[..., -1].clamp(min=rounding)).min())
     if lowest >= -rounding:
         return matrix, 0.0
     raised = (vectors * eigenvalues.clamp(min=0)[..., None, :]) @ vectors.mT
-    spread = raised.diagonal(dim1=-2, dim2=-1)
-    scale = (variance.clamp(min=0) / torch.where(spread > 0, spread, 1)).sqrt()
+    scale = stddev * inverse_deviation(raised.diagonal(dim1=-2, dim2=-1))
     raised = raised * scale[..., :, None] * scale[..., None, :]
     raised = torch.where((failed > 0)[..., None, None], raised, values)
     return matrix + ((raised + raised.mT) / 2 - values), lowest

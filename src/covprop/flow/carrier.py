@@ -118,8 +118,8 @@ class Carrier(ABC):
         """Whether autograd follows it."""
         return self.variances().requires_grad
 
-    def third_moments(self) -> Tensor | None:
-        """Third central moments (*batch, n), None where they are not carried."""
+    def skewness(self) -> Tensor | None:
+        """Normalised third central moments (*batch, n), None where they are not known."""
         return None
 
     @abstractmethod

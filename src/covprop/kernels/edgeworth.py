@@ -24,17 +24,24 @@ def pair_sum(rho: Tensor, left: Tensor, right: Tensor, a: int, b: int, start: in
     left (orders, *batch, n), right (orders, *batch, m); rho (*batch, n, m).
     """
     count = min(len(left) - a, len(right) - b) - start
-    rows = _divided(left[a + start : a + start + count], start, rho)[..., :, None]
-    columns = _divided(right[b + start : b + start + count], start, rho)[..., None, :]
-    total = power_series(rho, rows, columns)
+    rows, high = _divided(left[a + start : a + start + count], start, rho)
+    columns, wide = _divided(right[b + start : b + start + count], start, rho)
+    total = power_series(rho, rows[..., :, None], columns[..., None, :])
+    total = high[..., :, None] * total * wide[..., None, :]
     return total * rho if start else total
 
 
-def _divided(coefficients: Tensor, start: int, like: Tensor) -> Tensor:
-    """Each divided by the square root of the factorial of its power of the correlation."""
+def _divided(coefficients: Tensor, start: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Each divided by the square root of the factorial of its power of the correlation.
+
+    In units of the largest of each element, the second result, so that small ones stay.
+    """
     factors = [1 / math.sqrt(math.factorial(m)) for m in range(start, start + len(coefficients))]
     weights = coefficients.new_tensor(factors).reshape(-1, *(1,) * (coefficients.dim() - 1))
-    return flushed(coefficients * weights, like.dtype).to(like)
+    scaled = coefficients * weights
+    largest = scaled.detach().abs().amax(0)
+    unit = torch.where(largest > 0, largest, 1)
+    return flushed(scaled / unit, like.dtype).to(like), unit.to(like)
 
 
 class Slices(NamedTuple):

@@ -137,14 +137,20 @@ def in_units(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def flushed(coefficients: Tensor, dtype: torch.dtype, largest: float = 1.0) -> Tensor:
     """Set coefficients to zero whose terms would be denormal numbers, which are very slow.
 
-    largest: the largest |rho| whose powers the terms have.
+    largest: the largest |rho| whose powers the terms have. Their gradients stay: a coefficient that
+    is zero, as the first of an even function at mean zero, may have any.
     """
-    if largest == 1:
-        return torch.where(coefficients.abs() < torch.finfo(dtype).tiny ** FLUSH, 0, coefficients)
-    steps = torch.arange(len(coefficients), dtype=coefficients.dtype, device=coefficients.device)
-    least = torch.finfo(dtype).tiny ** FLUSH * max(largest, 0.01) ** (-steps / 2)
-    least = least.reshape(-1, *(1,) * (coefficients.dim() - 1))
-    return torch.where(coefficients.abs() < least, 0, coefficients)
+    least: Tensor | float = torch.finfo(dtype).tiny ** FLUSH
+    if largest != 1:
+        steps = torch.arange(
+            len(coefficients), dtype=coefficients.dtype, device=coefficients.device
+        )
+        least = least * max(largest, 0.01) ** (-steps / 2)
+        least = least.reshape(-1, *(1,) * (coefficients.dim() - 1))
+    kept = coefficients.detach().abs() >= least
+    if not coefficients.requires_grad:
+        return torch.where(kept, coefficients, 0)
+    return torch.where(kept, coefficients, coefficients - coefficients.detach())
 
 
 class _PowerSeries(Function):

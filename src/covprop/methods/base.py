@@ -23,7 +23,6 @@ from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.kernels.normal import inverse_deviation
 from covprop.methods.call import (
     Advance,
     Call,
@@ -170,10 +169,8 @@ class LayerwiseMethod(Method):
 
     def finish(self, y: GaussianTensor) -> Gaussian:
         """The Gaussian of an output, with its skewness where that is carried."""
-        covariance, third = y.carrier.finish(y.loc), y.carrier.third_moments()
-        skewness = None
-        if third is not None:
-            skewness = (third * inverse_deviation(covariance.diagonal()) ** 3).reshape(y.loc.shape)
+        covariance, skewness = y.carrier.finish(y.loc), y.carrier.skewness()
+        skewness = None if skewness is None else skewness.reshape(y.loc.shape)
         notes = tuple(y.carrier.lineage.notes)
         return finite(y.loc, covariance, self, skewness=skewness, notes=notes)
 
