@@ -188,7 +188,7 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
             panel.set_ylim(low, high)
             panel.set_title(setup, fontsize=drawing.FONT)
         row[0].set_ylabel("variance: Monte Carlo / method")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7,
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   frameon=False, fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}
 
