@@ -243,3 +243,22 @@ def test_gradients_of_batch_norm_between_two_relus_are_finite() -> None:
     for parameter in network.parameters():
         assert parameter.grad is not None
         assert bool(torch.isfinite(parameter.grad).all())
+
+
+@pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=4)], ids=repr)
+def test_coefficients_that_are_zero_have_gradients(method: Any) -> None:
+    """The first of a square at mean zero, between two functions of one tensor."""
+    matrix = torch.tensor([[1.0, 0.4], [0.4, 0.8]], dtype=torch.float64)
+
+    def covariance(mean: Tensor) -> Tensor:
+        def model(x: Any) -> Any:
+            square = x.square()
+            return torch.cat([square + 0.5 * square, square])
+
+        return cp.propagate(model, cp.Gaussian(mean, matrix), method).covariance_matrix
+
+    mean = torch.tensor([0.0, 0.7], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(covariance(mean)[0, 3], mean)
+    # Cov(1.5 x_0^2, x_1^2) = 1.5 (4 m_0 m_1 c + 2 c^2).
+    assert float(gradient[0]) == pytest.approx(1.5 * 4 * 0.7 * 0.4, rel=1e-12)
+    assert float(gradient[1]) == pytest.approx(0.0, abs=1e-12)

@@ -1,5 +1,6 @@
 """Past Gaussian layers: third cumulants of every tensor, in factors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -10,10 +11,10 @@ from covprop.carriers import Cumulants as Carrier
 from covprop.carriers import Ledger, Planned, PlannedCumulants
 from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, InconsistentBranches, warn_user
-from covprop.flow.lineage import Lineage, Replacements
+from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import map_leaves
 from covprop.gaussian import Gaussian
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.base import Gains, LayerwiseMethod
 from covprop.methods.call import Call
 from covprop.methods.exact import Exact, exact_cross, exact_moments
 from covprop.skewed import Skewed
@@ -66,18 +67,27 @@ class Cumulants(LayerwiseMethod):
         """That of Gaussians, as of `Exact`."""
         return exact_cross(left, right, covariance)
 
-    def run(self, call: Call) -> Any:
+    def traverse(
+        self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
+    ) -> Any:
         """One pass; where branches cannot be joined with third cumulants, one of `Exact`."""
         try:
-            return super().run(call)
+            return super().traverse(call, watcher, observe)
         except InconsistentBranches as error:
             note = warn_user(
                 f"third cumulants give a negative variance, so the result is that of cp.Exact(): "
                 f"{error}",
                 ApproximationWarning,
             )
-        result = Exact(self.activations).run(call)
+        result = Exact(self.activations).traverse(call, watcher, observe)
         return map_leaves(result, lambda leaf: self._noted(leaf, note))
+
+    def gains(self, call: Call, selected: bool = False) -> Gains | None:
+        """Those of `Exact` where branches cannot be joined with third cumulants."""
+        try:
+            return super().gains(call, selected)
+        except InconsistentBranches:
+            return Exact(self.activations).gains(call, selected)
 
     def _noted(self, leaf: Any, note: str) -> Any:
         if not isinstance(leaf, Gaussian):
