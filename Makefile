@@ -9,7 +9,7 @@ WITHOUT_TORCHVISION := onnx2pytorch laplace-torch backpack-for-pytorch curvlinop
 
 # Tests of numbers, which another CPU rounds differently; the others are of samples, whole networks, files, pages and commands.
 NUMERICAL := $(addprefix tests/,activations carriers covariance kernels rules robustness test_branches.py test_extremes.py \
-	$(addprefix methods/test_,assumed.py linearized.py series.py split.py unscented.py wu2019.py) \
+	$(addprefix methods/test_,assumed.py cumulants.py linearized.py series.py split.py unscented.py wu2019.py) \
 	test_gaussian.py test_gradients.py test_last_bits.py test_lineage.py test_oracle.py test_properties.py test_propagate.py \
 	test_safeguards.py test_validation.py)
 # The least that torch, MKL and oneDNN can be held to on any x86 machine.
