@@ -571,6 +571,8 @@ def test_skewness_that_is_not_known_is_not_given() -> None:
         lambda z: F.layer_norm(z, (4,)),
         lambda z: z.norm(dim=-1),
         lambda z: z @ z.mT,
+        lambda z: z.replace(z.loc, z.covariance),
+        lambda z: z.replace(z.loc, z.covariance, transfer=lambda cross: cross),
     ):
         assert cp.propagate(model, x, cp.Cumulants()).skewness is None
 

@@ -59,8 +59,8 @@ class ExpectedDerivatives(NamedTuple):
         """Elements, in any of the batch, whose function is not linear but for rounding."""
         orders = self._orders()
         largest = orders.sum(0).amax(-1, keepdim=True)
-        bent = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
-        return bent.reshape(-1, bent.shape[-1]).any(0).nonzero()[:, 0]
+        curved = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
+        return curved.reshape(-1, curved.shape[-1]).any(0).nonzero()[:, 0]
 
 
 def expected_derivatives(
@@ -102,7 +102,6 @@ class _Integrals(Function):
     ) -> tuple[Tensor, ...]:
         rows = _integrals(mean.detach(), variance.detach(), terms, order + 2)
         ctx.save_for_backward(variance, *rows)
-        ctx.order = order
         return rows[0][:-2], rows[1][:-2], rows[2][: CUBE_ORDER + 1]
 
     @staticmethod

@@ -26,7 +26,7 @@ from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
 from covprop.errors import name_of
 from covprop.flow.algebra import Contraction, Groups
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled
+from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
     Marginals,
     Slices,
@@ -61,6 +61,14 @@ INDEFINITE_PART = 0.01
 @final
 class Cumulants(ThirdCumulant):
     """A random vector that follows its skewness, to first order, from operation to operation."""
+
+    def with_covariance(
+        self, loc: Tensor, covariance: Covariance, transfer: Transfer | None
+    ) -> Full:
+        """By the transfer, without a block: what a rule gives so may be nonlinear."""
+        made = super().with_covariance(loc, covariance, transfer)
+        _incomplete(made)
+        return made
 
     def linear(self, loc: Tensor, linear: LinearMap) -> Full:
         """A S A^T; of the Gaussian covariance where third cumulants are not to be trusted."""

@@ -1,6 +1,6 @@
 """A covariance and factors of the third cumulant, in blocks that belong to operations.
 
-Every nonlinear operation makes a block: a column for each element i that it bends,
+Every nonlinear operation makes a block: a column for each element i on which it is not linear,
 
     T = 1/2 sum over the 6 orders of ( e_i x w_i x q_i  +  r_i x e_i x e_i ),
 
@@ -17,17 +17,11 @@ from torch import Tensor
 from covprop.activations import Activated
 from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, release
 from covprop.carriers.full import Full
-from covprop.carriers.origins import (
-    InputOrigin,
-    Nonlinearity,
-    Origin,
-)
+from covprop.carriers.origins import InputOrigin, Nonlinearity, Origin
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.kernels.edgeworth import (
-    Slices,
-)
+from covprop.kernels.edgeworth import Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 
 FACTORS = 4
@@ -62,13 +56,12 @@ class ThirdCumulant(Full):
         gaussian: Covariance | None = None,
         known: Nonlinearity | None = None,
         own: Origin | None = None,
-        complete: bool = True,
     ) -> None:
         super().__init__(covariance, lineage, treatment, edges, activated, products, opaque)
         roots = (parent.roots for parent, _ in self._parents())
         self.roots: frozenset[int] = frozenset[int]().union(*roots) or frozenset((self.serial,))
         self.gaussian, self.known, self.own, self.fell_back = gaussian, known, own, False
-        self.complete: bool = complete and all(parent.complete for parent, _ in self._parents())
+        self.complete: bool = not opaque and all(parent.complete for parent, _ in self._parents())
         self._beside: dict[Origin, Tensor | None] = {}
         self.blocks = self._moved() if blocks is None else blocks
 
@@ -109,8 +102,8 @@ class ThirdCumulant(Full):
             return self.blocks[origin]
         if origin not in self._beside:
             y = origin.base
-            apart = y is None or y.roots.isdisjoint(self.roots)
-            self._beside[origin] = None if y is None or apart else origin.beside(y, self)
+            independent = y is None or y.roots.isdisjoint(self.roots)
+            self._beside[origin] = None if y is None or independent else origin.beside(y, self)
         return self._beside[origin]
 
     def slices(
