@@ -31,7 +31,7 @@ LAYERS = (
     "skewed",
     "gaussian",
     "marginals",
-    "sampling_error",
+    "error_estimate",
     "validation",
     "activations",
     "covariance",

@@ -10,10 +10,10 @@ from torch.distributions import Distribution
 from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
 from covprop.covariance.distributions import from_torch
 from covprop.covariance.sharded import undistributed
+from covprop.error_estimate import Accuracy, Deferred, ErrorEstimate, SamplingError
 from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, known_deviation
 from covprop.marginals import Marginals
-from covprop.sampling_error import SamplingError
 from covprop.validation import (
     check_batch_dims,
     check_low_rank,
@@ -27,7 +27,7 @@ from covprop.validation import (
 __all__ = ["Gaussian", "SamplingError"]
 
 
-class Gaussian(Marginals):
+class Gaussian(Marginals, Accuracy):
     """A Gaussian over tensors, or a batch of them.
 
     The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
@@ -49,7 +49,8 @@ class Gaussian(Marginals):
         mixture: The mixture that it has the moments of, if there is one.
         skewness: Normalised third central moments of the elements, in the shape of the mean, zero
             where an element does not vary; None where they are not known.
-        notes: What the method did where it could not do what was asked, in sentences.
+        notes: What the method did, and where it could not do what was asked, in sentences.
+        error: How far it may be off, if that was estimated.
 
     Raises:
         InvalidGaussian: Where shapes, dtypes or values do not describe a Gaussian.
@@ -59,7 +60,8 @@ class Gaussian(Marginals):
     """
 
     __slots__ = (
-        "_covariance", "_mean", "_method", "_mixture", "_notes", "_sampling", "_skewness",
+        "_covariance", "_error", "_mean", "_method", "_mixture", "_notes", "_sampling",
+        "_skewness",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +75,7 @@ class Gaussian(Marginals):
         mixture: Any = None,
         skewness: Tensor | None = None,
         notes: Sequence[str] = (),
+        error: ErrorEstimate | Deferred | None = None,
     ) -> None:
         """Check and keep."""
         given = isinstance(covariance, Tensor)
@@ -90,7 +93,7 @@ class Gaussian(Marginals):
             structure = structure.symmetrised()
         self._mean, self._covariance, self._method = mean, structure, method
         self._sampling, self._mixture = sampling, mixture
-        self._skewness, self._notes = skewness, tuple(notes)
+        self._skewness, self._notes, self._error = skewness, tuple(notes), error
 
     @classmethod
     def isotropic(cls, mean: Tensor, stddev: float | Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -224,31 +227,6 @@ class Gaussian(Marginals):
         """
         return self._skewness
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the method did where it could not do what was asked, in sentences."""
-        return self._notes
-
-    @property
-    def sampling_error(self) -> SamplingError | None:
-        """How far it may be off, if it was sampled."""
-        return self._sampling
-
-    @property
-    def samples(self) -> int | None:
-        """How many samples were taken for it, else None."""
-        return None if self._sampling is None else self._sampling.samples
-
-    @property
-    def mean_stderr(self) -> Tensor | None:
-        """Standard errors of the mean, in its shape, if it was sampled."""
-        return None if self._sampling is None else self._sampling.mean
-
-    @property
-    def covariance_stderr(self) -> Tensor | None:
-        """Standard errors of the covariance (*batch, n, n), if it was sampled."""
-        return None if self._sampling is None else self._sampling.covariance
-
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw Gaussian samples `(count, *batch, *event)`, whatever skewness is known.
 
@@ -271,6 +249,7 @@ class Gaussian(Marginals):
             None if self._skewness is None else self._skewness.reshape(shape)[..., index],
             error,
             self._mixture and self._mixture.marginal(elements),
+            lambda tensor: tensor.reshape(shape)[..., index],
         )
 
     def condition(
@@ -308,7 +287,7 @@ class Gaussian(Marginals):
     ) -> "Gaussian":
         """The same with another mean or covariance, unchecked; the skewness stays.
 
-        Standard errors and the mixture are those of the old one, and dropped.
+        Standard errors, the estimated error and the mixture are those of the old one, and dropped.
         """
         return self._like(
             self._mean if mean is None else mean,
@@ -366,6 +345,13 @@ class Gaussian(Marginals):
             f"{tuple(self.event_shape)}, covariance={structure}, dtype={self.dtype})"
         )
 
+    def __getstate__(self) -> Any:
+        """All but an estimate of the error that nobody has asked for: it needs the model."""
+        state = {name: getattr(self, name) for name in Gaussian.__slots__}
+        if isinstance(state["_error"], Deferred):
+            state["_error"] = None
+        return None, state
+
     def _elements(self, elements: Any) -> Tensor:
         numbers = torch.arange(self.event_shape.numel(), device=self.device)
         index: Tensor = numbers[elements].reshape(-1)
@@ -380,17 +366,24 @@ class Gaussian(Marginals):
             None if self._skewness is None else function(self._skewness),
             None if self._sampling is None else self._sampling.map(function),
             mixture,
+            function,
         )
 
     def _like(
         self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
         sampling: SamplingError | None = None, mixture: Any = None,
+        of_error: Callable[[Tensor], Tensor] | None = None,
     ) -> "Gaussian":  # fmt: skip
-        """Another one of the same type, by the same method, without checks."""
-        return Gaussian(
-            mean, covariance, validate_args=False, method=self._method, sampling=sampling,
-            mixture=mixture, skewness=skewness, notes=self._notes,
+        """Another one of the same type, by the same method, without checks.
+
+        of_error: what becomes of tensors in the shape of the mean; without it the error is dropped.
+        """
+        result = object.__new__(type(self))
+        Gaussian.__init__(
+            result, mean, covariance, validate_args=False, method=self._method, sampling=sampling,
+            mixture=mixture, skewness=skewness, notes=self._notes, error=self.mapped(of_error),
         )  # fmt: skip
+        return result
 
 
 def _indexed_dims(item: Any) -> int:

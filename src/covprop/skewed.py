@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from covprop.covariance import Covariance, Diagonal
+from covprop.covariance import Diagonal
 from covprop.errors import InvalidGaussian, UnsupportedOperation
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
 from covprop.kernels.normal import is_finite, standard_deviation
 from covprop.validation import SUPPORTED, check_batch_dims, check_tensors
@@ -208,18 +208,6 @@ class Skewed(Gaussian):
                 "and variance use cp.Gaussian.diagonal(x.mean, x.variance).to_torch()"
             )
         return super().to_torch()
-
-    def _like(
-        self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
-        sampling: SamplingError | None = None, mixture: Any = None,
-    ) -> Gaussian:  # fmt: skip
-        """Another one of the same type, by the same method, without checks."""
-        result = Skewed.__new__(Skewed)
-        Gaussian.__init__(
-            result, mean, covariance, validate_args=False, method=self._method, sampling=sampling,
-            mixture=mixture, skewness=skewness, notes=self._notes,
-        )  # fmt: skip
-        return result
 
 
 def _tensors(**named: Number) -> list[Tensor]:
