@@ -6,6 +6,7 @@ from covprop.diagnostics.comparison import Comparison
 from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.trace import trace
 from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
+from covprop.error_estimate import ErrorEstimate
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,
@@ -28,12 +29,14 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
+    Auto,
     ControlVariate,
     Cumulants,
     Exact,
     Linearized,
     MonteCarlo,
     PiecewiseLinear,
+    QuasiMonteCarlo,
     Series,
     Sketched,
     Split,
@@ -53,6 +56,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApproximationWarning",
     "AssumedDensity",
+    "Auto",
     "Batch",
     "BatchDimensionError",
     "BatchWarning",
@@ -63,6 +67,7 @@ __all__ = [
     "Cumulants",
     "DaunizeauSigmoid",
     "DropoutWarning",
+    "ErrorEstimate",
     "Exact",
     "Gaussian",
     "GaussianTensor",
@@ -76,6 +81,7 @@ __all__ = [
     "PiecewiseLinear",
     "Plan",
     "QuadratureError",
+    "QuasiMonteCarlo",
     "Series",
     "Sketched",
     "Skewed",

@@ -136,15 +136,11 @@ class Accuracy:
         """Standard errors of the covariance (*batch, n, n), if it was sampled."""
         return None if self._sampling is None else self._sampling.covariance
 
-    def mapped(
-        self, function: Callable[[Tensor], Tensor] | None
-    ) -> ErrorEstimate | Deferred | None:
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> ErrorEstimate | Deferred | None:
         """The error with a function applied to its tensors, computed no sooner than the error."""
-        if function is None or self._error is None:
-            return None
-        if isinstance(self._error, ErrorEstimate):
-            return self._error.map(function)
         deferred = self._error
+        if not isinstance(deferred, Deferred):
+            return None if deferred is None else deferred.map(function)
         return Deferred(lambda: None if deferred.value is None else deferred.value.map(function))
 
     def __str__(self) -> str:

@@ -92,28 +92,34 @@ class DropoutWarning(UserWarning):
     """Dropout in training mode, whose masks are random."""
 
 
-_approximations_ignored: ContextVar[bool] = ContextVar("approximations_ignored", default=False)
+_approximations: ContextVar[list[str] | None] = ContextVar("approximations", default=None)
 
 
 @contextmanager
-def approximations_ignored() -> Iterator[None]:
-    """Without `ApproximationWarning`s of this thread; warnings.catch_warnings is of all threads."""
-    before = _approximations_ignored.set(True)
+def approximations_ignored() -> Iterator[list[str]]:
+    """Without `ApproximationWarning`s of this thread, whose texts are in the list.
+
+    warnings.catch_warnings is of all threads.
+    """
+    texts: list[str] = []
+    before = _approximations.set(texts)
     try:
-        yield
+        yield texts
     finally:
-        _approximations_ignored.reset(before)
+        _approximations.reset(before)
 
 
-def warn_user(message: str, category: type[Warning] = UserWarning) -> str:
+def warn_user(message: str, category: type[Warning] = UserWarning, every_time: bool = False) -> str:
     """Warn at the line that called covprop, and name the module that was running.
 
-    Python shows a text once for each line by default: with the path, each module has its own. The
-    text is returned.
+    Python shows a text once for each line by default: with the path, each module has its own;
+    every_time: it forgets that it has shown it. The text is returned.
     """
     path = _running_path()
     text = message if path is None else f"in module {path}: {message}"
-    if issubclass(category, ApproximationWarning) and _approximations_ignored.get():
+    ignored = _approximations.get()
+    if issubclass(category, ApproximationWarning) and ignored is not None:
+        ignored.append(text)
         return text
     line = _callers_frame()
     warnings.warn_explicit(
@@ -122,7 +128,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> str:
         line.f_code.co_filename,
         line.f_lineno,
         module=line.f_globals.get("__name__"),
-        registry=line.f_globals.setdefault("__warningregistry__", {}),
+        registry={} if every_time else line.f_globals.setdefault("__warningregistry__", {}),
     )
     return text
 

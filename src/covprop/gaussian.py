@@ -249,7 +249,7 @@ class Gaussian(Marginals, Accuracy):
             None if self._skewness is None else self._skewness.reshape(shape)[..., index],
             error,
             self._mixture and self._mixture.marginal(elements),
-            lambda tensor: tensor.reshape(shape)[..., index],
+            self.mapped(lambda tensor: tensor.reshape(shape)[..., index]),
         )
 
     def condition(
@@ -366,22 +366,29 @@ class Gaussian(Marginals, Accuracy):
             None if self._skewness is None else function(self._skewness),
             None if self._sampling is None else self._sampling.map(function),
             mixture,
-            function,
+            self.mapped(function),
         )
+
+    def with_error(
+        self, error: ErrorEstimate | Deferred | None, notes: Sequence[str] = ()
+    ) -> "Gaussian":
+        """The same with an estimate of its error, and further notes."""
+        result = self._like(
+            self._mean, self._covariance, self._skewness, self._sampling, self._mixture, error
+        )
+        result._notes += tuple(notes)
+        return result
 
     def _like(
         self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
         sampling: SamplingError | None = None, mixture: Any = None,
-        of_error: Callable[[Tensor], Tensor] | None = None,
+        error: ErrorEstimate | Deferred | None = None,
     ) -> "Gaussian":  # fmt: skip
-        """Another one of the same type, by the same method, without checks.
-
-        of_error: what becomes of tensors in the shape of the mean; without it the error is dropped.
-        """
+        """Another one of the same type, by the same method, without checks."""
         result = object.__new__(type(self))
         Gaussian.__init__(
             result, mean, covariance, validate_args=False, method=self._method, sampling=sampling,
-            mixture=mixture, skewness=skewness, notes=self._notes, error=self.mapped(of_error),
+            mixture=mixture, skewness=skewness, notes=self._notes, error=error,
         )  # fmt: skip
         return result
 

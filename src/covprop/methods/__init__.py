@@ -1,6 +1,7 @@
 """Ways to find the moments of a network's output."""
 
 from covprop.methods.assumed import AssumedDensity
+from covprop.methods.auto import Auto
 from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method, WrappingMethod
 from covprop.methods.comparison import PiecewiseLinear, Wu2019
 from covprop.methods.control import ControlVariate
@@ -9,6 +10,7 @@ from covprop.methods.exact import Exact
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.network import Network
+from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.root import Root
 from covprop.methods.series import Series
 from covprop.methods.sketched import Sketched
@@ -16,6 +18,7 @@ from covprop.methods.split import Split
 
 __all__ = [
     "AssumedDensity",
+    "Auto",
     "ControlVariate",
     "Cumulants",
     "Exact",
@@ -26,6 +29,7 @@ __all__ = [
     "MonteCarlo",
     "Network",
     "PiecewiseLinear",
+    "QuasiMonteCarlo",
     "Root",
     "Series",
     "Sketched",

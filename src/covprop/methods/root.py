@@ -6,10 +6,15 @@ from typing import final
 import torch
 from torch import Tensor
 
+from covprop.covariance.semidefinite import FactorRoot
 from covprop.covariance.semidefinite import Root as Structure
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
+from covprop.kernels.normal import inverse_deviation
 from covprop.skewed import Skewed
+
+REDUCED = 2**18
+"""Entries of a root up to which its rank is looked for."""
 
 
 @final
@@ -24,6 +29,33 @@ class Root:
     def of(cls, x: Gaussian) -> "Root":
         """The root of a covariance, computed once."""
         return cls(x, x.covariance.root())
+
+    @classmethod
+    def of_full_rank(cls, x: Gaussian) -> "Root":
+        """A root with as few columns as the rank, the largest directions first, if that is cheap.
+
+        That of elements which are independent has a column for each that varies; that of a matrix
+        has the principal axes of its correlations, so that units do not count. Of a batch, as many
+        as the largest rank.
+        """
+        full = x.covariance.root()
+        rows = x.event_shape.numel()
+        if rows * full.width > REDUCED or not rows or isinstance(x, Skewed):
+            return cls(x, full)
+        columns = full.columns(0, full.width)
+        if x.covariance.independent:
+            varies = (columns != 0).any(-2).reshape(-1, full.width).any(0)
+            if bool(varies.all()):
+                return cls(x, full)
+            return cls(x, FactorRoot(columns[..., varies]))
+        deviation = columns.double().square().sum(-1, keepdim=True).sqrt()
+        units = torch.where(deviation > 0, columns / torch.where(deviation > 0, deviation, 1), 0)
+        left, sizes, _ = torch.linalg.svd(units, full_matrices=False)
+        # What the roundings of a correlation matrix amount to.
+        least = (torch.finfo(x.dtype).eps * rows) ** 0.5 * sizes[..., :1]
+        rank = int((sizes > least).sum(-1).max())
+        axes = deviation * left[..., :rank] * sizes[..., None, :rank]
+        return cls(x, FactorRoot(axes.to(x.dtype)))
 
     @property
     def width(self) -> int:
@@ -62,6 +94,23 @@ class Root:
         if (skewness := self._skewness()) is None:
             return numbers
         return pearson.quantile(numbers, skewness).to(self.x.dtype)
+
+    def standardised_points(self, numbers: Tensor, weights: Tensor) -> Tensor:
+        """The same of points (count, width) that every Gaussian of a batch has.
+
+        Of mean 0 and variance 1 as the points are by their weights (count,), also where the
+        skewness changes them.
+        """
+        count, width = numbers.shape
+        ones = (1,) * len(self.x.batch_shape)
+        numbers = numbers.to(self.x.mean).reshape(count, *ones, width)
+        numbers = numbers.expand(count, *self.x.batch_shape, width)
+        if self._skewness() is None:
+            return numbers
+        drawn = self.transformed(numbers)
+        shares = weights.to(drawn).reshape(count, *ones, 1)
+        drawn = drawn - (shares * drawn).sum(0)
+        return drawn * inverse_deviation((shares * drawn.square()).sum(0))
 
     def _skewness(self) -> Tensor | None:
         """That of the columns (*batch, width), one for each of independent elements."""

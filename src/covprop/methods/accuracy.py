@@ -1,0 +1,286 @@
+"""How far a result may be off: from the gap between orders, and from evaluations of the network.
+
+`docs/trust.md` has the reasons, the calibration and how well it holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from covprop.error_estimate import Deferred, ErrorEstimate
+from covprop.errors import CovpropError, approximations_ignored
+from covprop.flow.nests import leaves, map_leaves
+from covprop.gaussian import Gaussian
+from covprop.methods.base import LayerwiseMethod, Method
+from covprop.methods.call import Call
+from covprop.methods.control import ControlVariate
+from covprop.methods.cumulants import Cumulants
+from covprop.methods.exact import Exact
+from covprop.methods.network import Network
+from covprop.methods.quasi_monte_carlo import REPLICATES, QuasiMonteCarlo
+from covprop.methods.root import Root
+from covprop.methods.sketched import Sketched
+
+STUDENT = 2.4
+"""Standard errors of eight sets of points within which 19 of 20 errors are."""
+FEW_POINTS = 64
+"""Those of a check where evaluations are expensive."""
+ROUNDINGS = 4.0
+"""Last bits by which evaluations of a network are off."""
+LAYERS = 1.5
+"""The error of Gaussian layers, in gaps between them and third cumulants."""
+CUMULANTS, POWER = 1.0, 1.5
+"""The error of third cumulants: this many gaps to the power."""
+
+
+@final
+@dataclass(frozen=True)
+class Moments:
+    """Means and standard deviations of an output, and how far they may be off by chance."""
+
+    mean: Tensor
+    stddev: Tensor
+    mean_error: Tensor
+    stddev_error: Tensor
+
+    @classmethod
+    def of(cls, y: Gaussian) -> "Moments":
+        """Those of a result that was sampled, or of one without such errors."""
+        mean, stddev = y.mean.detach().double(), y.stddev.detach().double()
+        if y.sampling_error is None:
+            return cls(mean, stddev, torch.zeros_like(mean), torch.zeros_like(mean))
+        rounding = ROUNDINGS * torch.finfo(y.dtype).eps * mean.abs()
+        variance = y.sampling_error.covariance.detach().double().diagonal(dim1=-2, dim2=-1)
+        of_stddev = quotient(variance.reshape(mean.shape), 2 * stddev)
+        of_mean = y.sampling_error.mean.detach().double()
+        return cls(mean, stddev, STUDENT * of_mean + rounding, STUDENT * of_stddev + rounding)
+
+    @classmethod
+    def of_sets(
+        cls, weights: Sequence[Tensor], values: Sequence[Tensor], shape: torch.Size,
+        dtype: torch.dtype,
+    ) -> "Moments":  # fmt: skip
+        """From the values (count, *batch, m) of every set of points and their weights."""
+        sets = list(zip(weights, values, strict=True))
+        means = torch.stack([torch.einsum("k,k...->...", w, value) for w, value in sets])
+        mean = means.mean(0)
+        squares = torch.stack(
+            [torch.einsum("k,k...->...", w, (value - mean).square()) for w, value in sets]
+        )
+        stddev = squares.mean(0).sqrt()
+        root = STUDENT / len(values) ** 0.5
+        rounding = ROUNDINGS * torch.finfo(dtype).eps * mean.abs()
+        found = (
+            mean,
+            stddev,
+            means.std(0) * root + rounding,
+            quotient(squares.std(0) * root, 2 * stddev) + rounding,
+        )
+        return cls(*(part.reshape(shape) for part in found))
+
+
+def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """0 / 0 = 0, and infinite where something is divided by nothing."""
+    safe = torch.where(denominator > 0, denominator, 1)
+    nothing = torch.where(numerator > 0, torch.inf, 0.0).to(numerator)
+    return torch.where(denominator > 0, numerator / safe, nothing)
+
+
+def error_of_points(y: Gaussian) -> ErrorEstimate:
+    """That of evaluations at points, from the spread of the sets.
+
+    An output that is the same at all points may vary beyond them: nothing is known of its error.
+    """
+    moments = Moments.of(y)
+    unknown = torch.where(moments.stddev > 0, 0.0, torch.inf)
+    count = "" if y.samples is None else f"{y.samples:,} "
+    return ErrorEstimate(
+        quotient(moments.mean_error, moments.stddev) + unknown,
+        quotient(moments.stddev_error, moments.stddev) + unknown,
+        f"from the spread of {count}evaluations",
+    )
+
+
+def gaussians(nest: Any) -> list[Gaussian]:
+    """The Gaussians in a nest, in order."""
+    return [leaf for leaf in leaves(nest) if isinstance(leaf, Gaussian)]
+
+
+class Estimator:
+    """One call, and what other methods and evaluations of the network say of its result."""
+
+    def __init__(self, call: Call, seed: int = 0) -> None:
+        """Nothing is evaluated yet."""
+        self.call, self.seed = call.on(call.inputs), seed
+
+    @cached_property
+    def network(self) -> Network | None:
+        """The model as a function of tensors, None where it is none."""
+        if any(x.covariance.distributed for x in self.call.inputs):
+            return None
+        try:
+            network = Network(self.call.on_tensors, self.call.inputs)
+        except Exception:  # a module may raise anything
+            return None
+        return network if network.outputs else None
+
+    @cached_property
+    def directions(self) -> int:
+        """Independent directions of the noise of the inputs."""
+        return sum(Root.of_full_rank(x).width for x in self.call.inputs)
+
+    @cached_property
+    def evaluation_work(self) -> float:
+        """Floating-point operations of an evaluation of the network, for all of the batch."""
+        assert self.network is not None
+        try:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                self.network(*self.network.means)
+            products = float(counter.get_total_flops())
+        except Exception:  # operators that the counter does not know
+            products = 0.0
+        return products + 16.0 * self.network.largest
+
+    @property
+    def matched_points(self) -> int:
+        """So many points that each set can have the covariance of the input."""
+        return 4 * REPLICATES * max(FEW_POINTS // 8, self.directions)
+
+    def errors(self, nest: Any, method: Method, work: float = 0.0) -> tuple[ErrorEstimate, ...]:
+        """Of the Gaussians in a result; work: what it took, which a check may take as well."""
+        found = gaussians(nest)
+        other = self._other_order(method)
+        checked = self._sketch_check(method, found) or self._check(len(found), work)
+        return tuple(
+            _combined(y, method, other[i] if other else None, checked[i] if checked else None)
+            for i, y in enumerate(found)
+        )
+
+    @torch.no_grad()
+    def _other_order(self, method: Method) -> list[Gaussian] | None:
+        """The result with third cumulants, or, if that is the one in question, without."""
+        if not isinstance(method, LayerwiseMethod) or isinstance(method, Sketched):
+            return None
+        second = Exact(method.activations) if isinstance(method, Cumulants) else Cumulants()
+        with approximations_ignored():
+            try:
+                return gaussians(second.run(self.call))
+            except CovpropError:
+                return None
+
+    def _check(self, outputs: int, work: float) -> list[Moments] | None:
+        """Moments at points: many where the work allows it, else a few dozen."""
+        network = self.network
+        if network is None or not self.directions or len(network.outputs) != outputs:
+            return None
+        matched = self.matched_points
+        cheap = matched * self.evaluation_work <= max(work, 2.0**26)
+        method = QuasiMonteCarlo(matched if cheap else FEW_POINTS, self.seed)
+        try:
+            sets = list(method.values(network, self.call.advance))
+        except Exception:  # whatever a model has against points that are not the mean
+            return None
+        weights = [weights for weights, _ in sets]
+        return [
+            Moments.of_sets(
+                weights,
+                [values[i] for _, values in sets],
+                torch.Size((*network.batch_shape, *output.event_shape)),
+                output.dtype,
+            )
+            for i, output in enumerate(network.outputs)
+        ]
+
+    def _sketch_check(self, method: Method, found: list[Gaussian]) -> list[Moments] | None:
+        """Samples with the sketch as control variate: it has no order beside it."""
+        if not isinstance(method, Sketched) or self.network is None:
+            return None
+        generator = torch.Generator(self.call.device).manual_seed(self.seed)
+        try:
+            sampled = gaussians(ControlVariate(256, method, generator).run(self.call))
+        except CovpropError:
+            return None
+        return [Moments.of(y) for y in sampled] if len(sampled) == len(found) else None
+
+
+def _combined(
+    y: Gaussian, method: Method, second: Gaussian | None, check: Moments | None
+) -> ErrorEstimate:
+    """What the gap between orders tells, within what the check leaves possible."""
+    own = Moments.of(y)
+    mean = stddev = None
+    bases = []
+    if second is not None and second.mean.shape == y.mean.shape:
+        other = Moments.of(second)
+        better = own if isinstance(method, Cumulants) else other
+        mean = quotient((own.mean - other.mean).abs(), better.stddev)
+        stddev = quotient((own.stddev - other.stddev).abs(), better.stddev)
+        if isinstance(method, Cumulants):
+            mean, stddev = CUMULANTS * mean**POWER, CUMULANTS * stddev**POWER
+        else:
+            mean, stddev = LAYERS * mean, LAYERS * stddev
+        bases.append("the gap between orders")
+    if check is not None and check.mean.shape == y.mean.shape:
+        mean = _within(mean, (own.mean - check.mean).abs(), check.mean_error, check.stddev)
+        stddev = _within(
+            stddev, (own.stddev - check.stddev).abs(), check.stddev_error, check.stddev
+        )
+        bases.append("a check at points")
+    if mean is None or stddev is None:
+        unknown = torch.full_like(own.mean, torch.nan)
+        return ErrorEstimate(unknown, unknown, "nothing to compare with")
+    if y.sampling_error is not None:
+        mean = mean + quotient(own.mean_error, own.stddev)
+        stddev = stddev + quotient(own.stddev_error, own.stddev)
+    return ErrorEstimate(mean.to(y.dtype), stddev.to(y.dtype), "from " + " and ".join(bases))
+
+
+def _within(expected: Tensor | None, apart: Tensor, chance: Tensor, stddev: Tensor) -> Tensor:
+    """An expected error, as far as a check allows it that is so far apart, and by chance so far.
+
+    Where the check does not vary, the output may do so beyond its points, and nothing is known.
+    """
+    apart, chance = quotient(apart, stddev), quotient(chance, stddev)
+    if expected is None:
+        return apart + chance
+    possible = torch.maximum(torch.minimum(expected, apart + chance), apart - chance)
+    return torch.where(stddev > 0, possible, expected)
+
+
+def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:
+    """A result whose Gaussians estimate their errors when they are first asked for.
+
+    With the model as it is then: where its weights have changed since, nothing is estimated.
+    """
+    module = call.module
+    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+    weights = [(parameter, parameter._version) for parameter in parameters]
+    shared: list[tuple[ErrorEstimate, ...]] = []
+
+    def estimates() -> tuple[ErrorEstimate, ...] | None:
+        if any(p._version != version for p, version in weights):
+            return None
+        if not shared:
+            shared.append(Estimator(call).errors(plain, method))
+        return shared[0]
+
+    def deferred(place: int) -> Deferred:
+        def estimate() -> ErrorEstimate | None:
+            found = estimates()
+            return None if found is None else found[place]
+
+        return Deferred(estimate)
+
+    plain = map_leaves(nest, lambda leaf: leaf.detach() if isinstance(leaf, Gaussian) else leaf)
+    places = iter(range(len(gaussians(nest))))
+    return map_leaves(
+        nest,
+        lambda leaf: (
+            leaf.with_error(deferred(next(places))) if isinstance(leaf, Gaussian) else leaf
+        ),
+    )

@@ -1,0 +1,292 @@
+"""The default: chooses a method, and says how far its answer may be off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+
+from covprop.covariance import Dense
+from covprop.error_estimate import ErrorEstimate, in_percent
+from covprop.errors import (
+    ApproximationWarning,
+    CovpropError,
+    UnsupportedOperation,
+    approximations_ignored,
+    warn_user,
+)
+from covprop.flow.nests import leaves, map_leaves
+from covprop.gaussian import Gaussian
+from covprop.methods.accuracy import Estimator, error_of_points, gaussians
+from covprop.methods.base import Gains, LayerwiseMethod, Method
+from covprop.methods.call import Call, planned
+from covprop.methods.cumulants import Cumulants
+from covprop.methods.exact import Exact
+from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
+from covprop.methods.sketched import Sketched
+
+FEW = 8
+"""Independent directions of noise up to which points are taken first."""
+GOOD, ROUGH = 0.005, 0.05
+"""Estimated errors: below the first nothing better is looked for, above the second there is a
+warning."""
+FIRST_POINTS, MOST_POINTS = 4096, 2**20
+POINT_WORK, TOLERANCE_WORK = 2.0**33, 2.0**38
+"""Floating-point operations that evaluations may take, without and with a tolerance."""
+LAYER_WORK = 2.0**37
+"""Those that a method may take which goes from layer to layer."""
+OVERHEAD = 2.0**28
+"""Those that could be done in the time that the calls of torch take in a small network."""
+HELD = 2**24
+"""Entries of the covariances of outputs up to which points are an answer, not a check alone."""
+
+
+@final
+@dataclass(frozen=True)
+class Auto(Method):
+    """The best way for this network and its noise, with an estimate of the error of its answer.
+
+    With noise in one to eight independent directions, the network is evaluated at fixed points
+    (`cp.QuasiMonteCarlo`). With more, third cumulants are followed from layer to layer
+    (`cp.Cumulants`); where a plan says that this takes too much, Gaussian layers (`cp.Exact`) or
+    sketches (`cp.Sketched`). Such an answer is checked at points, and where its estimated error is
+    large, more points take its place if they are better.
+
+    `y.error` is the estimate, `y.method` the method that was used, `y.notes` say why. Where an
+    error above 5 % is estimated and nothing better was found, there is a warning. The choice is one
+    for all Gaussians of a batch. Deterministic. Gradients are those of the way from layer to layer.
+
+    Args:
+        tolerance: The largest error that is wanted, of means in standard deviations and of
+            standard deviations relatively: 0.01 is 1 %. The first way that is estimated to be
+            within it is taken, cheap ones first; where none is found there is a warning. None for a
+            good answer at moderate cost.
+        seed: Of the points.
+
+    Example:
+        y = cp.propagate(model, x, cp.Auto(tolerance=0.01))
+        print(y.error, y.method, y.notes)
+    """
+
+    tolerance: float | None = None
+    seed: int = 0
+
+    uses_skewness: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance is a share between 0 and 1, not {self.tolerance!r}")
+
+    def run(self, call: Call) -> Any:
+        """The best of the answers that there is reason to look for."""
+        return _Choice(self, call).made()
+
+    def gains(self, call: Call, selected: bool = False) -> Gains | None:
+        """Those of the first method that can."""
+        choice = _Choice(self, call)
+        return choice.layerwise().gains(call, selected)
+
+
+@final
+@dataclass(frozen=True)
+class _Answer:
+    """What the model returns, the errors of the Gaussians in it, and why it was looked for."""
+
+    nest: Any
+    errors: tuple[ErrorEstimate, ...]
+    reason: str
+    texts: tuple[str, ...] = ()
+    """Warnings that it would have given by itself."""
+
+    @property
+    def error(self) -> float:
+        """The largest of all, infinite where one is not known."""
+        largest = [error.largest for error in self.errors]
+        return max((math.inf if math.isnan(one) else one for one in largest), default=0.0)
+
+
+class _Choice:
+    """One call of `Auto`."""
+
+    def __init__(self, method: Auto, call: Call) -> None:
+        self.method, self.call = method, call
+        self.estimator = Estimator(call, method.seed)
+        self.refusal = ""
+        self.target = GOOD if method.tolerance is None else method.tolerance
+
+    def made(self) -> Any:
+        """Look for answers until one is good enough, and give the best."""
+        most, directions = self.most_points(), self.estimator.directions
+        best = layers = None
+        if most and directions <= FEW:
+            first = self.estimator.matched_points if self.method.tolerance else FIRST_POINTS
+            what = "one direction" if directions == 1 else f"{directions} directions"
+            reason = f"the noise has {what}, few enough for evaluations at fixed points"
+            best = self.points(first, most, reason)
+        elif most and self.method.tolerance is not None:
+            best = self.cheap_points(most)
+        if best is None or best.error > self.target:
+            layers = self.layers(other=most > 0)
+            if best is None and most and (layers is None or layers.error > self.target):
+                best = self.points(FIRST_POINTS, most, self.reason_for_points(layers))
+            best = _better(best, layers)
+        return self.finished(best, layers)
+
+    def reason_for_points(self, layers: _Answer | None) -> str:
+        """Why the way from layer to layer is not enough."""
+        if layers is None:
+            return f"there is no other way than evaluations at fixed points: {self.refusal}"
+        return (
+            f"cp.{_name(layers)} has an estimated error of {in_percent(layers.error)}, so the "
+            "network is evaluated at fixed points"
+        )
+
+    def most_points(self) -> int:
+        """Evaluations that the work allows, 0 where they are no way to an answer."""
+        network = self.estimator.network
+        if network is None or not self.estimator.directions:
+            return 0
+        entries = sum(output.event_shape.numel() ** 2 for output in network.outputs)
+        if entries * network.batch_shape.numel() > HELD:
+            return 0
+        work = POINT_WORK if self.method.tolerance is None else TOLERANCE_WORK
+        most = int(min(MOST_POINTS, work / self.estimator.evaluation_work))
+        return most if most >= max(FIRST_POINTS, self.estimator.matched_points) else 0
+
+    def points(self, count: int, most: int, reason: str) -> _Answer:
+        """More and more points until the error is small enough."""
+        count = max(count, self.estimator.matched_points)
+        while True:
+            nest = QuasiMonteCarlo(count, self.method.seed).run(self.call)
+            errors = tuple(error_of_points(y) for y in gaussians(nest))
+            answer = _Answer(nest, errors, reason)
+            if answer.error <= self.target or count >= most:
+                return answer
+            # Errors of points fall as their number in few dimensions, as its root in many.
+            more = min(32.0, 1.2 * (answer.error / self.target) ** 1.5)
+            count = min(most, 2 ** math.ceil(math.log2(max(2.0, more) * count)))
+
+    def cheap_points(self, most: int) -> _Answer | None:
+        """Points within the tolerance, if they take no more than third cumulants would."""
+        reason = "evaluations at fixed points are the cheapest way to this tolerance"
+        first = self.estimator.matched_points
+        found = self.points(first, first, reason)
+        if found.error <= self.target:
+            return found
+        needed = 1.2 * first * (found.error / self.target) ** 2
+        work = max(self.work(Cumulants()), OVERHEAD)
+        if needed > most or needed * self.estimator.evaluation_work > work:
+            return None
+        return self.points(math.ceil(needed), most, reason)
+
+    def layerwise(self) -> LayerwiseMethod:
+        """The most accurate method whose plan is bearable."""
+        for method in (Cumulants(), Exact()):
+            if self.work(method) <= LAYER_WORK:
+                return method
+        return Sketched()
+
+    def work(self, method: LayerwiseMethod) -> float:
+        """What a method takes by its plan, infinite where memory does not suffice."""
+        try:
+            plan = planned(self.estimator.call, method)
+        except CovpropError:
+            return 0.0  # it says what is wrong when it runs
+        return plan.work if plan.fits else math.inf
+
+    def layers(self, other: bool) -> _Answer | None:
+        """From layer to layer; None where a rule is missing and there is another answer."""
+        method = self.layerwise()
+        with approximations_ignored() as texts:
+            try:
+                nest = method.run(self.call)
+            except UnsupportedOperation as error:
+                if not other:
+                    raise
+                self.refusal = str(error)
+                return None
+            errors = self.estimator.errors(nest, method, self.work(method))
+        reason = {
+            Cumulants: "third cumulants are followed from layer to layer",
+            Exact: "third cumulants would take too much time or memory",
+            Sketched: "covariances of all layers would take too much time or memory",
+        }[type(method)]
+        return _Answer(nest, errors, reason, tuple(dict.fromkeys(texts)))
+
+    def finished(self, best: _Answer, layers: _Answer | None) -> Any:
+        """The answer with its errors, its reasons and gradients."""
+        limit = ROUGH if self.method.tolerance is None else self.method.tolerance
+        if not best.error <= limit:
+            self.warn(best, limit)
+        errors = iter(best.errors)
+        nest = map_leaves(
+            best.nest,
+            lambda leaf: (
+                leaf.with_error(next(errors), _new((*best.texts, best.reason), leaf.notes))
+                if isinstance(leaf, Gaussian) else leaf
+            ),
+        )  # fmt: skip
+        if best is layers or not self.gradients_wanted():
+            return nest
+        if layers is None and (layers := self.layers(other=True)) is None:
+            return nest
+        followed = iter(gaussians(layers.nest))
+        return map_leaves(
+            nest,
+            lambda leaf: _followed(leaf, next(followed)) if isinstance(leaf, Gaussian) else leaf,
+        )
+
+    def warn(self, best: _Answer, limit: float) -> None:
+        """Say how far the answer may be off, where it comes from, and what to do."""
+        means = max(error.largest_mean for error in best.errors)
+        stddevs = max(error.largest_stddev for error in best.errors)
+        place = f" ({best.texts[0]})" if best.texts else ""
+        advice = (
+            f"cp.Auto(tolerance={ROUGH}) takes as many evaluations as that needs"
+            if self.method.tolerance is None and self.most_points()
+            else "compare with cp.MonteCarlo(), or use smaller noise"
+        )
+        warn_user(
+            f"the result of cp.{_name(best)} may be off by {in_percent(means)} of a standard "
+            f"deviation in its means and by {in_percent(stddevs)} in its standard deviations, more "
+            f"than {in_percent(limit)}{place}; {advice}",
+            ApproximationWarning,
+            every_time=True,
+        )
+
+    def gradients_wanted(self) -> bool:
+        """Whether autograd records anything that the result depends on."""
+        if not torch.is_grad_enabled():
+            return False
+        tensors = [t for x in self.call.inputs for t in (x.mean, x.covariance.diagonal())]
+        if any(tensor.requires_grad for tensor in tensors):
+            return True
+        result = leaves(self.call.on_tensors(*self.call.means))
+        return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in result)
+
+
+def _better(first: _Answer | None, second: _Answer | None) -> _Answer:
+    """The one with the smaller error, the second if there is none between them."""
+    if first is None or second is None:
+        best = first or second
+        assert best is not None
+        return best
+    return first if first.error < second.error else second
+
+
+def _name(answer: _Answer) -> str:
+    return next((type(y.method).__name__ for y in gaussians(answer.nest)), "Auto")
+
+
+def _new(texts: Sequence[str], known: Sequence[str]) -> list[str]:
+    return [text for text in texts if text not in known]
+
+
+def _followed(y: Gaussian, layers: Gaussian) -> Gaussian:
+    """The values of one result with the gradients of another."""
+    matrix = layers.covariance_matrix
+    shift = (y.covariance_matrix - matrix).detach()
+    mean = layers.mean + (y.mean - layers.mean).detach()
+    return y.with_moments(mean, Dense(matrix + shift)).with_error(y.error)
