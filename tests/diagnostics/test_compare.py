@@ -15,6 +15,7 @@ import covprop as cp
 from covprop.diagnostics.compare import PeakTensors, footprint, method_name
 from covprop.diagnostics.comparison import Agreement, Reference, wasserstein_of_sampling
 from covprop.gaussian import SamplingError
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 COMPARE = "covprop.diagnostics.compare"
@@ -234,7 +235,7 @@ def test_a_batch_has_figures_of_its_own_for_each_element() -> None:
     assert found.mean_ratio.shape == found.variance_ratio.shape == (4, 2)
     assert found.covariance_error.shape == found.wasserstein.shape == found.kl.shape == (4,)
     assert row.gaussian is not None
-    expected = cp.propagate(model, x)
+    expected = propagate(model, x)
     assert_close(row.gaussian.mean, expected.mean)
     truth = comparison.reference.gaussian
     assert_close(found.mean_ratio, expected.mean / truth.mean)
@@ -245,7 +246,7 @@ def test_a_batch_has_figures_of_its_own_for_each_element() -> None:
 def test_the_reference_is_monte_carlo_with_the_users_samples_and_generator() -> None:
     model, x = relu_network(), gaussian()
     comparison = compare(model, x, methods=[cp.Exact()], samples=3000)
-    expected = cp.propagate(model, x, method=cp.MonteCarlo(3000, generator()))
+    expected = propagate(model, x, method=cp.MonteCarlo(3000, generator()))
     assert torch.equal(comparison.reference.gaussian.mean, expected.mean)
     assert comparison.reference.samples == 3000
     assert_close(comparison.reference.mean_error, expected.mean_stderr / expected.stddev)

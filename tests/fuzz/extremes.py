@@ -13,6 +13,7 @@ import covprop as cp
 from tests.cases import CASES, EXACT, QUADRATURE, Case
 from tests.fuzz import integrals
 from tests.fuzz.outcomes import Refusal, Violation, Wrong, answer, compare, judged
+from tests.layers import propagate
 
 NAME = "extremes"
 MEANS = [
@@ -109,7 +110,7 @@ class Corner:
             return x
         x = x if dtype is None else x.to(dtype)
         with torch.no_grad():
-            return answer(lambda: cp.propagate(self.function, x, method=method or cp.Exact()))
+            return answer(lambda: propagate(self.function, x, method=method or cp.Exact()))
 
     @cached_property
     def result(self) -> Any:
@@ -307,7 +308,7 @@ def alone(corner: Corner) -> None:
     if y.batch_shape:
         x = corner.gaussian()
         with torch.no_grad():
-            one = answer(lambda: cp.propagate(corner.function, x[0]))
+            one = answer(lambda: propagate(corner.function, x[0]))
         if isinstance(one, Refusal):
             raise Wrong(f"refused alone, and not in a batch: {one.message}")
         compare("mean alone", one.mean, y.mean[0], eps * (one.mean.abs() + one.stddev) + least)
@@ -348,7 +349,7 @@ def mirrored(corner: Corner) -> None:
         return
     x = corner.gaussian()
     with torch.no_grad():
-        z = answer(lambda: cp.propagate(lambda t: corner.function(-t), x))
+        z = answer(lambda: propagate(lambda t: corner.function(-t), x))
     if isinstance(z, Refusal):
         raise Wrong(f"refused when negated: {z.message}")
     eps, least = 64 * torch.finfo(corner.dtype).eps, torch.finfo(corner.dtype).tiny
@@ -370,7 +371,7 @@ def gradients(corner: Corner) -> None:
         return
     mean = corner.mean.to(corner.dtype).requires_grad_()
     matrix = corner.covariance.clone().requires_grad_()
-    y = answer(lambda: cp.propagate(corner.function, cp.Gaussian(mean, matrix)))
+    y = answer(lambda: propagate(corner.function, cp.Gaussian(mean, matrix)))
     if isinstance(y, Refusal):
         raise Wrong(f"refused with gradients alone: {y.message}")
     loss = y.mean.sum() + y.covariance_matrix.sum()

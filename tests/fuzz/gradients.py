@@ -9,6 +9,7 @@ import covprop as cp
 from tests.fuzz.outcomes import Refusal, Wrong, answer
 from tests.fuzz.programs import JUMPS
 from tests.fuzz.trial import Trial
+from tests.layers import propagate
 
 STEP = 2.0**-12
 """Relative change of inputs and weights for differences."""
@@ -59,7 +60,7 @@ class Line:
                 parameter += t * direction
             parameter.requires_grad_()
         method = self.trial.method
-        y = answer(lambda: cp.propagate(function, cp.Gaussian(mean, matrix), method=method))
+        y = answer(lambda: propagate(function, cp.Gaussian(mean, matrix), method=method))
         if isinstance(y, Refusal):
             return y, []
         return _weighed(y.mean) + _weighed(y.covariance_matrix), [mean, matrix, *parameters]

@@ -19,6 +19,7 @@ from covprop.methods import LayerwiseMethod
 from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
 from tests.fuzz.programs import Input
 from tests.fuzz.writing import Program
+from tests.layers import propagate
 
 SAFETY = 64.0
 """Roundings of one operation, and how far a random change may be from the worst one."""
@@ -49,7 +50,7 @@ class Trial:
         function, _ = self.program.build(dtype, watch)
         x = (input or self.input).gaussian(dtype, noise)
         with torch.no_grad():
-            return answer(lambda: cp.propagate(function, x, method=method or self.method))
+            return answer(lambda: propagate(function, x, method=method or self.method))
 
     def run_blurred(self, blurred: "Blurred", noise: float | None, input: Input) -> Any:
         """With changes to every value on the way."""
@@ -57,7 +58,7 @@ class Trial:
         x = input.gaussian(torch.float64, noise)
         call = blurred.around(function)
         with torch.no_grad():
-            return answer(lambda: cp.propagate(call, x, *blurred.extra, method=self.method))
+            return answer(lambda: propagate(call, x, *blurred.extra, method=self.method))
 
     @cached_property
     def result(self) -> Any:
@@ -70,7 +71,7 @@ class Trial:
             warnings.simplefilter("always")
             function, _ = self.program.build(torch.float64)
             with torch.no_grad():
-                cp.propagate(function, self.input.gaussian(torch.float64), method=self.method)
+                propagate(function, self.input.gaussian(torch.float64), method=self.method)
         return any(issubclass(one.category, cp.ApproximationWarning) for one in told)
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop import robustness
 from covprop.robustness.analysis import STAGES
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, random_gaussian
 
@@ -34,7 +35,7 @@ def test_every_field_is_what_its_own_function_gives() -> None:
     model, x = network(6, 30, 4), noisy(3)
     labels = torch.tensor([1, 2, 3])
     found = analysed(model, x, labels)
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     assert torch.equal(found.label, labels)
     assert torch.equal(found.predicted, model(x.mean).argmax(-1))
     direct = robustness.class_probabilities(y, generator=generator(5))
@@ -258,7 +259,7 @@ def test_other_methods_and_their_mixtures() -> None:
     ]
     assert errors[1] < 0.7 * errors[0]
     assert split.method == "Split(components=7, directions=2)"
-    y = cp.propagate(model, x, cp.Split(7, 2))
+    y = propagate(model, x, cp.Split(7, 2))
     parts = robustness.class_probabilities(y.mixture.components).probability
     expected = (y.mixture.weights[:, None] * parts).sum(0)
     assert_close(split.probabilities.probability, expected, atol=1e-12)

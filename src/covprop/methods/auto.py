@@ -85,8 +85,11 @@ class Auto(Method):
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Those of the first method that can."""
-        choice = _Choice(self, call)
-        return choice.layerwise().gains(call, selected)
+        return self.layerwise(call).gains(call, selected)
+
+    def layerwise(self, call: Call) -> LayerwiseMethod:
+        """The method that goes from layer to layer which it would take."""
+        return _Choice(self, call).layerwise()
 
 
 @final
