@@ -22,7 +22,12 @@ from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.exact import Exact
 from covprop.methods.network import Network
-from covprop.methods.quasi_monte_carlo import REPLICATES, QuasiMonteCarlo
+from covprop.methods.quasi_monte_carlo import (
+    REPLICATES,
+    WIDENED_PAIRS,
+    WIDENED_WIDTH,
+    QuasiMonteCarlo,
+)
 from covprop.methods.root import Root
 from covprop.methods.sketched import Sketched
 
@@ -148,8 +153,9 @@ class Estimator:
 
     @property
     def matched_points(self) -> int:
-        """So many points that each set can have the covariance of the input."""
-        return 4 * REPLICATES * max(FEW_POINTS // 8, self.directions)
+        """So many points that each set can have the covariance of the input, and tails if few."""
+        pairs = WIDENED_PAIRS if self.directions <= WIDENED_WIDTH else 2
+        return 2 * REPLICATES * pairs * self.directions
 
     def errors(self, nest: Any, method: Method, work: float = 0.0) -> tuple[ErrorEstimate, ...]:
         """Of the Gaussians in a result; work: what it took, which a check may take as well."""
