@@ -37,10 +37,11 @@ FEW_POINTS = 64
 """Those of a check where evaluations are expensive."""
 ROUNDINGS = 4.0
 """Last bits by which evaluations of a network are off."""
-LAYERS = 1.5
-"""The error of Gaussian layers, in gaps between them and third cumulants."""
-CUMULANTS, POWER = 1.0, 1.5
-"""The error of third cumulants: this many gaps to the power."""
+LAYERS = 2.0
+"""Gaps between them and third cumulants within which 9 of 10 errors of Gaussian layers are."""
+CUMULANTS, EXPANSION = 1.0, 10.0
+"""9 of 10 errors of third cumulants are within the gap times (the first + the second gaps): an
+expansion whose first term is large tells little."""
 
 
 @final
@@ -227,7 +228,7 @@ def _combined(
         mean = quotient((own.mean - other.mean).abs(), better.stddev)
         stddev = quotient((own.stddev - other.stddev).abs(), better.stddev)
         if isinstance(method, Cumulants):
-            mean, stddev = CUMULANTS * mean**POWER, CUMULANTS * stddev**POWER
+            mean, stddev = (gap * (CUMULANTS + EXPANSION * gap) for gap in (mean, stddev))
         else:
             mean, stddev = LAYERS * mean, LAYERS * stddev
         bases.append("the gap between orders")

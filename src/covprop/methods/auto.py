@@ -28,9 +28,9 @@ from covprop.methods.sketched import Sketched
 
 FEW = 8
 """Independent directions of noise up to which points are taken first."""
-GOOD, ROUGH = 0.005, 0.05
-"""Estimated errors: below the first nothing better is looked for, above the second there is a
-warning."""
+GOOD, FAIR, ROUGH = 0.005, 0.02, 0.05
+"""Estimated errors: below the first, points are enough; below the second, an answer from layer to
+layer is; above the third there is a warning."""
 FIRST_POINTS, MOST_POINTS = 4096, 2**20
 POINT_WORK, TOLERANCE_WORK = 2.0**33, 2.0**38
 """Floating-point operations that evaluations may take, without and with a tolerance."""
@@ -132,7 +132,8 @@ class _Choice:
             best = self.cheap_points(most)
         if best is None or best.error > self.target:
             layers = self.layers(other=most > 0)
-            if best is None and most and (layers is None or layers.error > self.target):
+            fair = FAIR if self.method.tolerance is None else self.target
+            if best is None and most and (layers is None or layers.error > fair):
                 best = self.points(FIRST_POINTS, most, self.reason_for_points(layers))
             best = _better(best, layers)
         return self.finished(best, layers)
