@@ -180,7 +180,7 @@ def test_every_method_agrees_on_a_linear_network() -> None:
     model = network(nn.Linear(3, 8), nn.Linear(8, 2))
     comparison = compare(model, gaussian(), samples=20_000)
     told = {row.name: row for row in comparison.rows}
-    for name in ("Exact()", "Series(order=4)", "Linearized()", "Unscented()", "Wu2019()"):
+    for name in ("GaussianLayers()", "Series(order=4)", "Linearized()", "Unscented()", "Wu2019()"):
         agreement = told[name].agreement
         assert agreement is not None, told[name].refusal
         assert agreement.verdict == FINE
@@ -196,7 +196,7 @@ def test_a_wrong_method_is_found_out() -> None:
     linearised = comparison["Linearized()"].agreement
     assert linearised is not None
     assert "off by" in linearised.verdict
-    exact = comparison["Exact()"].agreement
+    exact = comparison["GaussianLayers()"].agreement
     assert exact is not None
     assert float(exact.wasserstein) < float(linearised.wasserstein)
     assert float(exact.kl) < float(linearised.kl)
@@ -256,14 +256,14 @@ def test_names_tell_what_was_set() -> None:
              cp.MonteCarlo(100, generator()), cp.Split(5), cp.Split(base=cp.Linearized()),
              cp.ControlVariate(200, cp.Series(order=3), generator())]  # fmt: skip
     assert [method_name(method) for method in names] == [
-        "Exact()", "Series(order=3)", "Series(tolerance=0.001, exact_variance=False)",
+        "GaussianLayers()", "Series(order=3)", "Series(tolerance=0.001, exact_variance=False)",
         "MonteCarlo(samples=100)", "Split(components=5)", "Split(base=Linearized())",
         "ControlVariate(samples=200, base=Series(order=3))",
     ]  # fmt: skip
     comparison = compare(torch.relu, gaussian(), methods={"mine": cp.Exact()}, samples=100)
     assert comparison["mine"].method == cp.Exact()
     with pytest.raises(KeyError, match="none of mine"):
-        comparison["Exact()"]
+        comparison["GaussianLayers()"]
 
 
 def test_several_inputs_and_named_ones() -> None:
@@ -309,20 +309,20 @@ def test_methods_in_the_wrong_place_are_told_where_they_belong() -> None:
 
 @pytest.mark.parametrize("methods", [[cp.Exact], cp.Exact, "exact", ["exact"], 3, {"a": cp.Exact}])
 def test_what_is_no_method_is_refused(methods: Any) -> None:
-    with pytest.raises(TypeError, match=r"a method is an object such as cp.Exact\(\)"):
+    with pytest.raises(TypeError, match=r"a method is an object such as cp.GaussianLayers\(\)"):
         compare(torch.relu, gaussian(), methods=methods, samples=10)
 
 
 def test_one_method_need_not_be_a_list() -> None:
     (row,) = compare(torch.relu, gaussian(), methods=cp.Exact(), samples=100).rows
-    assert row.name == "Exact()"
+    assert row.name == "GaussianLayers()"
 
 
 def test_methods_of_one_name_are_numbered() -> None:
     methods = [cp.Exact(), cp.MonteCarlo(50), cp.Exact(), cp.Exact()]
     rows = compare(torch.relu, gaussian(), methods=methods, samples=100).rows
     assert [row.name for row in rows] == [
-        "Exact()", "MonteCarlo(samples=50)", "Exact() 2", "Exact() 3"
+        "GaussianLayers()", "MonteCarlo(samples=50)", "GaussianLayers() 2", "GaussianLayers() 3"
     ]  # fmt: skip
 
 
@@ -376,7 +376,7 @@ def test_what_is_offered_where_methods_are_off_is_right() -> None:
     comparison = compare(model, x, methods=cp.Exact(), samples=75_000)
     table, truth = str(comparison), comparison.reference.gaussian
     assert "off by" in table
-    assert table.splitlines()[-1].startswith("Exact() is off; unbiased moments")
+    assert table.splitlines()[-1].startswith("GaussianLayers() is off; unbiased moments")
     assert table.endswith("method=cp.Split()")
     torch.manual_seed(0)
     y = eval(offered(table), {"cp": cp, "model": model, "x": x})
@@ -389,16 +389,18 @@ def test_what_is_offered_where_methods_are_off_is_right() -> None:
 def test_a_split_that_was_tried_is_not_offered_again() -> None:
     table = str(compare(relu_network(), gaussian(stddev=1.5), samples=75_000))
     assert "Split()" in table
-    assert table.splitlines()[-1].startswith("Exact() is off; unbiased moments")
+    assert table.splitlines()[-1].startswith("GaussianLayers() is off; unbiased moments")
     assert "method=cp.Split()" not in table
 
 
 def test_a_method_that_is_right_is_named_to_who_asks_for_one_that_is_not() -> None:
     methods = [cp.Linearized(), cp.Exact()]
     comparison = compare(torch.relu, gaussian(stddev=1.5), methods=methods, samples=20_000)
-    assert "\nLinearized() is off; Exact() is within sampling error; unbiased" in str(comparison)
+    assert "\nLinearized() is off; GaussianLayers() is within sampling error; unbiased" in str(
+        comparison
+    )
     assert "method=cp.Split()" not in str(comparison)
-    assert comparison.advice(comparison["Exact()"]) == ""
+    assert comparison.advice(comparison["GaussianLayers()"]) == ""
     assert "is off" not in str(compare(torch.relu, gaussian(), methods=cp.Exact(), samples=2000))
 
 
@@ -445,7 +447,7 @@ def test_it_is_json_and_html() -> None:
     assert told["reference"]["samples"] == 500
     first, agreement = told["rows"][0], comparison.rows[0].agreement
     assert agreement is not None
-    assert first["name"] == "Exact()"
+    assert first["name"] == "GaussianLayers()"
     assert first["variance_ratio"]["values"] == agreement.variance_ratio.tolist()
     assert first["variance_ratio"]["average"] == float(agreement.variance_ratio.mean())
     assert first["verdict"] == agreement.verdict

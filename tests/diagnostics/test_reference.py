@@ -69,8 +69,9 @@ def test_a_bent_network_is_sampled_as_it_is(batch: tuple[int, ...]) -> None:
     reference = compared(model, x).reference
     expected = cp.propagate(model, x, cp.MonteCarlo(SAMPLES, generator(3)))
     assert torch.equal(reference.gaussian.covariance_matrix, expected.covariance_matrix)
-    assert "plain samples, as a control variate by cp.Exact() would save less than half" in str(
-        compared(model, x)
+    assert (
+        "plain samples, as a control variate by cp.GaussianLayers() would save less than half"
+        in str(compared(model, x))
     )
 
 
@@ -110,7 +111,7 @@ def test_where_nothing_can_be_linearised_samples_are_plain(monkeypatch: pytest.M
     monkeypatch.setattr(f"{COMPARE}.WIDEST", 0)
     comparison = compared(smooth(), gaussian(stddev=0.1), methods=cp.Exact())
     assert comparison.reference.name == "MonteCarlo(75,000)"
-    assert "plain samples, as neither cp.Exact() nor cp.Linearized()" in str(comparison)
+    assert "plain samples, as neither cp.GaussianLayers() nor cp.Linearized()" in str(comparison)
 
 
 def test_what_few_samples_never_saw_is_looked_for_with_all() -> None:

@@ -158,7 +158,7 @@ class Comparison(Tabular):
 
     Example:
         comparison = cp.compare(model, x, show=False)
-        print(comparison["Exact()"].agreement.verdict)
+        print(comparison["GaussianLayers()"].agreement.verdict)
     """
 
     reference: Reference

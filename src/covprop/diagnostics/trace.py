@@ -87,8 +87,8 @@ def trace(
         *inputs, method = inputs  # type: ignore[assignment]
     if not isinstance(method, LayerwiseMethod):
         raise TypeError(
-            f"a trace follows a method that goes from layer to layer, such as cp.Exact(), and not "
-            f"{method!r}; for samples, give cp.trace samples=10_000"
+            "a trace follows a method that goes from layer to layer, such as cp.GaussianLayers(), "
+            f"and not {method!r}; for samples, give cp.trace samples=10_000"
         )
     if type(samples) is not int or (samples != 0 and samples < LEAST):
         raise ValueError(
@@ -226,7 +226,8 @@ def _observed(
 ) -> Activation:
     """A copy of an activation that notes the order of each series that the method makes of it.
 
-    `Series` asks for as many coefficients as it has terms; `Exact` chooses for each block of pairs.
+    `Series` asks for as many coefficients as it has terms; `GaussianLayers` chooses for each block
+    of pairs.
     """
     copied = copy.copy(activation)
 

@@ -162,7 +162,7 @@ def sensitivity(
         if not value.requires_grad:
             raise UnsupportedOperation(
                 f"cp.{type(method).__name__} gives no gradients of this model with respect to its "
-                "input's variances; use cp.Exact() or cp.Series(order=4)"
+                "input's variances; use cp.GaussianLayers() or cp.Series(order=4)"
             )
         (gradient,) = torch.autograd.grad(value.sum(), variance)
     return gradient.reshape(x.mean.shape)
@@ -364,7 +364,7 @@ class _Objective:
             if not margin.requires_grad:
                 raise UnsupportedOperation(
                     f"cp.{type(self.method).__name__} gives no gradients of this model; use "
-                    "cp.Exact() or cp.Series(order=4)"
+                    "cp.GaussianLayers() or cp.Series(order=4)"
                 )
             p = wrong.probability
             relative = p / torch.where(p > 0, p, 1).detach()
