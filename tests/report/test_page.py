@@ -179,8 +179,8 @@ def test_a_method_that_is_wrong_is_said_to_be() -> None:
     )
     head = Reader(page.render(model_name="m", x=x, y=y, comparison=comparison)).shown
     assert "Differs from sampling" in head
-    assert "Linearized() against 2,000 samples of the network: mean off by" in head
-    assert "std, variance off by" in head
+    assert "Linearized() against 2,000 samples of the network: standard deviations " in head
+    assert " standard errors), means " in head
     assert "GaussianLayers() is within sampling error; unbiased moments" in head
     assert "cp.propagate(model, x, method=cp.ControlVariate(10_000))." in head
 
