@@ -379,7 +379,7 @@ def test_what_is_offered_where_methods_are_off_is_right() -> None:
     model, x = relu_network(), gaussian(stddev=1.5)
     comparison = compare(model, x, methods=cp.Exact(), samples=75_000)
     table, truth = str(comparison), comparison.reference.gaussian
-    assert table.startswith("GaussianLayers() is a few percent off: means 0.09")
+    assert table.startswith("GaussianLayers() is a few percent off: standard deviations 6.")
     assert "\nadvice: unbiased moments" in table
     assert table.endswith("method=cp.Split()")
     torch.manual_seed(0)

@@ -255,7 +255,7 @@ def test_a_large_error_that_sampling_explains_is_none() -> None:
     assert Judgement(rare, rare, rare, divergence=12.3).grade is Grade.JOINT
 
 
-def test_the_larger_error_is_told_first() -> None:
+def test_the_worst_error_is_told_first() -> None:
     judged = Judgement(significant(0.02), significant(0.3, 40), UNSEEN)
     assert judged.grade is Grade.WRONG
     assert judged.words.startswith("means 0.3 standard deviations off (40 standard errors), stand")

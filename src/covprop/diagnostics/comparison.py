@@ -244,10 +244,10 @@ class Comparison(Tabular):
     def _notes(self) -> list[str]:
         reason = self.reference.reason
         notes = [
-            "std, mean: largest error of a standard deviation, relative, and of a mean, in "
-            "standard deviations (s.e.: in standard errors of sampling)",
-            "cov.: relative error of the covariance in the Frobenius norm; KL: of the reference to "
-            "the method, in nats",
+            "std, mean: largest error of standard deviations, and of means in them (s.e.: in "
+            "standard errors)",
+            "cov.: relative error of the covariance (Frobenius norm); KL: of the reference to the "
+            "method, nats",
             f"{self.reference.name}: its own standard errors{'; ' if reason else ''}{reason}",
         ]
         refusals: dict[str, list[str]] = {}

@@ -197,6 +197,12 @@ def in_deviations(size: float) -> str:
     return f"<{in_digits(NEGLIGIBLE)}" if 0 < size < NEGLIGIBLE else in_digits(size, 2)
 
 
+def _graded(size: float) -> Grade:
+    if size >= MODERATE:
+        return Grade.WRONG
+    return Grade.SMALL if size < SMALL else Grade.MODERATE
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What samples say of a method's Gaussian.
@@ -214,16 +220,14 @@ class Judgement:
     def grade(self) -> Grade:
         """By the size of the largest error that sampling does not explain."""
         sizes = [size for size, _ in self._parts()]
-        if not sizes:
-            return Grade.AGREES if math.isnan(self.divergence) else Grade.JOINT
-        if max(sizes) >= MODERATE:
-            return Grade.WRONG
-        return Grade.SMALL if max(sizes) < SMALL else Grade.MODERATE
+        if sizes:
+            return _graded(max(sizes))
+        return Grade.AGREES if math.isnan(self.divergence) else Grade.JOINT
 
     @property
     def words(self) -> str:
-        """The errors that sampling does not explain, the largest first, each with its size."""
-        parts = sorted(self._parts(), key=lambda part: -part[0])
+        """The errors that sampling does not explain, with their sizes, the worst grade first."""
+        parts = sorted(self._parts(), key=lambda part: -_graded(part[0]).rank)
         if parts:
             return ", ".join(words for _, words in parts)
         if math.isnan(self.divergence):
