@@ -39,7 +39,7 @@ METHODS: tuple[Method, ...] = (
     GaussianLayers(), Cumulants(), Split(), Series(order=4), Linearized(), Unscented(),
     PiecewiseLinear(), AssumedDensity(), Wu2019(),
 )  # fmt: skip
-"""The methods that are compared by default."""
+"""The methods that are compared by default; the verdict is on the first that does not refuse."""
 SAMPLES = 75_000  # plain samples, whose standard errors any default reference has
 PILOT = 1024  # samples of both kinds, which tell how many with a control variate suffice
 MARGIN = 1.25  # factor on that number, since it is estimated from few samples
@@ -77,16 +77,16 @@ def compare(
         module: a network or function, as for `cp.propagate`; it returns one tensor.
         inputs: its inputs, as for `cp.propagate`.
         methods: a method, several, or a mapping from names to them; by default all that covprop
-            has. Those that refuse or fail say why.
+            has. The verdict is on the first; those that refuse or fail say why.
         samples: so many plain samples as the reference.
         generator: random numbers of the reference.
         reference: another way of sampling, such as cp.ControlVariate(5_000, cp.Linearized()).
-        show: whether to print the table.
+        show: whether to print verdict and table.
         progress: whether to show a progress bar.
         named_inputs: keyword arguments of the module.
 
     Returns:
-        The table as str() and every figure of every output.
+        Verdict, table and advice as str(), and every figure of every output.
 
     Example:
         comparison = cp.compare(model, x, methods=[cp.GaussianLayers(), cp.Linearized()])
