@@ -25,7 +25,10 @@ from experiments.table import Table
 
 NAME = "auto"
 AUTO = "Auto()"
-LAYERWISE: dict[str, Method] = {"GaussianLayers()": cp.Exact(), "Cumulants()": cp.Cumulants()}
+LAYERWISE: dict[str, Method] = {
+    "GaussianLayers()": cp.GaussianLayers(),
+    "Cumulants()": cp.Cumulants(),
+}
 TOLERANCES = (0.05, 0.01, 0.002)
 AUTOS: dict[str, Method] = {
     AUTO: cp.Auto(), **{f"Auto({t})": cp.Auto(tolerance=t) for t in TOLERANCES}
@@ -188,10 +191,10 @@ def _estimates(record: dict[str, Any]) -> Table:
     header = ["`y.error` of", "correlation of logarithms", "errors within the estimate",
               f"errors above {LARGE:.0%} found", "false alarms"]  # fmt: skip
     note = (
-        f"Errors and estimates below {FLOOR:.2%} count as that: the truth is known no better. Found: "
-        f"the estimate is above {LARGE:.0%}, too. False alarms: of the other cases. Those of "
-        "`Auto()` are what is left after it has taken a better method where the estimate was large, "
-        "so that there is little for a correlation."
+        f"Errors and estimates below {FLOOR:.2%} count as that: the truth is known no better. "
+        f"Found: the estimate is above {LARGE:.0%}, too. False alarms: of the other cases. Errors "
+        "of `Auto()` are what is left after it has taken a better method where the estimate was "
+        "large, so that there is little to correlate."
     )
     return Table("Estimated and true errors", header, lines, note)
 
@@ -237,9 +240,9 @@ def _tolerances(record: dict[str, Any]) -> Table:
     note = (
         "Within: up to two standard errors of the truth. The cheapest: of `GaussianLayers`, "
         "`Cumulants`, `Linearized`, `Unscented` and `MonteCarlo` with "
-        f"{', '.join(f'{n:,}' for n in SAMPLES)} samples, the one that took the least time of those "
-        "whose true error is within the tolerance, which it takes the truth to know; no single "
-        "method: none of them is."
+        f"{', '.join(f'{n:,}' for n in SAMPLES)} samples, the one that took the least time of "
+        "those whose true error is within the tolerance, which it takes the truth to know; no "
+        "single method: none of them is."
     )
     return Table("Tolerances", header, lines, note)
 

@@ -8,5 +8,5 @@ from functools import partial
 
 import covprop as cp
 
-propagate = partial(cp.propagate, method=cp.Exact())
-joint = partial(cp.joint, method=cp.Exact())
+propagate = partial(cp.propagate, method=cp.GaussianLayers())
+joint = partial(cp.joint, method=cp.GaussianLayers())

@@ -15,7 +15,7 @@ from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
-from covprop.methods import Auto, Exact, LayerwiseMethod, Method, WrappingMethod
+from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method, WrappingMethod
 from covprop.methods.accuracy import with_deferred_errors
 from covprop.methods.call import Call, planned, random_state_kept
 from covprop.methods.plan import Plan, Step
@@ -23,7 +23,7 @@ from covprop.methods.progress import PointBar, ProgressBar
 from covprop.modules import eager
 from covprop.rules.noise import warn_of_dropout
 
-AUTO, EXACT = Auto(), Exact()
+AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
 
 
 def propagate(
@@ -41,8 +41,8 @@ def propagate(
         module: An `nn.Module` in evaluation mode, or any function of tensors.
         inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
             also in tuples, lists, dicts and dataclasses.
-        method: A method such as `cp.Exact()`, also as the last positional argument; by default
-            `cp.Auto()`, which chooses one.
+        method: A method such as `cp.GaussianLayers()`, also as the last positional argument; by
+            default `cp.Auto()`, which chooses one.
         progress: Whether to show a bar.
         named_inputs: The same, by name.
 
@@ -83,7 +83,7 @@ def propagate_without_warnings(
 def plan(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
     """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
@@ -93,8 +93,8 @@ def plan(
     Args:
         module: As for `propagate`.
         inputs: As for `propagate`.
-        method: A method that goes from layer to layer, such as `cp.Exact()`; of `cp.Auto()`, the
-            one that it would take.
+        method: A method that goes from layer to layer, such as `cp.GaussianLayers()`; of
+            `cp.Auto()`, the one that it would take.
         named_inputs: As for `propagate`.
 
     Returns:
@@ -179,7 +179,8 @@ def checked(
         *inputs, method = inputs
     if not isinstance(method, Method):
         raise TypeError(
-            f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
+            "a method is an object such as cp.GaussianLayers() or cp.Series(order=4), not "
+            f"{method!r}"
         )
     _check_method(method, module)
     call = Call(module, tuple(inputs), named_inputs)

@@ -16,12 +16,19 @@ from torch.distributions import MultivariateNormal
 
 import covprop as cp
 from covprop.diagnostics.comparison import Agreement, Reference
-from covprop.diagnostics.verdict import kl_divergence, wasserstein_distance
+from covprop.diagnostics.verdict import (
+    Deviation,
+    Grade,
+    Judgement,
+    kl_divergence,
+    wasserstein_distance,
+)
 from covprop.gaussian import SamplingError
 from tests.layers import propagate
 from tests.oracles import assert_close
 
 FINE = "within sampling error"
+STILL = "off where samples do not vary"
 PLAIN = cp.MonteCarlo()
 
 
@@ -104,7 +111,7 @@ def test_a_control_variate_finds_a_small_error_of_a_nearly_linear_network() -> N
     method = cp.ControlVariate(4096, generator=_seeded(0))
     truth = propagate(torch.tanh, x, method)
     assert verdict(right, truth, method) == FINE
-    assert verdict(wrong, truth, method).startswith("variance off by ")
+    assert verdict(wrong, truth, method).startswith("standard deviations 0.49 % off")
     assert verdict(wrong, sampled(torch.tanh, x, 4096, 0)) == FINE
 
 
@@ -139,7 +146,7 @@ def test_a_variance_twenty_percent_off_is_caught_where_a_unit_is_active_enough(
     matrix[0, 0] *= factor
     truth = sampled(torch.relu, x, 300_000, 0)
     assert verdict(right, truth) == FINE
-    assert verdict(cp.Gaussian(right.mean, matrix), truth).startswith("variance off by ")
+    assert verdict(cp.Gaussian(right.mean, matrix), truth).startswith("standard deviations ")
 
 
 def test_a_unit_that_a_method_holds_for_dead_is_caught() -> None:
@@ -147,18 +154,18 @@ def test_a_unit_that_a_method_holds_for_dead_is_caught() -> None:
     x = gaussian(-3.0, 1.0)
     wrong = propagate(torch.relu, x, cp.Linearized())
     told = verdict(wrong, sampled(torch.relu, x, 5000, 0))
-    assert told.startswith("mean off by")
-    assert told.endswith("variance off by 100 %")
+    assert told.startswith("standard deviations 100 % off (")
+    assert ", means " in told
 
 
 @pytest.mark.parametrize(
     ("mean", "variance", "expected"),
     [
         (1e-3, 1.0, FINE),  # as one value of 1000 in a million would have it
-        (0.2, 1.0, "mean off by inf std, variance off by inf %"),  # at least 3.8 % are not zero
+        (0.2, 1.0, f"standard deviations {STILL}, means {STILL}"),  # at least 3.8 % are not zero
         (1e-30, 1e-30, FINE),
-        (0.0, 1.0, "variance off by inf %"),
-        (0.1, 0.0, "mean off by inf std"),
+        (0.0, 1.0, f"standard deviations {STILL}"),
+        (0.1, 0.0, f"means {STILL}"),
         (0.0, 0.0, FINE),
     ],
 )
@@ -211,7 +218,57 @@ def test_the_covariance_error_is_that_of_the_elements_that_are_off() -> None:
     mean = torch.zeros(2, 2).double()
     error = SamplingError(40_000, torch.full_like(mean, 0.05), stderr)
     told = verdict(cp.Gaussian(mean, found), cp.Gaussian(mean, truth, sampling=error))
-    assert told == "covariance off by 1 %"
+    assert told == "covariance 1 % off (10 standard errors)"
+
+
+# Grades and words.
+
+UNSEEN = Deviation(0.004, 1.2, significant=False)
+"""An error that sampling explains."""
+
+
+def significant(size: float, standard_errors: float = 8.0) -> Deviation:
+    return Deviation(size, standard_errors, significant=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "grade", "words"),
+    [
+        (0.006, Grade.SMALL, "0.6 % off"), (0.02, Grade.MODERATE, "2 % off"),
+        (0.099, Grade.MODERATE, "9.9 % off"), (0.1, Grade.WRONG, "10 % off"),
+        (4.0, Grade.WRONG, "400 % off"), (34.0, Grade.WRONG, "a factor of 35 off"),
+    ],
+)  # fmt: skip
+def test_a_grade_is_that_of_the_size_whatever_its_significance(
+    size: float, grade: Grade, words: str
+) -> None:
+    for number, told in ((4.0, "4"), (4e5, ">999")):
+        judged = Judgement(significant(size, number), UNSEEN, UNSEEN)
+        assert judged.grade is grade
+        assert judged.words == f"standard deviations {words} ({told} standard errors)"
+
+
+def test_a_large_error_that_sampling_explains_is_none() -> None:
+    rare = Deviation(0.5, 1.5, significant=False)
+    judged = Judgement(rare, rare, rare)
+    assert judged.grade is Grade.AGREES
+    assert judged.words == FINE
+    assert Judgement(rare, rare, rare, divergence=12.3).grade is Grade.JOINT
+
+
+def test_the_worst_error_is_told_first() -> None:
+    judged = Judgement(significant(0.02), significant(0.3, 40), UNSEEN)
+    assert judged.grade is Grade.WRONG
+    assert judged.words.startswith("means 0.3 standard deviations off (40 standard errors), stand")
+
+
+def test_a_covariance_is_told_where_deviations_do_not_explain_it() -> None:
+    """A variance is off by twice as much as its root, and so is a covariance for that reason."""
+    explained = Judgement(significant(0.02), UNSEEN, significant(0.05))
+    assert "covariance" not in explained.words
+    lost = Judgement(significant(0.02), UNSEEN, significant(0.9))
+    assert lost.words.startswith("covariance 90 % off (8 standard errors), standard deviations 2 %")
+    assert lost.grade is Grade.WRONG
 
 
 # Distances.

@@ -119,7 +119,7 @@ def duplicated() -> cp.Gaussian:
 
 
 def test_duplicated_relu_units_cannot_reach_a_tight_tolerance():
-    with pytest.raises(cp.ToleranceNotReached, match=r"cp\.Exact\(\)"):
+    with pytest.raises(cp.ToleranceNotReached, match=r"cp\.GaussianLayers\(\)"):
         propagate(torch.relu, duplicated(), cp.Series(tolerance=1e-8))
 
 

@@ -58,7 +58,7 @@ def test_every_field_is_what_its_own_function_gives() -> None:
     attack = robustness.adversarial_accuracy(model, x.mean, labels, WIDTH * math.sqrt(6))
     assert_close(found.adversary.margin, attack.margin, atol=1e-12)
     assert found.input_shape == (6,)
-    assert found.method == "Exact()"
+    assert found.method == "GaussianLayers()"
 
 
 def test_the_sampled_check_agrees_with_the_network() -> None:

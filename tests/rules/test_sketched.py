@@ -81,7 +81,7 @@ def test_variances_further_on_have_it_too() -> None:
 def test_a_matrix_product_beside_another_nonlinearity_is_not_silent() -> None:
     x = gaussian(4)
     for function in (lambda x: (x @ x) - (x * x).sum(), lambda x: (x @ x)[None] + torch.relu(x)):
-        with pytest.warns(cp.ApproximationWarning, match=r"matrix product.*cp\.Exact"):
+        with pytest.warns(cp.ApproximationWarning, match=r"matrix product.*cp\.GaussianLayers"):
             sketched(function, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -57,7 +57,7 @@ class Activation(ABC):
 
     Example:
         tanh = cp.activations.Quadrature(torch.tanh)  # any continuous function is an Activation
-        cp.propagate(model, x, method=cp.Exact(activations={torch.sigmoid: tanh}))
+        cp.propagate(model, x, method=cp.GaussianLayers(activations={torch.sigmoid: tanh}))
     """
 
     direct_pairs: ClassVar[int] = sys.maxsize

@@ -20,7 +20,7 @@ from covprop.methods.base import LayerwiseMethod, Method
 from covprop.methods.call import Call
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.network import Network
 from covprop.methods.quasi_monte_carlo import (
     REPLICATES,
@@ -173,7 +173,9 @@ class Estimator:
         """The result with third cumulants, or, if that is the one in question, without."""
         if not isinstance(method, LayerwiseMethod) or isinstance(method, Sketched):
             return None
-        second = Exact(method.activations) if isinstance(method, Cumulants) else Cumulants()
+        second = (
+            GaussianLayers(method.activations) if isinstance(method, Cumulants) else Cumulants()
+        )
         with approximations_ignored():
             try:
                 return gaussians(second.run(self.call))

@@ -22,7 +22,7 @@ from covprop.methods.accuracy import Estimator, error_of_points, gaussians
 from covprop.methods.base import Gains, LayerwiseMethod, Method
 from covprop.methods.call import Call, planned
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.sketched import Sketched
 
@@ -49,9 +49,9 @@ class Auto(Method):
 
     With noise in one to eight independent directions, the network is evaluated at fixed points
     (`cp.QuasiMonteCarlo`). With more, third cumulants are followed from layer to layer
-    (`cp.Cumulants`); where a plan says that this takes too much, Gaussian layers (`cp.Exact`) or
-    sketches (`cp.Sketched`). Such an answer is checked at points, and where its estimated error is
-    large, more points take its place if they are better.
+    (`cp.Cumulants`); where a plan says that this takes too much, Gaussian layers
+    (`cp.GaussianLayers`) or sketches (`cp.Sketched`). Such an answer is checked at points, and
+    where its estimated error is large, more points take its place if they are better.
 
     `y.error` is the estimate, `y.method` the method that was used, `y.notes` say why. Where an
     error above 5 % is estimated and nothing better was found, there is a warning. The choice is one
@@ -187,7 +187,7 @@ class _Choice:
 
     def layerwise(self) -> LayerwiseMethod:
         """The most accurate method whose plan is bearable."""
-        for method in (Cumulants(), Exact()):
+        for method in (Cumulants(), GaussianLayers()):
             if self.work(method) <= LAYER_WORK:
                 return method
         return Sketched()
@@ -214,7 +214,7 @@ class _Choice:
             errors = self.estimator.errors(nest, method, self.work(method))
         reason = {
             Cumulants: "third cumulants are followed from layer to layer",
-            Exact: "third cumulants would take too much time or memory",
+            GaussianLayers: "third cumulants would take too much time or memory",
             Sketched: "covariances of all layers would take too much time or memory",
         }[type(method)]
         return _Answer(nest, errors, reason, tuple(dict.fromkeys(texts)))

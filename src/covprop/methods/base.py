@@ -238,7 +238,7 @@ class FunctionMethod(Method):
             raise RandomDraws(
                 f"the model draws random numbers, as dropout and Bayesian layers do, and "
                 f"cp.{type(self).__name__} takes it as a function; use cp.MonteCarlo(), for such "
-                "layers also cp.Exact(), or for dropout call model.eval()"
+                "layers also cp.GaussianLayers(), or for dropout call model.eval()"
             )
         check_outputs(network, self.entry_bytes)
         with call.naming_broken_weights():

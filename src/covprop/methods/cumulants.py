@@ -16,7 +16,7 @@ from covprop.flow.nests import map_leaves
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod
 from covprop.methods.call import Call
-from covprop.methods.exact import Exact, exact_cross, exact_moments
+from covprop.methods.gaussian_layers import GaussianLayers, exact_cross, exact_moments
 from covprop.skewed import Skewed
 
 
@@ -25,13 +25,13 @@ from covprop.skewed import Skewed
 class Cumulants(LayerwiseMethod):
     """Gaussian moments of each nonlinearity, corrected by the third cumulant of its input.
 
-    `Exact` takes the input of every layer as Gaussian. This follows its skewness as well, to first
-    order, so that means, covariances and the `skewness` of the outputs hold at larger noise. It
-    costs 5 to 20 times as much. Where the expansion cannot be trusted, an operation takes
+    `GaussianLayers` takes the input of every layer as Gaussian. This follows its skewness as well,
+    to first order, so that means, covariances and the `skewness` of the outputs hold at larger
+    noise. It costs 5 to 20 times as much. Where the expansion cannot be trusted, an operation takes
     its input as Gaussian, warns and leaves a note in the result (`y.notes`).
 
     Args:
-        activations: As of `Exact`.
+        activations: As of `GaussianLayers`.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), 1.0)
@@ -60,34 +60,34 @@ class Cumulants(LayerwiseMethod):
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
-        """Those of a Gaussian, as of `Exact`."""
+        """Those of a Gaussian, as of `GaussianLayers`."""
         return exact_moments(activation, mean, covariance)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
-        """That of Gaussians, as of `Exact`."""
+        """That of Gaussians, as of `GaussianLayers`."""
         return exact_cross(left, right, covariance)
 
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
     ) -> Any:
-        """One pass; where branches cannot be joined with third cumulants, one of `Exact`."""
+        """One pass; where branches do not join with third cumulants, one of `GaussianLayers`."""
         try:
             return super().traverse(call, watcher, observe)
         except InconsistentBranches as error:
             note = warn_user(
-                f"third cumulants give a negative variance, so the result is that of cp.Exact(): "
-                f"{error}",
+                "third cumulants give a negative variance, so the result is that of "
+                f"cp.GaussianLayers(): {error}",
                 ApproximationWarning,
             )
-        result = Exact(self.activations).traverse(call, watcher, observe)
+        result = GaussianLayers(self.activations).traverse(call, watcher, observe)
         return map_leaves(result, lambda leaf: self._noted(leaf, note))
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
-        """Those of `Exact` where branches cannot be joined with third cumulants."""
+        """Those of `GaussianLayers` where branches cannot be joined with third cumulants."""
         try:
             return super().gains(call, selected)
         except InconsistentBranches:
-            return Exact(self.activations).gains(call, selected)
+            return GaussianLayers(self.activations).gains(call, selected)
 
     def _noted(self, leaf: Any, note: str) -> Any:
         if not isinstance(leaf, Gaussian):

@@ -31,8 +31,8 @@ class Series(LayerwiseMethod):
         tolerance: Instead, the smallest order of each layer whose error bound is at most this,
             relative to the product of the two standard deviations.
         exact_variance: Put the exact variance on the diagonal; published was the truncated one.
-        activations: As of `Exact`.
-        independent_maxima: As of `Exact`.
+        activations: As of `GaussianLayers`.
+        independent_maxima: As of `GaussianLayers`.
 
     Example:
         cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Series(order=4))
@@ -141,7 +141,7 @@ def sufficient_order(
             raise ToleranceNotReached(
                 f"after {highest} terms the error bound is {left_over:.1e}, above the tolerance "
                 f"{tolerance:.1e}, because some units are almost perfectly correlated; use "
-                "cp.Exact() or a larger tolerance"
+                "cp.GaussianLayers() or a larger tolerance"
             )
         highest *= 2
         rest = remainders(activation, mean, variance, highest)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.propagate import EXACT, propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.budget import scaled
 from covprop.robustness.classifier import (
     Ball,
@@ -270,7 +270,7 @@ def fooling_rate(
     levels: Sequence[float] = LEVELS,
     *,
     batch_dims: int = 1,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     samples: int = SAMPLES,
     points: int = POINTS,
     generator: torch.Generator | None = None,
@@ -328,7 +328,7 @@ def fooling_and_adversary(
     steps: int = STEPS,
     bounds: tuple[float, float] | None = None,
     batch_dims: int = 1,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     samples: int = SAMPLES,
     points: int = POINTS,
     generator: torch.Generator | None = None,

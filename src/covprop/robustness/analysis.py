@@ -11,7 +11,7 @@ from covprop.diagnostics.compare import method_name
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
 from covprop.methods.progress import StageBar
-from covprop.propagate import EXACT, propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.adversary import STEPS, Adversarial, attack, noise_radius
 from covprop.robustness.budget import FOUND, NoiseBudget, noise_budget, scaled
 from covprop.robustness.classifier import (
@@ -189,7 +189,7 @@ def analyse(
     x: Gaussian,
     label: int | Tensor | None = None,
     *,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     probability: float = 0.99,
     samples: int = SAMPLES,
     points: int = POINTS,

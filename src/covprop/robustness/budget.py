@@ -13,7 +13,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.rounding import PROBABILITY
 from covprop.methods import Method
-from covprop.propagate import EXACT, propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.classifier import Classifier, Model
 from covprop.robustness.logits import POINTS, Logits, Randomisation
 from covprop.robustness.probabilities import misclassification
@@ -122,7 +122,7 @@ def noise_budget(
     probability: float = 0.99,
     *,
     batch_dims: int = 0,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     largest: float = LARGEST,
     tolerance: float = TOLERANCE,
     points: int = POINTS,

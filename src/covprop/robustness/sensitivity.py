@@ -11,7 +11,7 @@ from covprop.covariance import Dense, Diagonal
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.propagate import EXACT, propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
 from covprop.robustness.logits import (
     POINTS,
@@ -122,7 +122,7 @@ def sensitivity(
     label: int | Tensor | None = None,
     of: Measure | None = None,
     *,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
 ) -> Tensor:
     """d(measure) / d(variance of each input element), in the shape of the input's mean.
 
@@ -162,7 +162,7 @@ def sensitivity(
         if not value.requires_grad:
             raise UnsupportedOperation(
                 f"cp.{type(method).__name__} gives no gradients of this model with respect to its "
-                "input's variances; use cp.Exact() or cp.Series(order=4)"
+                "input's variances; use cp.GaussianLayers() or cp.Series(order=4)"
             )
         (gradient,) = torch.autograd.grad(value.sum(), variance)
     return gradient.reshape(x.mean.shape)
@@ -239,7 +239,7 @@ def worst_noise(
     within: Ball | VarianceBudget | None = None,
     *,
     steps: int = STEPS,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> WorstNoise:
@@ -364,7 +364,7 @@ class _Objective:
             if not margin.requires_grad:
                 raise UnsupportedOperation(
                     f"cp.{type(self.method).__name__} gives no gradients of this model; use "
-                    "cp.Exact() or cp.Series(order=4)"
+                    "cp.GaussianLayers() or cp.Series(order=4)"
                 )
             p = wrong.probability
             relative = p / torch.where(p > 0, p, 1).detach()
