@@ -27,6 +27,8 @@ VARIABLE = "COVPROP_CORPUS"
 STEPS, BATCH, RATE = 3000, 512, 4e-3
 HELD_OUT = 4096
 """Points that a fit is judged by."""
+SHIFTED = "digits-shifted"
+"""The table of digits under another name, for a network whose noise is of low rank."""
 TABLE_STEPS, ROWS = 1500, 128
 """Steps on a table, and rows of each."""
 
@@ -201,7 +203,7 @@ def table(name: str) -> tuple[Tensor, Tensor]:
     if name in uci.CHECKSUMS:
         values = uci.table(name)
         features, target = values[:, :-1], values[:, -1]
-    elif name == "digits":
+    elif name in ("digits", SHIFTED):
         images = datasets.load_digits()
         return torch.from_numpy(images.data / 16), torch.from_numpy(images.target).long()
     else:

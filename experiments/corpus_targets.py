@@ -1,4 +1,4 @@
-"""Functions that small networks are fitted to: controllers, cost tables, values, engineering models.
+"""Functions that small networks are fitted to: controllers, cost tables, engineering models.
 
 Each takes points of a cube of side 2 sqrt(3), (rows, inputs), where a coordinate has deviation 1,
 and scales them to what its coordinates mean. Plateaus, saturation and kinks are on purpose: where a

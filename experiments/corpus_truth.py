@@ -2,7 +2,8 @@
 
 Independent scramblings of Sobol's sequence grow together, each twice as long as before, until the
 standard errors that they tell by their differences are small, or until as many points are used as
-may be.
+may be. Where inputs are few, two thirds of the points come from wider Gaussians and are weighted: a
+network that is flat but for what happens five deviations away is seen to be so.
 """
 
 import hashlib
@@ -20,8 +21,12 @@ from experiments.randomness import seed_of
 REPLICATES = 16
 FIRST = 2**13
 """Points of a replicate before it is looked at, and of a block."""
-GOAL = 1e-3
+IMAGES = 2**9
+"""Images, or sequences, that go through a network at a time: what fits into a cache."""
+GOAL = 5e-4
 """A standard error of standard deviations, as a part of them, that is small."""
+SCALES, FEW = (1.0, 1.5, 2.5), 8
+"""Of Gaussians that points come from, where so many inputs or fewer vary."""
 NEGLIGIBLE = 1e-9
 """Outputs that vary less than so much of the largest output's size have no relative error."""
 HALF_CELL = 2.0**-31
@@ -63,24 +68,38 @@ class Truth(NamedTuple):
 
 @final
 class _Replicate:
-    """One scrambled sequence through the network, and the sums so far."""
+    """Scrambled sequences through the network, one for each scale, and the weighted sums so far."""
 
     def __init__(self, inputs: int, seed: int) -> None:
-        self.engine = SobolEngine(inputs, scramble=True, seed=seed)
-        self.count, self.total, self.squares = 0, torch.zeros(()), torch.zeros(())
+        self.scales = torch.tensor(SCALES if inputs <= FEW else (1.0,), dtype=torch.float64)
+        self.engines = [
+            SobolEngine(inputs, scramble=True, seed=seed_of(seed, place))
+            for place in range(len(self.scales))
+        ]
+        self.count, self.weight = 0, torch.zeros(())
+        self.total, self.squares = torch.zeros(()), torch.zeros(())
 
     def extend(self, outputs: Callable[[Tensor], Tensor]) -> None:
-        """One more block of points."""
-        uniform = self.engine.draw(FIRST, dtype=torch.float64) + HALF_CELL
-        found = outputs(torch.special.ndtri(uniform))
-        self.count += len(found)
-        self.total = self.total + found.sum(0)
-        self.squares = self.squares + found.T @ found
+        """One more block of points of each scale."""
+        for engine, scale in zip(self.engines, self.scales, strict=True):
+            uniform = engine.draw(FIRST, dtype=torch.float64) + HALF_CELL
+            points = scale * torch.special.ndtri(uniform)
+            found, weights = outputs(points), self._weights(points)
+            self.count += len(found)
+            self.weight = self.weight + weights.sum()
+            self.total = self.total + weights @ found
+            self.squares = self.squares + (weights[:, None] * found).T @ found
+
+    def _weights(self, points: Tensor) -> Tensor:
+        """The standard normal density over that of all scales together, (points,)."""
+        energy = points.square().sum(1, keepdim=True) / 2
+        ratios = energy * (1 - self.scales**-2) - points.shape[1] * self.scales.log()
+        return ratios.exp().mean(1).reciprocal()
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and covariance, about the centre."""
-        mean = self.total / self.count
-        return mean, self.squares / self.count - mean[:, None] * mean
+        mean = self.total / self.weight
+        return mean, self.squares / self.weight - mean[:, None] * mean
 
 
 @torch.no_grad()
@@ -95,23 +114,25 @@ def sampled(
     varying = values > torch.finfo(values.dtype).eps * values.max()
     root = (vectors * values.clamp(min=0).sqrt())[:, varying].flip(1)  # the largest first
     centre = model(mean[None]).flatten()
+    rows = FIRST if mean.dim() == 1 else IMAGES
 
     def outputs(z: Tensor) -> Tensor:
         x = mean + (z @ root.T).reshape(-1, *mean.shape)
-        return model(x).flatten(1) - centre  # type: ignore[no-any-return]
+        return torch.cat([model(part).flatten(1) for part in x.split(rows)]) - centre
 
     replicates = [_Replicate(root.shape[1], seed_of(seed, k)) for k in range(REPLICATES)]
+    first = FIRST * REPLICATES * len(replicates[0].scales)
     blocks = 1
     while True:
         for replicate in replicates:
             for _ in range(blocks):
                 replicate.extend(outputs)
         truth = _combined(replicates, centre)
-        blocks = replicates[0].count // FIRST
         if not len(truth.stddev_error) or truth.stddev_error.max() < goal:
             return truth
         if 2 * truth.samples > most:
             return truth
+        blocks = truth.samples // first
 
 
 def _combined(replicates: list[_Replicate], centre: Tensor) -> Truth:
@@ -130,7 +151,7 @@ def _combined(replicates: list[_Replicate], centre: Tensor) -> Truth:
 
 def fingerprint(model: nn.Module, mean: Tensor, covariance: Tensor, *more: object) -> str:
     """Of all that the moments depend on."""
-    found = hashlib.sha256(f"{model}/{more}/{REPLICATES}/{FIRST}/{GOAL}".encode())
+    found = hashlib.sha256(f"{model}/{more}/{REPLICATES}/{FIRST}/{GOAL}/{SCALES}".encode())
     for tensor in (*model.state_dict().values(), mean, covariance):
         found.update(tensor.contiguous().numpy().tobytes())
     return found.hexdigest()
