@@ -65,6 +65,8 @@ OUT = Path("/tmp/corpus.jsonl")
 
 Built: TypeAlias = tuple[nn.Module, cp.Gaussian]
 
+LONG = 15000
+"""Steps of networks that are fitted more closely."""
 FITS = (
     Fit("collision", 50, 6), Fit("collision-near", 50, 6), Fit("collision-far", 50, 6),
     Fit("collision", 25, 4), Fit("collision", 40, 5, "GELU"), Fit("collision-near", 30, 4, "SiLU"),
@@ -80,6 +82,8 @@ FITS = (
     Fit("friedman", 30, 3), Fit("borehole", 30, 3, "Tanh"), Fit("arm", 50, 3),
     Fit("ishigami", 40, 5), Fit("branin", 25, 4), Fit("folded", 30, 5),
     Fit("planes", 50, 4), Fit("bumps", 40, 3),
+    Fit("collision", 50, 6, steps=LONG), Fit("collision-far", 50, 6, steps=LONG),
+    Fit("cruise", 20, 5, steps=LONG),
 )  # fmt: skip
 PLATEAUS = (
     "collision", "collision-near", "collision-far", "vertical", "cruise", "pendulum", "cart-pole",

@@ -53,7 +53,7 @@ class Trained(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Fit:
-    """A network fitted to a function; `steps` is smaller in tests."""
+    """A network fitted to a function; another number of steps is in its name."""
 
     target: str
     width: int
@@ -64,7 +64,8 @@ class Fit:
     @property
     def name(self) -> str:
         """Of the file too."""
-        return f"{self.target}-{self.width}x{self.depth}-{self.activation}"
+        steps = "" if self.steps == STEPS else f"-{self.steps}"
+        return f"{self.target}-{self.width}x{self.depth}-{self.activation}{steps}"
 
     def model(self) -> nn.Sequential:
         """As torch initialises it."""
