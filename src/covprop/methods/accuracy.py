@@ -173,9 +173,7 @@ class Estimator:
         """The result with third cumulants, or, if that is the one in question, without."""
         if not isinstance(method, LayerwiseMethod) or isinstance(method, Sketched):
             return None
-        second = (
-            GaussianLayers(method.activations) if isinstance(method, Cumulants) else Cumulants()
-        )
+        second = GaussianLayers(method.activations) if method.third_cumulants else Cumulants()
         with approximations_ignored():
             try:
                 return gaussians(second.run(self.call))
@@ -226,10 +224,11 @@ def _combined(
     bases = []
     if second is not None and second.mean.shape == y.mean.shape:
         other = Moments.of(second)
-        better = own if isinstance(method, Cumulants) else other
+        third = isinstance(method, LayerwiseMethod) and method.third_cumulants
+        better = own if third else other
         mean = quotient((own.mean - other.mean).abs(), better.stddev)
         stddev = quotient((own.stddev - other.stddev).abs(), better.stddev)
-        if isinstance(method, Cumulants):
+        if third:
             mean, stddev = (gap * (CUMULANTS + EXPANSION * gap) for gap in (mean, stddev))
         else:
             mean, stddev = LAYERS * mean, LAYERS * stddev

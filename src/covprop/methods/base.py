@@ -112,6 +112,9 @@ class LayerwiseMethod(Method):
     carries_pairs: ClassVar[bool] = True
     """Whether covariances between features are carried."""
 
+    third_cumulants: ClassVar[bool] = False
+    """Whether third cumulants are followed beside means and covariances."""
+
     backward: ClassVar[bool] = False
     """Whether a backward pass from the outputs follows, so that all edges are kept."""
 

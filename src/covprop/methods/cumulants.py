@@ -44,6 +44,7 @@ class Cumulants(LayerwiseMethod):
     independent_maxima: bool = field(default=False, init=False, repr=False)
 
     uses_skewness: ClassVar[bool] = True
+    third_cumulants: ClassVar[bool] = True
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
         """Covariance and third moments."""
