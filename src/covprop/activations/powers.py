@@ -8,7 +8,6 @@ needs no derivative of g: it holds for kinks and jumps as well. Centring first l
 of large moments.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from covprop.activations.moments import (
 from covprop.errors import QuadratureError
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import inverse_deviation, standard_deviation
-from covprop.kernels.polynomials import Panels, hermite_functions
+from covprop.kernels.polynomials import Panels, hermite_weights
 
 CUBE_ORDER = 3
 """The highest derivative of the cube that third cumulants need."""
@@ -100,9 +99,11 @@ class _Integrals(Function):
     def forward(
         ctx: Any, mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
     ) -> tuple[Tensor, ...]:
-        rows = _integrals(mean.detach(), variance.detach(), terms, order + 2)
+        followed = any(ctx.needs_input_grad)
+        counts = [count + 2 * followed for count in (order + 1, order + 1, CUBE_ORDER + 1)]
+        rows = _integrals(mean.detach(), variance.detach(), terms, counts)
         ctx.save_for_backward(variance, *rows)
-        return rows[0][:-2], rows[1][:-2], rows[2][: CUBE_ORDER + 1]
+        return tuple(part[:-2] if followed else part for part in rows)
 
     @staticmethod
     @first_order
@@ -122,11 +123,10 @@ class _Integrals(Function):
 
 @torch.no_grad()
 def _integrals(
-    mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
+    mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], counts: list[int]
 ) -> list[Tensor]:
-    """E[f^p He_k] for k = 0 ... order (5 at most for the cube), some elements at a time."""
+    """E[f^p He_k] for p = 1, 2, 3 and k below the count of each, some elements at a time."""
     shape, flat, stddev = mean.shape, mean.flatten(), standard_deviation(variance).flatten()
-    counts = order + 1, order + 1, CUBE_ORDER + 3
     if not len(flat):
         return [mean.new_zeros(count, *shape) for count in counts]
     flat_terms = [
@@ -134,7 +134,8 @@ def _integrals(
         for factor, scalar in terms
     ]
     by_width = stddev.argsort(stable=True)  # elements of like width have like grids
-    size = max(1, HELD_VALUES // (4 * NODES * panel_count(stddev.new_ones(1), order)))
+    grid = NODES * panel_count(stddev.new_ones(1), max(counts))
+    size = max(1, HELD_VALUES // (max(counts) * grid))
     parts = []
     for part in by_width.split(size):
         some = [(factor[part], scalar.take(part)) for factor, scalar in flat_terms]
@@ -145,7 +146,7 @@ def _integrals(
 
 
 def _of_elements(
-    mean: Tensor, stddev: Tensor, terms: list[tuple[Tensor, Scalar]], counts: tuple[int, ...]
+    mean: Tensor, stddev: Tensor, terms: list[tuple[Tensor, Scalar]], counts: list[int]
 ) -> tuple[Tensor, ...]:
     kinks = [kink for _, scalar in terms for kink in scalar.kinks]
     fineness = max(scalar.fineness for _, scalar in terms)
@@ -159,11 +160,10 @@ def _of_elements(
         for place, height in scalar.jumps:
             rise = rise + height * ((y >= place).to(y) - (mean >= place).to(y)[:, None, None])
         value = value + factor[:, None, None] * rise
-    hermite = zip(range(max(counts)), hermite_functions(grid.nodes), strict=False)
-    basis = [math.sqrt(math.factorial(k)) * grid.weights * h for k, h in hermite]
-    value = value - (value * basis[0]).sum((-2, -1), keepdim=True)
-    powers = value, value.square(), value * value.square()
-    return tuple(
-        torch.stack([(power * weight).sum((-2, -1)) for weight in basis[:count]])
-        for power, count in zip(powers, counts, strict=True)
-    )
+    # One matrix product for all orders; grids without kinks are the same for all elements.
+    rows = hermite_weights(grid.nodes.flatten(-2), grid.weights.flatten(-2), max(counts)).mT
+    value = value.flatten(-2)
+    value = value - (value[:, None] @ rows[..., :1])[:, 0]
+    powers = torch.stack([value, value.square(), value * value.square()], dim=-2)
+    found = (powers @ rows).permute(1, 2, 0)
+    return tuple(part[:count] for part, count in zip(found, counts, strict=True))
