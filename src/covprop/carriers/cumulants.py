@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activation
-from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
+from covprop.activations.powers import expected_derivatives
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     ActivationOrigin,
+    Blocks,
     DropoutOrigin,
     Nonlinearity,
-    Origin,
     ProductOrigin,
+    block_of,
+    moved,
     product_factors,
 )
 from covprop.carriers.third_cumulant import ThirdCumulant
@@ -28,10 +30,10 @@ from covprop.errors import name_of
 from covprop.flow.algebra import Contraction, Groups
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
+    Coefficients,
     Marginals,
-    Slices,
     Tree,
-    pair_sum,
+    of_one_vector,
     product_loops,
     with_diagonal,
 )
@@ -83,7 +85,7 @@ class Cumulants(ThirdCumulant):
         matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
         made = self._linear(loc, linear, Dense(matrix))
         assert isinstance(made, Cumulants)
-        made.blocks = _rows(made.blocks, good)
+        made.blocks = made.blocks.rows(good)
         return made
 
     def _trusted(
@@ -117,77 +119,80 @@ class Cumulants(ThirdCumulant):
         result, plain = super().activation(activation, mean)
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
-        slices = self.slices(self)
-        made, known = self._corrected(plain, derivatives, variance, slices, self.blocks)
+        inverse, slices, blocks = inverse_deviation(variance), self.slices(self), self.blocks
+        skewness, good = torch.zeros_like(variance), None
+        marginals = Marginals.of(*derivatives, skewness)
         if slices is not None:
+            rows = inverse.to(slices)
+            skewness = (slices.diagonal(dim1=-2, dim2=-1) * rows.square() * rows).double()
+            marginals = Marginals.of(*derivatives, skewness)
             name = name_of(getattr(activation, "function", type(activation)))
-            skewness = known.skewness.detach() * derivatives.curvature()
+            share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
-            skewness = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, skewness)
-            good = self._trusted(name, made.variances(), plain.variances(), skewness)
+            share = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, share)
+            good = self._trusted(name, marginals.variance, plain.variances(), share)
             if good is not None:
-                del made
-                slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
-                made, known = self._corrected(plain, derivatives, variance, slices, blocks)
-                made.fell_back = True
-        return result + known.marginals.shift.to(result), made
+                slices, blocks = torch.where(_both(good), slices, 0), blocks.rows(good)
+                skewness = torch.where(good, skewness, 0)
+                marginals = Marginals.of(*derivatives, skewness)
+        slope = _slope(plain)
+        if slices is not None:
+            slope = slope + skewness * derivatives.first[4] / 6 * inverse
+        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
+        made = self._corrected(plain, known, slices, blocks)
+        made.fell_back = good is not None
+        return result + marginals.shift.to(result), made
 
     def _corrected(
-        self,
-        plain: Full,
-        derivatives: ExpectedDerivatives,
-        variance: Tensor,
-        slices: Tensor | None,
-        before: dict[Origin, Tensor],
-    ) -> tuple["Cumulants", Nonlinearity]:
+        self, plain: Full, known: Nonlinearity, slices: Tensor | None, blocks: Blocks
+    ) -> "Cumulants":
         """An activation, given that of a Gaussian, and the slices and blocks of its argument."""
-        assert plain.activated is not None
-        f, square, cube = derivatives
-        matrix, inverse = self.covariance.matrix(), inverse_deviation(variance)
-        rows = inverse.to(matrix)[..., :, None]
+        derivatives, marginals, slope = known.derivatives, known.marginals, known.slope
+        matrix, covariance = self.covariance.matrix(), plain.covariance
+        rows = known.inverse.to(matrix)[..., :, None]
+        units = None if slices is None else slices * rows.square() * rows.mT
         rho = correlation(matrix, rows, rows.mT)
-        slope, covariance = plain.activated.coefficients(1)[0], plain.covariance
-        skewness, scaled = torch.zeros_like(variance), None
-        if slices is not None:
-            units = slices * rows.square() * rows.mT
-            skewness = units.diagonal(dim1=-2, dim2=-1).double()
-            scaled = Slices(units, units.mT, (skewness, skewness))
-            slope = slope + skewness * f[4] / 6 * inverse
-        marginals = Marginals.of(f, square, cube, skewness)
-        kappa = pair_sum(rho, square, f, 0, 0, start=1)
-        if scaled is not None:
+        f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
+        added, kappa = of_one_vector(rho, units, known.skewness, f, square)
+        if added is not None:
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))
             else:
-                value = symmetric(covariance.matrix() + scaled.correction(rho, f, f))
+                value = covariance.matrix() + added
                 covariance = Dense(with_diagonal(value, marginals.variance))
-            kappa = kappa + scaled.correction(rho, square, f)
             kappa = kappa - 2 * marginals.shift.to(matrix)[..., :, None] * covariance.matrix()
-        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
         transfer = Scaled(slope)
-        blocks = {origin: transfer(block) for origin, block in before.items()}
+        if blocks.tensor is not None:
+            blocks = Blocks(blocks.origins, moved(blocks.tensor, transfer))
         columns, own_origin = derivatives.nonlinear(matrix.dtype), None
         if len(columns):
-            has_column = torch.zeros_like(matrix[..., :1, :]).index_fill(-1, columns, 1)
-            tree = Tree.of(f, slope, inverse, matrix, slices, skewness)
-            tree = Tree(*(factor * has_column for factor in tree))
+            every = len(columns) == self.size
+            tree = Tree.of(derivatives.first, slope, known.inverse, matrix, slices, known.skewness)
+            if not every:
+                has_column = torch.zeros_like(matrix[..., :1, :]).index_fill(-1, columns, 1)
+                tree = Tree(*(factor * has_column for factor in tree))
             have = tree.slices()
             if slices is not None:
                 d = slope.to(matrix)
                 have = have + d.square()[..., :, None] * d[..., None, :] * slices
             own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
             parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own).mT)
-            block = torch.cat([part.index_select(-1, columns) for part in parts], dim=-1)
+            if not every:
+                parts = tuple(part.index_select(-1, columns) for part in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
-            blocks[own_origin] = block
-        options = {"activated": plain.activated, "blocks": blocks, "known": known}
-        gaussian = None if slices is None else plain.covariance
+            blocks = blocks.with_block(own_origin, block_of(*parts))
         made = self._new(
-            covariance, ((self, transfer),), gaussian=gaussian, own=own_origin, **options
+            covariance,
+            ((self, transfer),),
+            activated=plain.activated,
+            blocks=blocks,
+            gaussian=None if slices is None else plain.covariance,
+            known=known,
+            own=own_origin,
         )
         assert isinstance(made, Cumulants)
-        return made, known
+        return made
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -222,7 +227,7 @@ class Cumulants(ThirdCumulant):
         )
         if block is not None:
             made.own = ProductOrigin(self, other)
-            made.blocks[made.own] = block
+            made.blocks = made.blocks.with_block(made.own, block)
         return centre, made
 
     def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
@@ -238,8 +243,7 @@ class Cumulants(ThirdCumulant):
         cube = mean**3 + 3 * mean * variance + third
         own = ratio * (ratio - 1) * cube + 3 * ratio * (2 * mean * variance + third)
         rest = with_diagonal(origin.slices(self, self), own / 3).mT
-        nothing = torch.zeros_like(rest)
-        made.blocks[origin] = torch.cat([_unit(rest), nothing, nothing, rest], dim=-1)
+        made.blocks = made.blocks.with_block(origin, block_of(_unit(rest), None, None, rest))
         return made
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -290,9 +294,10 @@ def _both(good: Tensor) -> Tensor:
     return good[..., :, None] & good[..., None, :]
 
 
-def _rows(blocks: dict[Origin, Tensor], good: Tensor) -> dict[Origin, Tensor]:
-    """Blocks without the rows of other elements."""
-    return {origin: torch.where(good[..., None], b, 0) for origin, b in blocks.items()}
+def _slope(plain: Full) -> Tensor:
+    """E[g'] of a Gaussian argument."""
+    assert plain.activated is not None
+    return plain.activated.coefficients(1)[0]
 
 
 def _unit(matrix: Tensor) -> Tensor:

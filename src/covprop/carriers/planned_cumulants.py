@@ -5,8 +5,8 @@ from typing import Any, final
 
 from torch import Tensor
 
+from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import Ledger, Planned
-from covprop.carriers.third_cumulant import FACTORS
 from covprop.covariance.planned import Cost, PlannedCovariance
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage

@@ -17,15 +17,21 @@ from torch import Tensor
 from covprop.activations import Activated
 from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, release
 from covprop.carriers.full import Full
-from covprop.carriers.origins import InputOrigin, Nonlinearity, Origin
+from covprop.carriers.origins import (
+    Blocks,
+    InputOrigin,
+    Nonlinearity,
+    Origin,
+    all_origins,
+    block_of,
+    moved,
+)
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.kernels.edgeworth import Slices
+from covprop.kernels.edgeworth import Coefficients, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 
-FACTORS = 4
-"""Tensors of a block: e, w, q and r."""
 UNKNOWN_SKEWNESS = (
     "the skewness of the result is too large for the expansion to be trusted, so it is not given; "
     "intervals are those of a Gaussian"
@@ -37,7 +43,8 @@ LARGEST_RESULT = 3.0
 class ThirdCumulant(Full):
     """A covariance structure, and blocks of factors of the third cumulant by their origin.
 
-    A block is one tensor (*batch, n, 4 r): the columns of e, w, q and r side by side. gaussian: the
+    blocks: those of what it came of, all in one tensor, so that a transfer and a slice are one
+    matrix product each; what it shares with other origins is found when asked for. gaussian: the
     covariance that an activation would have of a Gaussian argument; known: the numbers of the
     activation that made it; own: the origin that it is itself; roots: the inputs that it came of;
     complete: whether every operation before it has made its block, so that skewness is known.
@@ -52,7 +59,7 @@ class ThirdCumulant(Full):
         activated: Activated | None = None,
         products: SecondOrder | None = None,
         opaque: bool = False,
-        blocks: dict[Origin, Tensor] | None = None,
+        blocks: Blocks | None = None,
         gaussian: Covariance | None = None,
         known: Nonlinearity | None = None,
         own: Origin | None = None,
@@ -63,6 +70,7 @@ class ThirdCumulant(Full):
         self.gaussian, self.known, self.own, self.fell_back = gaussian, known, own, False
         self.complete: bool = not opaque and all(parent.complete for parent, _ in self._parents())
         self._beside: dict[Origin, Tensor | None] = {}
+        self._aligned: Blocks | None = None
         self.blocks = self._moved() if blocks is None else blocks
 
     @classmethod
@@ -70,36 +78,51 @@ class ThirdCumulant(Full):
         cls, covariance: Covariance, third: Tensor | None, lineage: Lineage, treatment: Treatment
     ) -> Self:
         """An input whose elements are independent where they have third moments (*batch, n)."""
-        blocks: dict[Origin, Tensor] = {}
+        blocks = Blocks()
         if third is not None:
             unit = torch.eye(covariance.size, dtype=third.dtype, device=third.device)
             unit = unit.expand(*third.shape, covariance.size)
-            nothing = torch.zeros_like(unit)
-            parts = unit, nothing, nothing, torch.diag_embed(third / 3)
-            blocks[InputOrigin()] = torch.cat(parts, dim=-1)
+            block = block_of(unit, None, None, torch.diag_embed(third / 3))
+            blocks = blocks.with_block(InputOrigin(covariance.size), block)
         return cls(covariance, lineage, treatment, blocks=blocks)
 
     def _parents(self) -> list[tuple["ThirdCumulant", Transfer]]:
         return [(parent, edge) for parent, edge in self.edges if isinstance(parent, ThirdCumulant)]
 
-    def _moved(self) -> dict[Origin, Tensor]:
+    def _moved(self) -> Blocks:
         """Blocks of what it came from, along the edges."""
-        blocks: dict[Origin, Tensor] = {}
         parents = self._parents()
-        for origin in dict.fromkeys(origin for parent, _ in parents for origin in parent.blocks):
-            for parent, transfer in parents:
-                factors = parent.factors(origin)
-                if factors is not None:
-                    share = transfer(factors.to(self.covariance.dtype))
-                    blocks[origin] = blocks[origin] + share if origin in blocks else share
-        return blocks
+        origins = all_origins(*(parent.blocks.origins for parent, _ in parents))
+        total: Tensor | None = None
+        for parent, transfer in parents:
+            factors = parent.factors(origins)
+            if factors is not None:
+                share = moved(factors.to(self.covariance.dtype), transfer)
+                total = share if total is None else total + share
+        return Blocks() if total is None else Blocks(origins, total)
 
     # Slices of the third cumulant.
 
-    def factors(self, origin: Origin) -> Tensor | None:
-        """What it has in the block of an origin, None if that is zero."""
-        if origin in self.blocks:
-            return self.blocks[origin]
+    def factors(self, origins: tuple[Origin, ...]) -> Tensor | None:
+        """What it has in the blocks of some origins, its own among them, None if that is zero."""
+        if self.blocks.origins == origins:
+            return self.blocks.tensor
+        if self._aligned is None or self._aligned.origins != origins:
+            parts = self.blocks.parts()
+            found = [parts[o] if o in parts else self._beside_of(o) for o in origins]
+            like = next((part for part in found if part is not None), None)
+            tensor = None
+            if like is not None:
+                tensor = torch.cat([
+                    like.new_zeros(*like.shape[:-1], origin.count) if part is None
+                    else part.to(like.dtype)
+                    for origin, part in zip(origins, found, strict=True)
+                ], dim=-1)  # fmt: skip
+            self._aligned = Blocks(origins, tensor)
+        return self._aligned.tensor
+
+    def _beside_of(self, origin: Origin) -> Tensor | None:
+        """What it has in the block of an origin that it did not come of."""
         if origin not in self._beside:
             y = origin.base
             independent = y is None or y.roots.isdisjoint(self.roots)
@@ -117,29 +140,35 @@ class ThirdCumulant(Full):
         Shape (*batch, n, m); None if it is zero. without: an origin whose block does not count.
         """
         y = self if partner is None else partner
-        total: Tensor | None = None
-        for origin in dict.fromkeys((*self.blocks, *y.blocks, *other.blocks)):
-            if origin is without:
-                continue
-            factors = self.factors(origin), y.factors(origin), other.factors(origin)
-            one, two, three = factors
-            if one is None or two is None or three is None:
-                continue
-            two, three = two.to(one.dtype), three.to(one.dtype)
-            (e, w, q, r), (e2, w2, q2, r2) = (f.chunk(FACTORS, dim=-1) for f in (one, two))
-            centre = (w * q2 + q * w2) / 2 + r * e2 + e * r2
-            left = [centre, (e * q2 + q * e2) / 2, (e * w2 + w * e2) / 2, e * e2]
-            part = torch.cat(left, dim=-1) @ three.mT
-            total = part if total is None else total + part
-        return total
+        origins = all_origins(*(vector.blocks.origins for vector in (self, y, other)))
+        if not origins or other.roots.isdisjoint(self.roots | y.roots):
+            return None
+        one, two, three = (vector.factors(origins) for vector in (self, y, other))
+        if one is None or two is None or three is None:
+            return None
+        (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-2), two.to(one.dtype).unbind(-2)
+        if two is one:
+            left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
+        else:
+            left = [
+                (w * q2 + q * w2) / 2 + r * e2 + e * r2,
+                (e * q2 + q * e2) / 2,
+                (e * w2 + w * e2) / 2,
+                e * e2,
+            ]
+        products = torch.stack(left, dim=-2)
+        if without in origins:
+            products = products * torch.cat([
+                e.new_full((origin.count,), float(origin is not without)) for origin in origins
+            ])  # fmt: skip
+        return products.flatten(-2) @ three.to(one.dtype).flatten(-2).mT
 
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
-        total = torch.zeros_like(self.variances())
-        for block in self.blocks.values():
-            e, w, q, r = block.chunk(FACTORS, dim=-1)
-            total = total + 3 * (e * (w * q + r * e)).sum(-1)
-        return total
+        if self.blocks.tensor is None:
+            return torch.zeros_like(self.variances())
+        e, w, q, r = self.blocks.tensor.unbind(-2)
+        return 3 * (e * (w * q + r * e)).sum(-1)
 
     def skewness(self) -> Tensor | None:
         """T_iii / sigma^3, where all of it is known and small enough for an expansion."""
@@ -147,11 +176,10 @@ class ThirdCumulant(Full):
             return None
         inverse = inverse_deviation(self.variances().double())
         total = torch.zeros_like(inverse)
-        for block in self.blocks.values():
-            e, w, q, r = block.double().chunk(FACTORS, dim=-1)
-            over = inverse[..., None]
-            tree = (over * e) * (over * w) * (over * q)
-            total = total + 3 * (tree + (over * r) * (over * e) * (over * e)).sum(-1)
+        if self.blocks.tensor is not None:
+            scaled = inverse[..., None, None] * self.blocks.tensor
+            e, w, q, r = scaled.unbind(-2)
+            total = 3 * (e * (w * q + r * e)).sum(-1)
         if bool((total.detach().abs() > LARGEST_RESULT).any()):
             self.lineage.note(UNKNOWN_SKEWNESS, warn=False)
             return None
@@ -189,7 +217,7 @@ class ThirdCumulant(Full):
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
         cross = y.cross(w)
-        if cross is None or not (y.blocks or w.blocks):
+        if cross is None or not (y.blocks.origins or w.blocks.origins):
             return None
         rows = known.inverse.to(cross)[..., :, None]
         columns = other.known.inverse.to(cross)[..., None, :]
@@ -200,7 +228,10 @@ class ThirdCumulant(Full):
             (known.skewness, other.known.skewness),
         )
         rho = correlation(cross, rows, columns)
-        return pairs.correction(rho, known.derivatives.first, other.known.derivatives.first)
+        f, g = (
+            Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
+        )  # fmt: skip
+        return pairs.correction(rho, f, g)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""
@@ -214,7 +245,7 @@ class ThirdCumulant(Full):
         nodes = {carrier for carrier in held if isinstance(carrier, ThirdCumulant)}
         living = [node for node in nodes if not node.covariance.constant]
         bases = dict[Any, None]()
-        for origin in dict.fromkeys(origin for node in living for origin in node.blocks):
+        for origin in dict.fromkeys(origin for node in living for origin in node.blocks.origins):
             base = origin.base
             if base is None:
                 continue
