@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated
-from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, release
+from covprop.carriers.cross_covariance import (
+    Known,
+    SecondOrder,
+    Treatment,
+    cross_covariance,
+    parallel,
+    release,
+)
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     Blocks,
@@ -185,6 +192,13 @@ class ThirdCumulant(Full):
             return None
         return total.to(self.variances().dtype)
 
+    def cross(self, other: Carrier) -> Tensor | None:
+        """Cov(this, other); those of this propagation that were found before are remembered."""
+        assert isinstance(other, ThirdCumulant)
+        if any(one.structure is not None and one.structure.constant for one in (self, other)):
+            return None
+        return cross_covariance(self, other, self.lineage.crosses)
+
     def beyond_gaussian(self, other: Carrier) -> Tensor | None:
         """What third cumulants add to Cov(g(y_i), x_j), beyond the slope E[g'] of the edge.
 
@@ -256,4 +270,19 @@ class ThirdCumulant(Full):
                 bases[base] = None
             else:
                 origin.base = None
-        release(nodes, [*living, *(base for base in bases if base not in nodes)])
+        living += [base for base in bases if base not in nodes]
+        release(nodes, living)
+        for lineage in {node.lineage for node in nodes}:
+            _forget_crosses(lineage.crosses, living)
+
+
+def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:
+    """Drop covariances of vectors that no edge leads to any more."""
+    reached, waiting = set[int](), list[Any](living)
+    while waiting:
+        node = waiting.pop()
+        if node.serial not in reached:
+            reached.add(node.serial)
+            waiting += [parent for parent, _ in node.edges]
+    for pair in [pair for pair in crosses if not reached.issuperset(pair)]:
+        del crosses[pair]

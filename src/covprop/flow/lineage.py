@@ -79,6 +79,8 @@ class Lineage:
         self.guard: Callable[[], None] | None = None
         self.notes: dict[str, None] = {}
         """What the results have to say of how they were computed, in order."""
+        self.crosses: dict[tuple[int, int], torch.Tensor | None] = {}
+        """Covariances of two vectors by their serials, for carriers that remember them."""
         self._expected = 0
         self._holders: list[weakref.ref[Holder]] = []
         self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
