@@ -55,11 +55,10 @@ class ExpectedDerivatives(NamedTuple):
         return (orders[1:].sum(0) / torch.where(total > 0, total, 1)).sqrt()
 
     def nonlinear(self, dtype: torch.dtype) -> Tensor:
-        """Elements, in any of the batch, whose function is not linear but for rounding."""
+        """Whether the function of an element is not linear but for rounding, (*batch, n)."""
         orders = self._orders()
         largest = orders.sum(0).amax(-1, keepdim=True)
-        curved = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
-        return curved.reshape(-1, curved.shape[-1]).any(0).nonzero()[:, 0]
+        return orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
 
 
 def expected_derivatives(

@@ -164,21 +164,21 @@ class Cumulants(ThirdCumulant):
         transfer = Scaled(slope)
         if blocks.tensor is not None:
             blocks = Blocks(blocks.origins, moved(blocks.tensor, transfer))
-        columns, own_origin = derivatives.nonlinear(matrix.dtype), None
+        curved, own_origin = derivatives.nonlinear(matrix.dtype), None
+        columns = curved.reshape(-1, self.size).any(0).nonzero()[:, 0]
         if len(columns):
-            every = len(columns) == self.size
+            every, mask = bool(curved.all()), curved[..., None, :]
             tree = Tree.of(derivatives.first, slope, known.inverse, matrix, slices, known.skewness)
             if not every:
-                has_column = torch.zeros_like(matrix[..., :1, :]).index_fill(-1, columns, 1)
-                tree = Tree(*(factor * has_column for factor in tree))
+                tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
             have = tree.slices()
             if slices is not None:
                 d = slope.to(matrix)
                 have = have + d.square()[..., :, None] * d[..., None, :] * slices
             own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
             parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own).mT)
-            if not every:
-                parts = tuple(part.index_select(-1, columns) for part in parts)
+            if not every:  # zero for those of a batch that do not bend, as if each were alone
+                parts = tuple(torch.where(mask, p, 0).index_select(-1, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
             blocks = blocks.with_block(own_origin, block_of(*parts))
