@@ -64,10 +64,9 @@ class ExpectedDerivatives(NamedTuple):
 def expected_derivatives(
     activation: Activation, mean: Tensor, variance: Tensor, order: int
 ) -> ExpectedDerivatives:
-    """Integrate the function and its powers; mean and variance (*batch, n) in float64."""
-    terms = activation.scalars(mean.detach(), variance.detach())
-    _check_parameters(terms, mean)
-    first, second, third = _Integrals.apply(mean, variance, terms, order)
+    """Those of the function and of its powers; mean and variance (*batch, n) in float64."""
+    _check_parameters(activation, mean, variance)
+    first, second, third = _Integrals.apply(mean, variance, activation, order)
     if first.requires_grad:  # the integrals are centred on a constant, which gradients notice
         centre = activation.mean(mean, variance)
         shift = centre - centre.detach()
@@ -77,12 +76,12 @@ def expected_derivatives(
     return ExpectedDerivatives(first, second, third)
 
 
-def _check_parameters(terms: list[tuple[Tensor, Scalar]], mean: Tensor) -> None:
+def _check_parameters(activation: Activation, mean: Tensor, variance: Tensor) -> None:
     """Integrals have gradients by mean and variance only."""
     if not torch.is_grad_enabled() or not mean.numel():
         return
     point = mean.detach().flatten()[:1]
-    for factor, scalar in terms:
+    for factor, scalar in activation.scalars(mean.detach(), variance.detach()):
         first = scalar.having([tensor.flatten()[:1] for tensor in scalar.of_elements])
         if factor.requires_grad or first(point).requires_grad:
             raise QuadratureError(
@@ -96,11 +95,14 @@ class _Integrals(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
+        ctx: Any, mean: Tensor, variance: Tensor, activation: Activation, order: int
     ) -> tuple[Tensor, ...]:
         followed = any(ctx.needs_input_grad)
         counts = [count + 2 * followed for count in (order + 1, order + 1, CUBE_ORDER + 1)]
-        rows = _integrals(mean.detach(), variance.detach(), terms, counts)
+        rows = activation.powers(mean.detach(), variance.detach(), counts)
+        if rows is None:
+            terms = activation.scalars(mean.detach(), variance.detach())
+            rows = _integrals(mean.detach(), variance.detach(), terms, counts)
         ctx.save_for_backward(variance, *rows)
         return tuple(part[:-2] if followed else part for part in rows)
 
