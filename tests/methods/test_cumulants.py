@@ -32,10 +32,10 @@ def whole(carrier: Any) -> Tensor:
     assert isinstance(carrier, Cumulants)
     total = torch.zeros(carrier.size, carrier.size, carrier.size, dtype=D)
     assert carrier.blocks.tensor is not None
-    e, w, q, r = carrier.blocks.tensor.unbind(-2)
+    e, w, q, r = carrier.blocks.tensor.unbind(-3)
     for one in ((e, w, q), (r, e, e)):
         for order in itertools.permutations(one):
-            total += torch.einsum("ir,jr,kr->ijk", *order) / 2
+            total += torch.einsum("ri,rj,rk->ijk", *order) / 2
     return total
 
 
@@ -369,7 +369,7 @@ def test_units_that_do_not_bend_have_no_columns() -> None:
     x = cp.Gaussian(torch.tensor([20.0, 0.1, -20.0, 0.0], dtype=D), torch.eye(4, dtype=D))
     z = torch.relu(in_flight(x))
     z.evaluate()
-    assert z.carrier.blocks.tensor.shape == (4, 4, 2)
+    assert z.carrier.blocks.tensor.shape == (4, 2, 4)
 
 
 # Where it is not to be trusted.

@@ -85,7 +85,7 @@ class Cumulants(ThirdCumulant):
         matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
         made = self._linear(loc, linear, Dense(matrix))
         assert isinstance(made, Cumulants)
-        made.blocks = made.blocks.rows(good)
+        made.blocks = made.blocks.only(good)
         return made
 
     def _trusted(
@@ -132,7 +132,7 @@ class Cumulants(ThirdCumulant):
             share = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, share)
             good = self._trusted(name, marginals.variance, plain.variances(), share)
             if good is not None:
-                slices, blocks = torch.where(_both(good), slices, 0), blocks.rows(good)
+                slices, blocks = torch.where(_both(good), slices, 0), blocks.only(good)
                 skewness = torch.where(good, skewness, 0)
                 marginals = Marginals.of(*derivatives, skewness)
         slope = _slope(plain)
@@ -167,7 +167,7 @@ class Cumulants(ThirdCumulant):
         curved, own_origin = derivatives.nonlinear(matrix.dtype), None
         columns = curved.reshape(-1, self.size).any(0).nonzero()[:, 0]
         if len(columns):
-            every, mask = bool(curved.all()), curved[..., None, :]
+            every, mask = bool(curved.all()), curved[..., :, None]
             tree = Tree.of(derivatives.first, slope, known.inverse, matrix, slices, known.skewness)
             if not every:
                 tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
@@ -176,9 +176,9 @@ class Cumulants(ThirdCumulant):
                 d = slope.to(matrix)
                 have = have + d.square()[..., :, None] * d[..., None, :] * slices
             own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
-            parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own).mT)
+            parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own))
             if not every:  # zero for those of a batch that do not bend, as if each were alone
-                parts = tuple(torch.where(mask, p, 0).index_select(-1, columns) for p in parts)
+                parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
             blocks = blocks.with_block(own_origin, block_of(*parts))
@@ -223,7 +223,7 @@ class Cumulants(ThirdCumulant):
         loops = product_loops(u, v, torch.zeros_like(u) if cross is None else cross)
         own = loops.diagonal(dim1=-2, dim2=-1) / 3
         block = product_factors(
-            self.cross(made), other.cross(made), with_diagonal(loops, own).mT, _unit(u)
+            self.cross(made), other.cross(made), with_diagonal(loops, own), _unit(u)
         )
         if block is not None:
             made.own = ProductOrigin(self, other)
@@ -242,7 +242,7 @@ class Cumulants(ThirdCumulant):
         # The mask b has E b = 1, Var b = ratio and third central moment ratio (ratio - 1).
         cube = mean**3 + 3 * mean * variance + third
         own = ratio * (ratio - 1) * cube + 3 * ratio * (2 * mean * variance + third)
-        rest = with_diagonal(origin.slices(self, self), own / 3).mT
+        rest = with_diagonal(origin.slices(self, self), own / 3)
         made.blocks = made.blocks.with_block(origin, block_of(_unit(rest), None, None, rest))
         return made
 

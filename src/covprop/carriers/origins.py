@@ -52,7 +52,7 @@ class Origin(ABC):
 
     @abstractmethod
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
-        """The factors (*batch, n, 4, count) of a vector x that did not come of it.
+        """The factors (*batch, 4, count, n) of a vector x that did not come of it.
 
         y: its argument; None if they are zero.
         """
@@ -61,7 +61,7 @@ class Origin(ABC):
 @final
 @dataclass(frozen=True)
 class Blocks:
-    """Factors of a vector, those of all origins side by side: (*batch, n, 4, columns)."""
+    """Factors of a vector, those of all origins one after another: (*batch, 4, count, n)."""
 
     origins: tuple[Origin, ...] = ()
     tensor: Tensor | None = None
@@ -74,19 +74,19 @@ class Blocks:
         """The factors of each origin."""
         if self.tensor is None:
             return {}
-        split = self.tensor.split([origin.count for origin in self.origins], dim=-1)
+        split = self.tensor.split([origin.count for origin in self.origins], dim=-2)
         return dict(zip(self.origins, split, strict=True))
 
     def with_block(self, origin: Origin, factors: Tensor) -> "Blocks":
         """Also the block of a newer origin."""
-        joined = factors if self.tensor is None else torch.cat([self.tensor, factors], dim=-1)
+        joined = factors if self.tensor is None else torch.cat([self.tensor, factors], dim=-2)
         return Blocks((*self.origins, origin), joined)
 
-    def rows(self, good: Tensor) -> "Blocks":
-        """Without the rows of elements that are not good (*batch, n)."""
+    def only(self, good: Tensor) -> "Blocks":
+        """Without elements that are not good (*batch, n)."""
         if self.tensor is None:
             return self
-        return Blocks(self.origins, torch.where(good[..., None, None], self.tensor, 0))
+        return Blocks(self.origins, torch.where(good[..., None, None, :], self.tensor, 0))
 
 
 def all_origins(*several: Iterable[Origin]) -> tuple[Origin, ...]:
@@ -99,14 +99,14 @@ def all_origins(*several: Iterable[Origin]) -> tuple[Origin, ...]:
 
 def moved(factors: Tensor, transfer: Callable[[Tensor], Tensor]) -> Tensor:
     """Factors along an edge, which takes vectors as columns."""
-    return transfer(factors.flatten(-2)).unflatten(-1, (FACTORS, -1))
+    return transfer(factors.flatten(-3, -2).mT).mT.unflatten(-2, (FACTORS, -1))
 
 
 def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | None) -> Tensor:
-    """A block of factors (*batch, n, columns), of which some are zero."""
+    """A block of factors (*batch, count, n), of which some are zero."""
     like = next(part for part in (e, w, q, r) if part is not None)
     nothing = torch.zeros_like(like)
-    return torch.stack([nothing if part is None else part for part in (e, w, q, r)], dim=-2)
+    return torch.stack([nothing if part is None else part for part in (e, w, q, r)], dim=-3)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class ActivationOrigin(Origin):
         kappa = kappa - 2 * column(known.marginals.shift) * first
         have = column(known.slope).square() * raw
         have = have + column(self.tree[0]) * q + column(self.tree[1]) * w
-        return block_of(None, w.mT, q.mT, (kappa - have).mT)
+        return block_of(None, w, q, kappa - have)
 
 
 @final
@@ -208,7 +208,7 @@ class DropoutOrigin(Origin):
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Nothing but slices."""
-        return block_of(None, None, None, self.slices(y, x).mT)
+        return block_of(None, None, None, self.slices(y, x))
 
     def slices(self, y: SkewedVector, x: SkewedVector) -> Tensor:
         """ratio Cov(y_i^2, x_j)."""
@@ -240,4 +240,4 @@ def product_factors(
     """The block of a product, of rows Cov(u_i, x_j) and Cov(v_i, x_j)."""
     if w is None and q is None:
         return None
-    return block_of(unit, None if w is None else w.mT, None if q is None else 2 * q.mT, rest)
+    return block_of(unit, w, None if q is None else 2 * q, rest)

@@ -121,10 +121,10 @@ class ThirdCumulant(Full):
             tensor = None
             if like is not None:
                 tensor = torch.cat([
-                    like.new_zeros(*like.shape[:-1], origin.count) if part is None
+                    like.new_zeros(*like.shape[:-2], origin.count, self.size) if part is None
                     else part.to(like.dtype)
                     for origin, part in zip(origins, found, strict=True)
-                ], dim=-1)  # fmt: skip
+                ], dim=-2)  # fmt: skip
             self._aligned = Blocks(origins, tensor)
         return self._aligned.tensor
 
@@ -153,7 +153,7 @@ class ThirdCumulant(Full):
         one, two, three = (vector.factors(origins) for vector in (self, y, other))
         if one is None or two is None or three is None:
             return None
-        (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-2), two.to(one.dtype).unbind(-2)
+        (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.to(one.dtype).unbind(-3)
         if two is one:
             left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
         else:
@@ -163,19 +163,18 @@ class ThirdCumulant(Full):
                 (e * w2 + w * e2) / 2,
                 e * e2,
             ]
-        products = torch.stack(left, dim=-2)
+        products = torch.stack(left, dim=-3)
         if without in origins:
-            products = products * torch.cat([
-                e.new_full((origin.count,), float(origin is not without)) for origin in origins
-            ])  # fmt: skip
-        return products.flatten(-2) @ three.to(one.dtype).flatten(-2).mT
+            counts = [e.new_full((o.count, 1), float(o is not without)) for o in origins]
+            products = products * torch.cat(counts)
+        return products.flatten(-3, -2).mT @ three.to(one.dtype).flatten(-3, -2)
 
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
         if self.blocks.tensor is None:
             return torch.zeros_like(self.variances())
-        e, w, q, r = self.blocks.tensor.unbind(-2)
-        return 3 * (e * (w * q + r * e)).sum(-1)
+        e, w, q, r = self.blocks.tensor.unbind(-3)
+        return 3 * (e * (w * q + r * e)).sum(-2)
 
     def skewness(self) -> Tensor | None:
         """T_iii / sigma^3, where all of it is known and small enough for an expansion."""
@@ -184,9 +183,9 @@ class ThirdCumulant(Full):
         inverse = inverse_deviation(self.variances().double())
         total = torch.zeros_like(inverse)
         if self.blocks.tensor is not None:
-            scaled = inverse[..., None, None] * self.blocks.tensor
-            e, w, q, r = scaled.unbind(-2)
-            total = 3 * (e * (w * q + r * e)).sum(-1)
+            tensor = self.blocks.tensor
+            e, w, q, r = (inverse.to(tensor)[..., None, None, :] * tensor).unbind(-3)
+            total = 3 * (e * torch.addcmul(w * q, r, e)).sum(-2, dtype=total.dtype)
         if bool((total.detach().abs() > LARGEST_RESULT).any()):
             self.lineage.note(UNKNOWN_SKEWNESS, warn=False)
             return None

@@ -150,7 +150,7 @@ class Marginals(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """Third cumulants of z = f(y) that are centred at i, as factors of e_i (column i, row j).
+    """Third cumulants of z = f(y) that are centred at i, as factors of e_i (row i, column j).
 
     w_i = D C e_i / sigma_i, q_i = sigma_i (f_2(i) w_i + f_3(i) u_i + f_2(i) v_i) with
     u_i = D_j T_iij and v_i = f_2(j) T_ijj: docs/mathematics.md.
@@ -171,20 +171,20 @@ class Tree(NamedTuple):
     ) -> "Tree":
         """slope: D; inverse: 1 / sigma; slices: T_iij, rows i and columns j."""
         d, over = (t.to(covariance) for t in (slope, inverse))
-        rows = d[..., :, None]
-        w = rows * covariance * over[..., None, :]
-        q = w * (f[2] + skewness * f[5] / 6).to(covariance)[..., None, :]
+        columns = d[..., None, :]
+        w = over[..., :, None] * covariance * columns
+        q = (f[2] + skewness * f[5] / 6).to(covariance)[..., :, None] * w
         if slices is None:
             return cls(w, q)
         two, three = f[2].to(covariance), f[3].to(covariance)
         slices = slices * over.square()[..., :, None]
-        q = q + rows * (three[..., :, None] * slices).mT
-        return cls(w, q + two[..., :, None] * (two * over)[..., None, :] * slices)
+        q = q + three[..., :, None] * slices * columns
+        return cls(w, q + (two * over)[..., :, None] * (two[..., :, None] * slices).mT)
 
     def slices(self) -> Tensor:
         """T_iij that the trees of all i have, rows i and columns j."""
         w, q = (factor.diagonal(dim1=-2, dim2=-1)[..., :, None] for factor in self)
-        return w * self.q.mT + q * self.w.mT + self.w * self.q
+        return w * self.q + q * self.w + (self.w * self.q).mT
 
 
 def with_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
