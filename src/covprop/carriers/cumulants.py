@@ -78,11 +78,12 @@ class Cumulants(ThirdCumulant):
         covariance = self.covariance.push(linear)
         if self.gaussian is None:
             return self._linear(loc, linear, covariance)
-        plain = self.gaussian.push(linear)
-        good = self._trusted("a linear map", covariance.diagonal(), plain.diagonal(), worth=0.0)
+        plain = self.gaussian.pushed_variances(linear)
+        good = self._trusted("a linear map", covariance.diagonal(), plain, worth=0.0)
         if good is None:
             return self._linear(loc, linear, covariance)
-        matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
+        gaussian = self.gaussian.push(linear).matrix()
+        matrix = torch.where(_both(good), covariance.matrix(), gaussian)
         made = self._linear(loc, linear, Dense(matrix))
         assert isinstance(made, Cumulants)
         made.blocks = made.blocks.only(good)

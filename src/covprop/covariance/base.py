@@ -190,6 +190,10 @@ class Covariance(ABC):
     def push(self, linear: LinearMap) -> "Covariance":
         """A S A^T."""
 
+    def pushed_variances(self, linear: LinearMap) -> Tensor:
+        """diag(A S A^T), without the rest of it where there is a short way."""
+        return self.push(linear).diagonal()
+
     @abstractmethod
     def take(self, index: Tensor) -> "Covariance":
         """The covariance of y[index], for an index (m,) that may repeat and leave out."""
