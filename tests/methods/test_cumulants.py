@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.carriers import Cumulants
+from covprop.carriers import Cumulants, cross_covariance
 from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
 from tests.gaussians import covariance_matrix, numbers, seeded
@@ -313,6 +313,63 @@ def test_a_batch_is_a_loop() -> None:
         assert_close(batch.mean[i], one.mean, rtol=1e-12)
         assert_close(batch.covariance_matrix[i], one.covariance_matrix, rtol=1e-10)
         assert_close(batch.skewness[i], one.skewness, rtol=1e-9)
+
+
+class Subtracted(nn.Module):
+    """Branches that are subtracted, with weights large enough for variances below zero."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        sizes = (3, 16), (16, 3), (3, 16), (16, 3)
+        self.a, self.b, self.c, self.d = (nn.Linear(*size, dtype=D) for size in sizes)
+        for parameter in self.parameters():
+            parameter.data *= 3
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        h = x - self.b(torch.relu(self.a(x)))
+        return h - self.d(torch.relu(self.c(torch.tanh(h) * h)))
+
+
+def test_a_batch_falls_back_element_by_element() -> None:
+    """Where one of a batch has a negative variance, the others are what they are alone."""
+    net = Subtracted(29)
+    torch.manual_seed(129)
+    variance = torch.tensor([0.01, 0.3, 1.0, 4.0], dtype=D)
+    x = cp.Gaussian(torch.randn(4, 3, dtype=D), variance[:, None, None] * torch.eye(3, dtype=D))
+    with pytest.warns(cp.ApproximationWarning, match="negative variance in 1 of 4 elements"):
+        batch = cp.propagate(net, x, cp.Cumulants())
+    assert batch.notes[-1].startswith("third cumulants give a negative variance in 1 of 4")
+    fell = []
+    for i in range(4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cp.ApproximationWarning)
+            one = cp.propagate(net, x[i], cp.Cumulants())
+        fell.append(any("negative variance" in note for note in one.notes))
+        assert_close(batch.mean[i], one.mean, rtol=1e-10)
+        scale = float(one.covariance_matrix.abs().max())
+        assert_close(batch.covariance_matrix[i], one.covariance_matrix, atol=1e-10 * scale)
+    assert fell == [False, True, False, False]
+    exact = cp.propagate(net, x[1], cp.Exact())
+    assert_close(batch.covariance_matrix[1], exact.covariance_matrix, rtol=1e-10)
+
+
+def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> None:
+    """Each pair of tensors once: without it, time grows with the fourth power of the steps."""
+    seen: list[tuple[int, int]] = []
+    expand = cross_covariance._expand
+
+    def counted(u: Any, v: Any, known: Any, gaussian: bool) -> Any:
+        seen.append((u.serial, v.serial))
+        return expand(u, v, known, gaussian)
+
+    monkeypatch.setattr(cross_covariance, "_expand", counted)
+    torch.manual_seed(0)
+    net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
+    cp.propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
+    assert seen
+    assert len(set(seen)) == len(seen)
 
 
 def test_single_precision_is_close_to_double() -> None:

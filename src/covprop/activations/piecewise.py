@@ -151,7 +151,8 @@ class Piecewise(Correlated):
         if len(self.knots) > 1 or self.has_jumps:
             return None
         stddev = standard_deviation(variance)
-        return kinked_powers(mean - self.knots[0], stddev, *self.slopes, counts)
+        before, after = self.slopes
+        return kinked_powers(mean - self.knots[0], stddev, before, after, counts)
 
     def _segment(self, k: int) -> Scalar:
         """A function of slope one on a segment, and constant elsewhere."""

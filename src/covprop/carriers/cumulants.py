@@ -177,7 +177,7 @@ class Cumulants(ThirdCumulant):
                 d = slope.to(matrix)
                 have = have + d.square()[..., :, None] * d[..., None, :] * slices
             own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
-            parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own))
+            parts: tuple[Tensor, ...] = (_unit(matrix), *tree, with_diagonal(kappa - have, own))
             if not every:  # zero for those of a batch that do not bend, as if each were alone
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)

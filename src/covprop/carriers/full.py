@@ -290,7 +290,8 @@ class Full(Carrier):
         if bool(below.any()):
             raise InconsistentBranches(
                 f"{name_of(operation)} joins branches whose dependence is known too roughly here: "
-                "a variance comes out negative; use smaller noise, or sampling"
+                "a variance comes out negative; use smaller noise, or sampling",
+                below.any(-1),
             )
         gone = (variance <= CANCELLATION * epsilon * scale) & ((variance != 0) | (scale > 0))
         if bool(gone.any()):

@@ -17,7 +17,6 @@ from torch import Tensor
 from covprop.activations.powers import ExpectedDerivatives
 from covprop.kernels.edgeworth import Marginals
 
-
 FACTORS = 4
 """Tensors of a block: e, w, q and r."""
 
@@ -45,10 +44,13 @@ class Origin(ABC):
 
     base: SkewedVector | None
     """What it came of, None once no other vector can ask for it."""
-    count: int
-    """The number of its columns."""
     serial: int
     """Its place in the order in which origins are made."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """The number of its columns."""
 
     @abstractmethod
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
@@ -182,9 +184,10 @@ class ProductOrigin(Origin):
     other: SkewedVector
     serial: int = field(default_factory=lambda: next(_serials))
 
-    def __post_init__(self) -> None:
+    @property
+    def count(self) -> int:
         """As many columns as elements."""
-        self.count = self.other.size
+        return self.other.size
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Its covariances with both arguments."""
@@ -224,9 +227,14 @@ class DropoutOrigin(Origin):
 class InputOrigin(Origin):
     """An input with independent skewed elements, of which no other vector has a share."""
 
-    count: int
+    size: int
     base: None = None
     serial: int = field(default_factory=lambda: next(_serials))
+
+    @property
+    def count(self) -> int:
+        """As many columns as elements."""
+        return self.size
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Nothing."""
