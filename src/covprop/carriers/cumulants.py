@@ -9,7 +9,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from covprop.activations import Activation
+from covprop.activations import Activated, Activation
 from covprop.activations.powers import expected_derivatives
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
@@ -84,10 +84,7 @@ class Cumulants(ThirdCumulant):
             return self._linear(loc, linear, covariance)
         gaussian = self.gaussian.push(linear).matrix()
         matrix = torch.where(_both(good), covariance.matrix(), gaussian)
-        made = self._linear(loc, linear, Dense(matrix))
-        assert isinstance(made, Cumulants)
-        made.blocks = made.blocks.only(good)
-        return made
+        return self._linear(loc, linear, Dense(matrix), good=good)
 
     def _trusted(
         self,
@@ -117,10 +114,10 @@ class Cumulants(ThirdCumulant):
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
         """Moments of a Gaussian, what the third cumulant adds to them, and a block of its own."""
-        result, plain = super().activation(activation, mean)
+        result, plain, activated = self._activated(activation, mean)
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
-        inverse, slices, blocks = inverse_deviation(variance), self.slices(self), self.blocks
+        inverse, slices = inverse_deviation(variance), self.slices(self)
         skewness, good = torch.zeros_like(variance), None
         marginals = Marginals.of(*derivatives, skewness)
         if slices is not None:
@@ -131,25 +128,30 @@ class Cumulants(ThirdCumulant):
             share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
             share = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, share)
-            good = self._trusted(name, marginals.variance, plain.variances(), share)
+            good = self._trusted(name, marginals.variance, plain.diagonal(), share)
             if good is not None:
-                slices, blocks = torch.where(_both(good), slices, 0), blocks.only(good)
+                slices = torch.where(_both(good), slices, 0)
                 skewness = torch.where(good, skewness, 0)
                 marginals = Marginals.of(*derivatives, skewness)
-        slope = _slope(plain)
+        slope = activated.coefficients(1)[0]
         if slices is not None:
             slope = slope + skewness * derivatives.first[4] / 6 * inverse
         known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
-        made = self._corrected(plain, known, slices, blocks)
+        made = self._corrected(plain, activated, known, slices, good)
         made.fell_back = good is not None
         return result + marginals.shift.to(result), made
 
     def _corrected(
-        self, plain: Full, known: Nonlinearity, slices: Tensor | None, blocks: Blocks
+        self,
+        covariance: Covariance,
+        activated: Activated,
+        known: Nonlinearity,
+        slices: Tensor | None,
+        good: Tensor | None,
     ) -> "Cumulants":
-        """An activation, given that of a Gaussian, and the slices and blocks of its argument."""
+        """An activation, given the covariance of a Gaussian's, and slices of its argument."""
         derivatives, marginals, slope = known.derivatives, known.marginals, known.slope
-        matrix, covariance = self.covariance.matrix(), plain.covariance
+        matrix, gaussian = self.covariance.matrix(), None if slices is None else covariance
         rows = known.inverse.to(matrix)[..., :, None]
         units = None if slices is None else slices * rows.square() * rows.mT
         rho = correlation(matrix, rows, rows.mT)
@@ -162,9 +164,8 @@ class Cumulants(ThirdCumulant):
                 value = covariance.matrix() + added
                 covariance = Dense(with_diagonal(value, marginals.variance))
             kappa = kappa - 2 * marginals.shift.to(matrix)[..., :, None] * covariance.matrix()
-        transfer = Scaled(slope)
-        if blocks.tensor is not None:
-            blocks = Blocks(blocks.origins, moved(blocks.tensor, transfer))
+        blocks, factor = self.blocks, slope.to(matrix)
+        factor = factor if good is None else torch.where(good, factor, 0)
         curved, own_origin = derivatives.nonlinear(matrix.dtype), None
         columns = curved.reshape(-1, self.size).any(0).nonzero()[:, 0]
         if len(columns):
@@ -182,15 +183,18 @@ class Cumulants(ThirdCumulant):
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
-            blocks = blocks.with_block(own_origin, block_of(*parts))
+            blocks = blocks.extended(factor, own_origin, parts)
+        elif blocks.tensor is not None:
+            blocks = Blocks(blocks.origins, moved(blocks.tensor, Scaled(factor)))
         made = self._new(
             covariance,
-            ((self, transfer),),
-            activated=plain.activated,
+            ((self, Scaled(slope)),),
+            activated=activated,
             blocks=blocks,
-            gaussian=None if slices is None else plain.covariance,
+            gaussian=gaussian,
             known=known,
             own=own_origin,
+            good=good,
         )
         assert isinstance(made, Cumulants)
         return made
@@ -228,7 +232,7 @@ class Cumulants(ThirdCumulant):
         )
         if block is not None:
             made.own = ProductOrigin(self, other)
-            made.blocks = made.blocks.with_block(made.own, block)
+            made.add_block(made.own, block)
         return centre, made
 
     def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
@@ -244,7 +248,7 @@ class Cumulants(ThirdCumulant):
         cube = mean**3 + 3 * mean * variance + third
         own = ratio * (ratio - 1) * cube + 3 * ratio * (2 * mean * variance + third)
         rest = with_diagonal(origin.slices(self, self), own / 3)
-        made.blocks = made.blocks.with_block(origin, block_of(_unit(rest), None, None, rest))
+        made.add_block(origin, block_of(_unit(rest), None, None, rest))
         return made
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -293,12 +297,6 @@ def _incomplete(made: Carrier) -> None:
 def _both(good: Tensor) -> Tensor:
     """Pairs of elements (*batch, n, n) of which both are good."""
     return good[..., :, None] & good[..., None, :]
-
-
-def _slope(plain: Full) -> Tensor:
-    """E[g'] of a Gaussian argument."""
-    assert plain.activated is not None
-    return plain.activated.coefficients(1)[0]
 
 
 def _unit(matrix: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ skip connection x of z = g(y) shares kappa(z_i, z_i, x_j) and kappa(z_i, x_j, x_
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
@@ -68,10 +68,6 @@ class Blocks:
     origins: tuple[Origin, ...] = ()
     tensor: Tensor | None = None
 
-    def __contains__(self, origin: Origin) -> bool:
-        """Whether it has a block of that origin."""
-        return origin in self.origins
-
     def parts(self) -> dict[Origin, Tensor]:
         """The factors of each origin."""
         if self.tensor is None:
@@ -82,6 +78,20 @@ class Blocks:
     def with_block(self, origin: Origin, factors: Tensor) -> "Blocks":
         """Also the block of a newer origin."""
         joined = factors if self.tensor is None else torch.cat([self.tensor, factors], dim=-2)
+        return Blocks((*self.origins, origin), joined)
+
+    def extended(self, factor: Tensor, origin: Origin, parts: Sequence[Tensor]) -> "Blocks":
+        """Each element scaled, and the block of a newer origin, in one piece of memory."""
+        old = self.tensor
+        tensors = [factor, *parts] if old is None else [factor, old, *parts]
+        if old is None or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            scaled = self if old is None else Blocks(self.origins, factor[..., None, None, :] * old)
+            return scaled.with_block(origin, block_of(*parts))
+        count = old.shape[-2]
+        joined = old.new_empty(*old.shape[:-2], count + parts[0].shape[-2], old.shape[-1])
+        torch.mul(old, factor[..., None, None, :], out=joined[..., :count, :])
+        for place, part in zip(joined.unbind(-3), parts, strict=True):
+            place[..., count:, :] = part
         return Blocks((*self.origins, origin), joined)
 
     def only(self, good: Tensor) -> "Blocks":

@@ -43,6 +43,10 @@ UNKNOWN_SKEWNESS = (
     "the skewness of the result is too large for the expansion to be trusted, so it is not given; "
     "intervals are those of a Gaussian"
 )
+KEPT = 2**22
+"""Bytes of blocks up to which they stay with a vector that the program no longer holds."""
+PRODUCTS = 2**20
+"""Numbers of products of factors that slices hold at a time."""
 LARGEST_RESULT = 3.0
 """The skewness of a result from which it is not given."""
 
@@ -55,6 +59,9 @@ class ThirdCumulant(Full):
     covariance that an activation would have of a Gaussian argument; known: the numbers of the
     activation that made it; own: the origin that it is itself; roots: the inputs that it came of;
     complete: whether every operation before it has made its block, so that skewness is known.
+
+    Of a vector that the program no longer holds but that others may ask for, large blocks are
+    released: what it made itself stays, and the rest is moved along its edges again when asked for.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class ThirdCumulant(Full):
         gaussian: Covariance | None = None,
         known: Nonlinearity | None = None,
         own: Origin | None = None,
+        good: Tensor | None = None,
     ) -> None:
         super().__init__(covariance, lineage, treatment, edges, activated, products, opaque)
         roots = (parent.roots for parent, _ in self._parents())
@@ -78,7 +86,11 @@ class ThirdCumulant(Full):
         self.complete: bool = not opaque and all(parent.complete for parent, _ in self._parents())
         self._beside: dict[Origin, Tensor | None] = {}
         self._aligned: Blocks | None = None
-        self.blocks = self._moved() if blocks is None else blocks
+        self._dtype, self._trusted_rows = covariance.dtype, good
+        self._released: Blocks | None = None
+        """What it made itself, while the rest is released."""
+        blocks = self._moved() if blocks is None else blocks
+        self.origins, self._blocks = blocks.origins, blocks
 
     @classmethod
     def of_input(
@@ -97,22 +109,54 @@ class ThirdCumulant(Full):
         return [(parent, edge) for parent, edge in self.edges if isinstance(parent, ThirdCumulant)]
 
     def _moved(self) -> Blocks:
-        """Blocks of what it came from, along the edges."""
+        """Blocks of what it came from, along the edges; only those of elements that are trusted."""
         parents = self._parents()
-        origins = all_origins(*(parent.blocks.origins for parent, _ in parents))
+        origins = all_origins(*(parent.origins for parent, _ in parents))
         total: Tensor | None = None
         for parent, transfer in parents:
             factors = parent.factors(origins)
             if factors is not None:
-                share = moved(factors.to(self.covariance.dtype), transfer)
+                share = moved(factors.to(self._dtype), transfer)
                 total = share if total is None else total + share
-        return Blocks() if total is None else Blocks(origins, total)
+        blocks = Blocks() if total is None else Blocks(origins, total)
+        return blocks if self._trusted_rows is None else blocks.only(self._trusted_rows)
+
+    @property
+    def blocks(self) -> Blocks:
+        """The factors by their origin."""
+        if self._released is not None:
+            blocks = self._moved()
+            for origin, block in self._released.parts().items():
+                blocks = blocks.with_block(origin, block)
+            self._blocks, self._released = blocks, None
+        return self._blocks
+
+    def add_block(self, origin: Origin, factors: Tensor) -> None:
+        """Also the block of a newer origin."""
+        self._blocks = self._blocks.with_block(origin, factors)
+        self.origins = self._blocks.origins
+
+    def release_blocks(self) -> None:
+        """Keep what it made itself of large blocks, if the rest can be moved here again."""
+        tensor, parents = self._blocks.tensor, self._parents()
+        self.gaussian = self._aligned = None
+        if self._released is not None or tensor is None or tensor.requires_grad:
+            return
+        before = all_origins(*(parent.origins for parent, _ in parents))
+        simple = all(parent.origins == before for parent, _ in parents)
+        if not parents or not simple or tensor.numel() * tensor.itemsize <= KEPT:
+            return
+        own = Blocks()
+        for origin, block in self._blocks.parts().items():
+            if origin not in before:
+                own = own.with_block(origin, block.clone())
+        self._released, self._blocks = own, Blocks()
 
     # Slices of the third cumulant.
 
     def factors(self, origins: tuple[Origin, ...]) -> Tensor | None:
         """What it has in the blocks of some origins, its own among them, None if that is zero."""
-        if self.blocks.origins == origins:
+        if self.origins == origins:
             return self.blocks.tensor
         if self._aligned is None or self._aligned.origins != origins:
             parts = self.blocks.parts()
@@ -147,27 +191,26 @@ class ThirdCumulant(Full):
         Shape (*batch, n, m); None if it is zero. without: an origin whose block does not count.
         """
         y = self if partner is None else partner
-        origins = all_origins(*(vector.blocks.origins for vector in (self, y, other)))
+        origins = all_origins(*(vector.origins for vector in (self, y, other)))
         if not origins or other.roots.isdisjoint(self.roots | y.roots):
             return None
         one, two, three = (vector.factors(origins) for vector in (self, y, other))
         if one is None or two is None or three is None:
             return None
-        (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.to(one.dtype).unbind(-3)
-        if two is one:
-            left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
-        else:
-            left = [
-                (w * q2 + q * w2) / 2 + r * e2 + e * r2,
-                (e * q2 + q * e2) / 2,
-                (e * w2 + w * e2) / 2,
-                e * e2,
-            ]
-        products = torch.stack(left, dim=-3)
+        counting = None
         if without in origins:
-            counts = [e.new_full((o.count, 1), float(o is not without)) for o in origins]
-            products = products * torch.cat(counts)
-        return products.flatten(-3, -2).mT @ three.to(one.dtype).flatten(-3, -2)
+            numbers = [one.new_full((o.count, 1), float(o is not without)) for o in origins]
+            counting = torch.cat(numbers)
+        two, three = two.to(one.dtype), three.to(one.dtype)
+        count, step = one.shape[-2], _step(one, two, three)
+        total: Tensor | None = None
+        for start in range(0, count, step):
+            some = slice(start, start + step)
+            x, z = one[..., some, :], three[..., some, :]
+            partners = x if two is one else two[..., some, :]
+            share = _slices(x, partners, z, None if counting is None else counting[some])
+            total = share if total is None else total.add_(share)
+        return total
 
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
@@ -182,10 +225,13 @@ class ThirdCumulant(Full):
             return None
         inverse = inverse_deviation(self.variances().double())
         total = torch.zeros_like(inverse)
-        if self.blocks.tensor is not None:
-            tensor = self.blocks.tensor
-            e, w, q, r = (inverse.to(tensor)[..., None, None, :] * tensor).unbind(-3)
-            total = 3 * (e * torch.addcmul(w * q, r, e)).sum(-2, dtype=total.dtype)
+        tensor = self.blocks.tensor
+        if tensor is not None:
+            over = inverse.to(tensor)[..., None, None, :]
+            for part in tensor.split(_step(tensor), dim=-2):
+                e, w, q, r = (over * part).unbind(-3)
+                third = (e * torch.addcmul(w * q, r, e)).sum(-2, dtype=total.dtype)
+                total = total + 3 * third
         if bool((total.detach().abs() > LARGEST_RESULT).any()):
             self.lineage.note(UNKNOWN_SKEWNESS, warn=False)
             return None
@@ -230,7 +276,7 @@ class ThirdCumulant(Full):
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
         cross = y.cross(w)
-        if cross is None or not (y.blocks.origins or w.blocks.origins):
+        if cross is None or not (y.origins or w.origins):
             return None
         rows = known.inverse.to(cross)[..., :, None]
         columns = other.known.inverse.to(cross)[..., None, :]
@@ -248,22 +294,22 @@ class ThirdCumulant(Full):
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""
+        _ = self.blocks  # while there are edges
         super().forget()
         self.known = None
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
         """As of covariances; arguments of origins are kept for vectors that have no block."""
-        del others
         nodes = {carrier for carrier in held if isinstance(carrier, ThirdCumulant)}
         living = [node for node in nodes if not node.covariance.constant]
         bases = dict[Any, None]()
-        for origin in dict.fromkeys(origin for node in living for origin in node.blocks.origins):
+        for origin in dict.fromkeys(origin for node in living for origin in node.origins):
             base = origin.base
             if base is None:
                 continue
             if any(
-                origin not in node.blocks and not base.roots.isdisjoint(node.roots)
+                origin not in node.origins and not base.roots.isdisjoint(node.roots)
                 for node in living
             ):
                 bases[base] = None
@@ -273,6 +319,34 @@ class ThirdCumulant(Full):
         release(nodes, living)
         for lineage in {node.lineage for node in nodes}:
             _forget_crosses(lineage.crosses, living)
+        for one in others:
+            if isinstance(one, ThirdCumulant) and one not in nodes:
+                one.release_blocks()
+
+
+def _step(*factors: Tensor) -> int:
+    """Columns of factors (*batch, 4, count, n) to take at a time; all if autograd follows them."""
+    first = factors[0]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in factors):
+        return first.shape[-2]
+    return max(1, PRODUCTS * first.shape[-2] // max(1, first.numel()))
+
+
+def _slices(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
+    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
+    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
+    if two is one:
+        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
+    else:
+        left = [
+            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
+            (e * q2 + q * e2) / 2,
+            (e * w2 + w * e2) / 2,
+            e * e2,
+        ]
+    products = torch.stack(left, dim=-3)
+    products = products if counting is None else products * counting
+    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
 
 
 def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:
