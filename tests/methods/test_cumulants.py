@@ -18,6 +18,7 @@ from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
 from tests.gaussians import covariance_matrix, numbers, seeded
 from tests.oracles import assert_close, assert_gradients
+from tests.test_networks import Peak
 
 D = torch.float64
 
@@ -370,6 +371,55 @@ def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> Non
     cp.propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
     assert seen
     assert len(set(seen)) == len(seen)
+
+
+class Skipping(nn.Module):
+    """Two skip connections, a product and parts of a tensor put together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (mlp(8, 8, seed=k)[0] for k in (1, 3, 5))
+
+    def forward(self, x: Any) -> Any:
+        h = x + self.b(torch.relu(self.a(torch.tanh(x))))
+        h = h + self.c(torch.relu(self.b(torch.relu(self.a(h)))))
+        return torch.cat([h[..., :4] * x[..., 4:], torch.tanh(h[..., 4:])], -1) + x
+
+
+def test_released_blocks_are_moved_again(monkeypatch) -> None:
+    """Where memory counts, blocks that a tensor beside them asks for are made again: the same."""
+    x = cp.Gaussian.isotropic(0.5 * numbers(2, 8, seed=9), 0.6, batch_dims=1)
+    kept = cp.propagate(Skipping(), x, cp.Cumulants())
+    released = []
+    release = Cumulants.release_blocks
+
+    def counted(self: Any) -> None:
+        release(self)
+        released.append(self._released is not None)
+
+    monkeypatch.setattr(Cumulants, "release_blocks", counted)
+    monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
+    again = cp.propagate(Skipping(), x, cp.Cumulants())
+    assert any(released)
+    # The same numbers, added up in the same order.
+    assert_close(again.mean, kept.mean, rtol=1e-13)
+    assert_close(again.covariance_matrix, kept.covariance_matrix, rtol=1e-12)
+    assert_close(again.skewness, kept.skewness, rtol=1e-11)
+
+
+def test_memory_grows_with_the_depth_not_with_its_square(monkeypatch) -> None:
+    """Each layer adds a block of four matrices, which the last two vectors and itself hold."""
+    for constant in ("carriers.third_cumulant.PRODUCTS", "covariance.base.CHUNK"):
+        monkeypatch.setattr(f"covprop.{constant}", 2**14)  # a small part, as of large networks
+    monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
+    width, peaks = 120, []
+    x = cp.Gaussian.isotropic(numbers(width), 1.0)
+    for depth in (4, 8):
+        net = mlp(*[width] * (depth + 1))
+        with torch.no_grad(), Peak(net.parameters()) as measured:
+            cp.propagate(net, x, cp.Cumulants())
+        peaks.append(measured.most)
+    assert peaks[1] - peaks[0] <= 4 * (3 * 4 + 2) * 8 * width**2
 
 
 def test_single_precision_is_close_to_double() -> None:

@@ -129,6 +129,7 @@ class ThirdCumulant(Full):
             for origin, block in self._released.parts().items():
                 blocks = blocks.with_block(origin, block)
             self._blocks, self._released = blocks, None
+            self.lineage.revisit(self)
         return self._blocks
 
     def add_block(self, origin: Origin, factors: Tensor) -> None:

@@ -115,6 +115,10 @@ class Lineage:
         self._holders.append(weakref.ref(holder))
         self._carriers.add(holder.carrier)
 
+    def revisit(self, carrier: Any) -> None:
+        """Have a carrier that has been released once more among those to be released."""
+        self._carriers.add(carrier)
+
     def collect(self) -> None:
         """Release what no two living tensors, nor what comes of them, can meet at."""
         self._holders = [ref for ref in self._holders if ref() is not None]
