@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.carriers import Cumulants
+from covprop.carriers import Cumulants, cross_covariance
 from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
 from tests.gaussians import covariance_matrix, numbers, seeded
 from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
+from tests.test_networks import Peak
 
 D = torch.float64
 
@@ -32,11 +33,11 @@ def whole(carrier: Any) -> Tensor:
     """T_ijk (n, n, n), written out from the factors."""
     assert isinstance(carrier, Cumulants)
     total = torch.zeros(carrier.size, carrier.size, carrier.size, dtype=D)
-    for block in carrier.blocks.values():
-        e, w, q, r = block.chunk(4, dim=-1)
-        for one in ((e, w, q), (r, e, e)):
-            for order in itertools.permutations(one):
-                total += torch.einsum("ir,jr,kr->ijk", *order) / 2
+    assert carrier.blocks.tensor is not None
+    e, w, q, r = carrier.blocks.tensor.unbind(-3)
+    for one in ((e, w, q), (r, e, e)):
+        for order in itertools.permutations(one):
+            total += torch.einsum("ri,rj,rk->ijk", *order) / 2
     return total
 
 
@@ -316,6 +317,112 @@ def test_a_batch_is_a_loop() -> None:
         assert_close(batch.skewness[i], one.skewness, rtol=1e-9)
 
 
+class Subtracted(nn.Module):
+    """Branches that are subtracted, with weights large enough for variances below zero."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        sizes = (3, 16), (16, 3), (3, 16), (16, 3)
+        self.a, self.b, self.c, self.d = (nn.Linear(*size, dtype=D) for size in sizes)
+        for parameter in self.parameters():
+            parameter.data *= 3
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        h = x - self.b(torch.relu(self.a(x)))
+        return h - self.d(torch.relu(self.c(torch.tanh(h) * h)))
+
+
+def test_a_batch_falls_back_element_by_element() -> None:
+    """Where one of a batch has a negative variance, the others are what they are alone."""
+    net = Subtracted(29)
+    torch.manual_seed(129)
+    variance = torch.tensor([0.01, 0.3, 1.0, 4.0], dtype=D)
+    x = cp.Gaussian(torch.randn(4, 3, dtype=D), variance[:, None, None] * torch.eye(3, dtype=D))
+    with pytest.warns(cp.ApproximationWarning, match="negative variance in 1 of 4 elements"):
+        batch = cp.propagate(net, x, cp.Cumulants())
+    assert batch.notes[-1].startswith("third cumulants give a negative variance in 1 of 4")
+    fell = []
+    for i in range(4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cp.ApproximationWarning)
+            one = cp.propagate(net, x[i], cp.Cumulants())
+        fell.append(any("negative variance" in note for note in one.notes))
+        assert_close(batch.mean[i], one.mean, rtol=1e-10)
+        scale = float(one.covariance_matrix.abs().max())
+        assert_close(batch.covariance_matrix[i], one.covariance_matrix, atol=1e-10 * scale)
+    assert fell == [False, True, False, False]
+    exact = cp.propagate(net, x[1], cp.Exact())
+    assert_close(batch.covariance_matrix[1], exact.covariance_matrix, rtol=1e-10)
+
+
+def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> None:
+    """Each pair of tensors once: without it, time grows with the fourth power of the steps."""
+    seen: list[tuple[int, int]] = []
+    expand = cross_covariance._expand
+
+    def counted(u: Any, v: Any, known: Any, gaussian: bool) -> Any:
+        seen.append((u.serial, v.serial))
+        return expand(u, v, known, gaussian)
+
+    monkeypatch.setattr(cross_covariance, "_expand", counted)
+    torch.manual_seed(0)
+    net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
+    cp.propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
+    assert seen
+    assert len(set(seen)) == len(seen)
+
+
+class Skipping(nn.Module):
+    """Two skip connections, a product and parts of a tensor put together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (mlp(8, 8, seed=k)[0] for k in (1, 3, 5))
+
+    def forward(self, x: Any) -> Any:
+        h = x + self.b(torch.relu(self.a(torch.tanh(x))))
+        h = h + self.c(torch.relu(self.b(torch.relu(self.a(h)))))
+        return torch.cat([h[..., :4] * x[..., 4:], torch.tanh(h[..., 4:])], -1) + x
+
+
+def test_released_blocks_are_moved_again(monkeypatch) -> None:
+    """Where memory counts, blocks that a tensor beside them asks for are made again: the same."""
+    x = cp.Gaussian.isotropic(0.5 * numbers(2, 8, seed=9), 0.6, batch_dims=1)
+    kept = cp.propagate(Skipping(), x, cp.Cumulants())
+    released = []
+    release = Cumulants.release_blocks
+
+    def counted(self: Any) -> None:
+        release(self)
+        released.append(self._released is not None)
+
+    monkeypatch.setattr(Cumulants, "release_blocks", counted)
+    monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
+    again = cp.propagate(Skipping(), x, cp.Cumulants())
+    assert any(released)
+    # The same numbers, added up in the same order.
+    assert_close(again.mean, kept.mean, rtol=1e-13)
+    assert_close(again.covariance_matrix, kept.covariance_matrix, rtol=1e-12)
+    assert_close(again.skewness, kept.skewness, rtol=1e-11)
+
+
+def test_memory_grows_with_the_depth_not_with_its_square(monkeypatch) -> None:
+    """Each layer adds a block of four matrices, which the last two vectors and itself hold."""
+    for constant in ("carriers.third_cumulant.PRODUCTS", "covariance.base.CHUNK"):
+        monkeypatch.setattr(f"covprop.{constant}", 2**14)  # a small part, as of large networks
+    monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
+    width, peaks = 120, []
+    x = cp.Gaussian.isotropic(numbers(width), 1.0)
+    for depth in (4, 8):
+        net = mlp(*[width] * (depth + 1))
+        with torch.no_grad(), Peak(net.parameters()) as measured:
+            cp.propagate(net, x, cp.Cumulants())
+        peaks.append(measured.most)
+    assert peaks[1] - peaks[0] <= 4 * (3 * 4 + 2) * 8 * width**2
+
+
 def test_single_precision_is_close_to_double() -> None:
     net = mlp(10, 30, 30, 4)
     x = cp.Gaussian(numbers(10), covariance_matrix(size=10, seed=2))
@@ -370,8 +477,7 @@ def test_units_that_do_not_bend_have_no_columns() -> None:
     x = cp.Gaussian(torch.tensor([20.0, 0.1, -20.0, 0.0], dtype=D), torch.eye(4, dtype=D))
     z = torch.relu(in_flight(x))
     z.evaluate()
-    (block,) = z.carrier.blocks.values()
-    assert block.shape == (4, 4 * 2)
+    assert z.carrier.blocks.tensor.shape == (4, 2, 4)
 
 
 # Where it is not to be trusted.

@@ -8,7 +8,7 @@ deviations, with r the root of the share of an element's variance that is left a
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -120,6 +120,11 @@ class Activation(ABC):
 
         del variance
         return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
+
+    def powers(self, mean: Tensor, variance: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
+        """E[f^p He_k], p = 1, 2, 3, of the centred function, None to integrate its `scalars`."""
+        del mean, variance, counts
+        return None
 
     def order(self, largest: float, dtype: torch.dtype) -> int:
         """How many coefficients `pair` uses for more than `direct_pairs`, of at most this |rho|."""

@@ -89,6 +89,20 @@ def hermite_functions(x: Tensor) -> Iterator[Tensor]:
         previous, current = current, following
 
 
+def hermite_weights(x: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Weights of quadrature for E[g He_k], w He_k(x) phi(x), k < count; (*shape, count, nodes).
+
+    In place, one row of all nodes after another; for the low orders that need no normalisation.
+    """
+    rows = x.new_empty(*x.shape[:-1], count, x.shape[-1])
+    torch.mul(weights, density(x), out=rows[..., 0, :])
+    for k in range(count - 1):
+        torch.mul(x, rows[..., k, :], out=rows[..., k + 1, :])
+        if k:
+            rows[..., k + 1, :].sub_(rows[..., k - 1, :], alpha=k)
+    return rows
+
+
 class _WithSlope(Function):
     """A value and its derivative, both known."""
 

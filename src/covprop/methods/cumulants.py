@@ -4,15 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
+import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.carriers import Cumulants as Carrier
 from covprop.carriers import Ledger, Planned, PlannedCumulants
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Dense
 from covprop.errors import ApproximationWarning, InconsistentBranches, warn_user
 from covprop.flow.lineage import Lineage, Replacements, Watcher
-from covprop.flow.nests import map_leaves
+from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod
 from covprop.methods.call import Call
@@ -71,17 +72,28 @@ class Cumulants(LayerwiseMethod):
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
     ) -> Any:
-        """One pass; where branches do not join with third cumulants, one of `GaussianLayers`."""
-        try:
-            return super().traverse(call, watcher, observe)
-        except InconsistentBranches as error:
-            note = warn_user(
-                "third cumulants give a negative variance, so the result is that of "
-                f"cp.GaussianLayers(): {error}",
-                ApproximationWarning,
-            )
-        result = GaussianLayers(self.activations).traverse(call, watcher, observe)
-        return map_leaves(result, lambda leaf: self._noted(leaf, note))
+        """One pass; elements whose branches do not join with third cumulants are Gaussian."""
+        done, failed, result, reason = call, None, None, ""
+        while failed is None or not bool(failed.all()):
+            try:
+                result = super().traverse(done, watcher, observe)
+                break
+            except InconsistentBranches as error:
+                failed, reason = _also_failed(call, failed, error), str(error)
+                done = _only(call, ~failed)
+        if failed is None:
+            return result
+        exact = GaussianLayers(self.activations).traverse(_only(call, failed), watcher, observe)
+        share = (
+            "" if failed.numel() == 1 else f" in {int(failed.sum())} of {failed.numel()} elements"
+        )
+        note = warn_user(
+            f"third cumulants give a negative variance{share}, so the result there is that of "
+            f"cp.GaussianLayers(): {reason}",
+            ApproximationWarning,
+        )
+        others = iter(leaves(exact if result is None else result))
+        return map_leaves(exact, lambda leaf: self._joined(leaf, next(others), failed, note))
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Those of `GaussianLayers` where branches cannot be joined with third cumulants."""
@@ -90,7 +102,42 @@ class Cumulants(LayerwiseMethod):
         except InconsistentBranches:
             return GaussianLayers(self.activations).gains(call, selected)
 
-    def _noted(self, leaf: Any, note: str) -> Any:
-        if not isinstance(leaf, Gaussian):
-            return leaf
-        return Gaussian(leaf.mean, leaf.covariance, validate_args=False, method=self, notes=(note,))
+    def _joined(self, exact: Any, other: Any, failed: Tensor, note: str) -> Any:
+        """One result for some elements of the batch, and another for the rest."""
+        if not isinstance(exact, Gaussian):
+            return exact
+        mean, covariance, notes = exact.mean, exact.covariance, (*other.notes, note)
+        if other is not exact:
+            mean = torch.where(_leading(failed, mean), mean, other.mean)
+            matrix, rest = exact.covariance.matrix(), other.covariance.matrix()
+            covariance = Dense(torch.where(failed[..., None, None], matrix, rest))
+        return Gaussian(mean, covariance, validate_args=False, method=self, notes=notes)
+
+
+def _leading(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask (*batch) for a tensor (*batch, *any)."""
+    return mask.reshape(*mask.shape, *(1,) * (like.dim() - mask.dim()))
+
+
+def _also_failed(call: Call, before: Tensor | None, error: InconsistentBranches) -> Tensor:
+    """Elements of the batch that an error is about, beside those before; all if it is not known."""
+    cause: BaseException | None = error
+    elements = None
+    while elements is None and cause is not None:  # a later error names the module
+        elements, cause = getattr(cause, "elements", None), cause.__cause__
+    every = torch.ones(call.inputs[0].batch_shape, dtype=torch.bool, device=call.device)
+    if elements is None or elements.shape != every.shape:
+        return every
+    before = torch.zeros_like(every) if before is None else before
+    return before | elements if bool((elements & ~before).any()) else every
+
+
+def _only(call: Call, elements: Tensor) -> Call:
+    """The same call, without noise in the other elements of the batch."""
+    if bool(elements.all()):
+        return call
+
+    def without(tensor: Tensor) -> Tensor:
+        return torch.where(_leading(elements, tensor), tensor, 0)
+
+    return call.on([x.with_moments(covariance=x.covariance.map(without)) for x in call.inputs])
