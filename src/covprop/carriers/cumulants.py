@@ -149,7 +149,7 @@ class Cumulants(ThirdCumulant):
         slope, covariance = plain.activated.coefficients(1)[0], plain.covariance
         skewness, scaled = torch.zeros_like(variance), None
         if slices is not None:
-            units = slices * rows.square() * rows.mT
+            units = slices * rows * rows * rows.mT
             skewness = units.diagonal(dim1=-2, dim2=-1).double()
             scaled = Slices(units, units.mT, (skewness, skewness))
             slope = slope + skewness * f[4] / 6 * inverse
