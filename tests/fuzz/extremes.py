@@ -123,7 +123,7 @@ class Corner:
         """
         rounding = 64 * torch.finfo(self.dtype).eps
         if self.dtype == torch.float32:
-            places = torch.tensor([0.0, *self.case.kinks], dtype=torch.float64)
+            places = torch.tensor(self.case.kinks or [0.0], dtype=torch.float64)
             distance = (self.mean[..., None] - places).abs().amin(-1)
             beyond = (distance / self.stddev.clamp(min=1e-30)).clamp(max=12.0)  # or underflow
             rounding *= 1 + float(beyond.max()) ** 2 / 4
