@@ -1,6 +1,7 @@
 """Activations far from their middle, and with correlations of exactly one, through propagate."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -83,17 +84,23 @@ def test_denormal_variances_have_moments_and_gradients(name: str) -> None:
         assert gradient is None or bool(torch.isfinite(gradient).all())
 
 
+@pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=8)])
 @pytest.mark.parametrize(("dtype", "variance"), [(torch.float64, 1e-310), (torch.float32, 1e-40)])
 @pytest.mark.parametrize("function", [torch.sign, torch.relu, torch.abs, F.leaky_relu])
-def test_copies_of_a_denormal_variance_have_it_in_common(
-    function: Callable[[Tensor], Tensor], dtype: torch.dtype, variance: float
+def test_denormal_variances_have_correlations(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype, variance: float, method: Any
 ) -> None:
-    """The correlation was taken as zero there: covariances of ReLUs were a quarter too small."""
-    x = cp.Gaussian(torch.zeros(2, dtype=dtype), torch.full((2, 2), variance, dtype=dtype))
-    y = cp.propagate(function, x)
-    assert bool((y.variance > 0).all())
-    # rho is off by three roundings, of which arcsin at a jump takes the root; c by a denormal step.
-    eps = torch.finfo(dtype).eps
-    part = (2 * 3 * eps) ** 0.5 if function is torch.sign else 8 * eps
-    step = 4 * torch.finfo(dtype).smallest_normal * eps
-    assert_close(y.covariance_matrix[0, 1], y.variance[0], rtol=part, atol=step)
+    """Those were taken as zero: covariances of copies of a ReLU were a quarter too small.
+
+    The functions are homogeneous: all covariances are those of variance 1, scaled.
+    """
+    matrix = torch.tensor([[1.0, 1.0, 0.5], [1.0, 1.0, 0.5], [0.5, 0.5, 1.0]], dtype=dtype)
+    mean = torch.zeros(3, dtype=dtype)
+    small = cp.propagate(function, cp.Gaussian(mean, variance * matrix), method).covariance_matrix
+    ordinary = cp.propagate(function, cp.Gaussian(mean, matrix), method).covariance_matrix
+    scale = 1.0 if function is torch.sign else variance
+    # Numbers of this size have a step of tiny * eps: rho is off by four of them, of which arcsin at
+    # a jump and a correlation of one takes the root, and c by four.
+    step = torch.finfo(dtype).tiny * torch.finfo(dtype).eps / variance
+    part = (2 * 4 * step) ** 0.5 if function is torch.sign else 8 * step
+    assert_close(small.double() / scale, ordinary.double(), atol=part)
