@@ -214,12 +214,14 @@ def sound(corner: Corner) -> None:
     varies = (s > rounded).double()
     s = torch.maximum(s, rounded)
     bound = s[..., :, None] * s[..., None, :]
-    compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound),
-            corner.part * bound)  # fmt: skip
+    allowed = corner.allowed(y)
+    compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound), allowed)
     correlation = torch.diagonal_scatter(matrix / bound, varies, dim1=-2, dim2=-1)
-    correlation = correlation * varies[..., :, None] * varies[..., None, :]
-    lowest = torch.linalg.eigvalsh(correlation)[..., 0].min()
-    if float(lowest) < -corner.part * matrix.shape[-1]:
+    both = varies[..., :, None] * varies[..., None, :]
+    # A symmetric error and the sums of its rows, as a diagonal, are positive semi-definite.
+    errors = torch.diag_embed((both * allowed / bound).sum(-1))
+    lowest = torch.linalg.eigvalsh(correlation * both + errors)[..., 0].min()
+    if float(lowest) < -64 * matrix.shape[-1] * torch.finfo(torch.float64).eps:
         raise Wrong(f"an eigenvalue of the correlations is {float(lowest):.2e}")
 
 
