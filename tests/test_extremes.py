@@ -104,3 +104,14 @@ def test_denormal_variances_have_correlations(
     step = torch.finfo(dtype).tiny * torch.finfo(dtype).eps / variance
     part = (2 * 4 * step) ** 0.5 if function is torch.sign else 8 * step
     assert_close(small.double() / scale, ordinary.double(), atol=part)
+
+
+def test_different_activations_of_a_denormal_variance_have_their_covariance() -> None:
+    """Cov(sign(y), relu(y)) = E|y| / 2 = sigma / sqrt(2 pi): coefficients of the sign are large."""
+    variance = torch.tensor([1e-310], dtype=torch.float64)
+    x = cp.Gaussian.diagonal(torch.zeros(1, dtype=torch.float64), variance)
+    y = cp.propagate(lambda t: torch.cat([torch.sign(t), torch.relu(t)]), x)
+    expected = variance[0].sqrt() / (2 * torch.pi) ** 0.5
+    assert_close(
+        y.covariance_matrix[0, 1] / expected, torch.ones((), dtype=torch.float64), rtol=1e-8
+    )
