@@ -1,6 +1,7 @@
 """Activations far from their middle, and with correlations of exactly one, through propagate."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -82,3 +83,36 @@ def test_denormal_variances_have_moments_and_gradients(name: str) -> None:
     loss = y.mean.sum() + y.covariance_matrix.sum() + 0 * mean.sum()
     for gradient in torch.autograd.grad(loss, [mean, matrix], allow_unused=True):
         assert gradient is None or bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=8)])
+@pytest.mark.parametrize(("dtype", "variance"), [(torch.float64, 1e-310), (torch.float32, 1e-40)])
+@pytest.mark.parametrize("function", [torch.sign, torch.relu, torch.abs, F.leaky_relu])
+def test_denormal_variances_have_correlations(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype, variance: float, method: Any
+) -> None:
+    """Those were taken as zero: covariances of copies of a ReLU were a quarter too small.
+
+    The functions are homogeneous: all covariances are those of variance 1, scaled.
+    """
+    matrix = torch.tensor([[1.0, 1.0, 0.5], [1.0, 1.0, 0.5], [0.5, 0.5, 1.0]], dtype=dtype)
+    mean = torch.zeros(3, dtype=dtype)
+    small = propagate(function, cp.Gaussian(mean, variance * matrix), method).covariance_matrix
+    ordinary = propagate(function, cp.Gaussian(mean, matrix), method).covariance_matrix
+    scale = 1.0 if function is torch.sign else variance
+    # Numbers of this size have a step of tiny * eps: rho is off by four of them, of which arcsin at
+    # a jump and a correlation of one takes the root, and c by four.
+    step = torch.finfo(dtype).tiny * torch.finfo(dtype).eps / variance
+    part = (2 * 4 * step) ** 0.5 if function is torch.sign else 8 * step
+    assert_close(small.double() / scale, ordinary.double(), atol=part)
+
+
+def test_different_activations_of_a_denormal_variance_have_their_covariance() -> None:
+    """Cov(sign(y), relu(y)) = E|y| / 2 = sigma / sqrt(2 pi): coefficients of the sign are large."""
+    variance = torch.tensor([1e-310], dtype=torch.float64)
+    x = cp.Gaussian.diagonal(torch.zeros(1, dtype=torch.float64), variance)
+    y = propagate(lambda t: torch.cat([torch.sign(t), torch.relu(t)]), x)
+    expected = variance[0].sqrt() / (2 * torch.pi) ** 0.5
+    assert_close(
+        y.covariance_matrix[0, 1] / expected, torch.ones((), dtype=torch.float64), rtol=1e-8
+    )

@@ -134,19 +134,28 @@ class Peak(TorchDispatchMode):
         self.alive = self.most = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: torch's guard against it takes more than half of the time."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, Tensor):
-                self._record(tensor.untyped_storage())
+        if isinstance(result, Tensor):
+            self._record(result.untyped_storage())
+        elif isinstance(result, list | tuple):
+            for tensor in result:
+                if isinstance(tensor, Tensor):
+                    self._record(tensor.untyped_storage())
         return result
 
     def _record(self, storage: Any) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address = storage._cdata
         if address in self._seen:
             return
+        size = storage.nbytes()
         self._seen.add(address)
         self.alive += size
         self.most = max(self.most, self.alive)

@@ -124,7 +124,7 @@ class Corner:
         """
         rounding = 64 * torch.finfo(self.dtype).eps
         if self.dtype == torch.float32:
-            places = torch.tensor([0.0, *self.case.kinks], dtype=torch.float64)
+            places = torch.tensor(self.case.kinks or [0.0], dtype=torch.float64)
             distance = (self.mean[..., None] - places).abs().amin(-1)
             beyond = (distance / self.stddev.clamp(min=1e-30)).clamp(max=12.0)  # or underflow
             rounding *= 1 + float(beyond.max()) ** 2 / 4
@@ -215,12 +215,14 @@ def sound(corner: Corner) -> None:
     varies = (s > rounded).double()
     s = torch.maximum(s, rounded)
     bound = s[..., :, None] * s[..., None, :]
-    compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound),
-            corner.part * bound)  # fmt: skip
+    allowed = corner.allowed(y)
+    compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound), allowed)
     correlation = torch.diagonal_scatter(matrix / bound, varies, dim1=-2, dim2=-1)
-    correlation = correlation * varies[..., :, None] * varies[..., None, :]
-    lowest = torch.linalg.eigvalsh(correlation)[..., 0].min()
-    if float(lowest) < -corner.part * matrix.shape[-1]:
+    both = varies[..., :, None] * varies[..., None, :]
+    # A symmetric error and the sums of its rows, as a diagonal, are positive semi-definite.
+    errors = torch.diag_embed((both * allowed / bound).sum(-1))
+    lowest = torch.linalg.eigvalsh(correlation * both + errors)[..., 0].min()
+    if float(lowest) < -64 * matrix.shape[-1] * torch.finfo(torch.float64).eps:
         raise Wrong(f"an eigenvalue of the correlations is {float(lowest):.2e}")
 
 

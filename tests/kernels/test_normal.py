@@ -116,7 +116,9 @@ def test_gradients_of_tiny_variances_do_not_overflow():
     """The derivative is -v^(-3/2) / 2, which is beyond float64; what comes of it is not."""
     variance = torch.tensor([1e-280, 1e-300, 5e-324, 0.0], dtype=torch.float64, requires_grad=True)
     found = normal.inverse_deviation(variance)
-    assert_close(found, torch.tensor([1e140, 1e150, 0.0, 0.0], dtype=torch.float64), rtol=1e-14)
+    smallest = 2.0**537  # of 2^-1074
+    expected = torch.tensor([1e140, 1e150, smallest, 0.0], dtype=torch.float64)
+    assert_close(found, expected, rtol=1e-14)
     above = torch.tensor([1e-200, 0.0, 1.0, 1.0], dtype=torch.float64)
     (gradient,) = torch.autograd.grad(found, variance, above)
     expected = torch.tensor([-0.5e220, 0.0, 0.0, 0.0], dtype=torch.float64)

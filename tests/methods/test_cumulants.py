@@ -341,19 +341,19 @@ def test_a_batch_falls_back_element_by_element() -> None:
     variance = torch.tensor([0.01, 0.3, 1.0, 4.0], dtype=D)
     x = cp.Gaussian(torch.randn(4, 3, dtype=D), variance[:, None, None] * torch.eye(3, dtype=D))
     with pytest.warns(cp.ApproximationWarning, match="negative variance in 1 of 4 elements"):
-        batch = cp.propagate(net, x, cp.Cumulants())
+        batch = propagate(net, x, cp.Cumulants())
     assert batch.notes[-1].startswith("third cumulants give a negative variance in 1 of 4")
     fell = []
     for i in range(4):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cp.ApproximationWarning)
-            one = cp.propagate(net, x[i], cp.Cumulants())
+            one = propagate(net, x[i], cp.Cumulants())
         fell.append(any("negative variance" in note for note in one.notes))
         assert_close(batch.mean[i], one.mean, rtol=1e-10)
         scale = float(one.covariance_matrix.abs().max())
         assert_close(batch.covariance_matrix[i], one.covariance_matrix, atol=1e-10 * scale)
     assert fell == [False, True, False, False]
-    exact = cp.propagate(net, x[1], cp.Exact())
+    exact = propagate(net, x[1], cp.Exact())
     assert_close(batch.covariance_matrix[1], exact.covariance_matrix, rtol=1e-10)
 
 
@@ -369,7 +369,7 @@ def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> Non
     monkeypatch.setattr(cross_covariance, "_expand", counted)
     torch.manual_seed(0)
     net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
-    cp.propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
+    propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
     assert seen
     assert len(set(seen)) == len(seen)
 
@@ -390,7 +390,7 @@ class Skipping(nn.Module):
 def test_released_blocks_are_moved_again(monkeypatch) -> None:
     """Where memory counts, blocks that a tensor beside them asks for are made again: the same."""
     x = cp.Gaussian.isotropic(0.5 * numbers(2, 8, seed=9), 0.6, batch_dims=1)
-    kept = cp.propagate(Skipping(), x, cp.Cumulants())
+    kept = propagate(Skipping(), x, cp.Cumulants())
     released = []
     release = Cumulants.release_blocks
 
@@ -400,7 +400,7 @@ def test_released_blocks_are_moved_again(monkeypatch) -> None:
 
     monkeypatch.setattr(Cumulants, "release_blocks", counted)
     monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
-    again = cp.propagate(Skipping(), x, cp.Cumulants())
+    again = propagate(Skipping(), x, cp.Cumulants())
     assert any(released)
     # The same numbers, added up in the same order.
     assert_close(again.mean, kept.mean, rtol=1e-13)
@@ -418,7 +418,7 @@ def test_memory_grows_with_the_depth_not_with_its_square(monkeypatch) -> None:
     for depth in (4, 8):
         net = mlp(*[width] * (depth + 1))
         with torch.no_grad(), Peak(net.parameters()) as measured:
-            cp.propagate(net, x, cp.Cumulants())
+            propagate(net, x, cp.Cumulants())
         peaks.append(measured.most)
     assert peaks[1] - peaks[0] <= 4 * (3 * 4 + 2) * 8 * width**2
 

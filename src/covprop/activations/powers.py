@@ -110,7 +110,8 @@ class _Integrals(Function):
     @first_order
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         variance, *rows = ctx.saved_tensors
-        inverse = inverse_deviation(variance)
+        normal = variance >= torch.finfo(variance.dtype).tiny  # or gradients overflow
+        inverse = inverse_deviation(torch.where(normal, variance, 0))
         into_mean, into_variance = torch.zeros_like(variance), torch.zeros_like(variance)
         for gradient, all_rows in zip(gradients, rows, strict=True):
             count = len(gradient)

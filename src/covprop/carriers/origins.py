@@ -174,7 +174,7 @@ class ActivationOrigin(Origin):
         inverse, t = column(known.inverse), column(known.skewness)
         w = inverse * cross.index_select(-2, self.columns)
         raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
-        third = inverse.square() * raw
+        third = inverse * (inverse * raw)
         f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
         q = (f[2] + t * f[5] / 6) * w + f[3] * third
         first = (f[1] + t * f[4] / 6) * w + f[2] / 2 * third

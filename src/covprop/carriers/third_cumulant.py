@@ -272,8 +272,9 @@ class ThirdCumulant(Full):
             slices = y.slices(other, without=without)
             if slices is None:
                 return None
-            factor = known.derivatives.first[2] * known.inverse.square() / 2
-            return factor.to(slices)[..., :, None] * slices
+            rows = known.inverse.to(slices)[..., :, None]
+            factor = (known.derivatives.first[2] / 2).to(slices)[..., :, None]
+            return factor * rows * (rows * slices)
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
         cross = y.cross(w)
@@ -283,8 +284,8 @@ class ThirdCumulant(Full):
         columns = other.known.inverse.to(cross)[..., None, :]
         left, right, zero = y.slices(w), w.slices(y), torch.zeros_like(cross)
         pairs = Slices(
-            zero if left is None else left * rows.square() * columns,
-            zero if right is None else right.mT * rows * columns.square(),
+            zero if left is None else left * rows * rows * columns,
+            zero if right is None else right.mT * rows * columns * columns,
             (known.skewness, other.known.skewness),
         )
         rho = correlation(cross, rows, columns)

@@ -89,10 +89,17 @@ def standardise(distance: Tensor, stddev: Tensor) -> Tensor:
 
 
 def inverse_deviation(variance: Tensor) -> Tensor:
-    """1 / sigma, and 0 where the variance is zero or denormal."""
+    """1 / sigma, and 0 where the variance is zero; where it is denormal, without a gradient.
+
+    Its square may overflow: multiply twice.
+    """
+    # The gradient of a correlation is one over the variance, which overflows there.
+    followed = torch.where(
+        variance >= torch.finfo(variance.dtype).tiny, variance, variance.detach()
+    )
+    positive = variance > 0
     # Not rsqrt: its gradient is a third power, which overflows from a deviation of 1e-103 on.
-    positive = variance >= torch.finfo(variance.dtype).tiny
-    return torch.where(positive, torch.where(positive, variance, 1).sqrt().reciprocal(), 0)
+    return torch.where(positive, torch.where(positive, followed, 1).sqrt().reciprocal(), 0)
 
 
 def correlation(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -133,12 +133,16 @@ def series_units(coefficients: Tensor, dtype: torch.dtype) -> Tensor:
     """Units of the coefficients of each element: their norm where `flushed` might drop them, or 1.
 
     A saturated unit, or a bounded function of a wide input, has small coefficients and ordinary
-    correlations. Also 1 where the square of the norm, and so the variance, would be denormal.
+    correlations. Also 1 where the square of the norm, and so the variance, would be denormal. Those
+    of a jump, over a small deviation, are large: their largest where a product might overflow.
     """
-    size = torch.linalg.vector_norm(coefficients.detach(), dim=0)
-    tiny = torch.finfo(dtype).tiny
-    small = (size > tiny**0.5) & (size < tiny ** (FLUSH / 2))
-    return torch.where(small, size, 1)
+    coefficients = coefficients.detach()
+    size = torch.linalg.vector_norm(coefficients, dim=0)
+    limits = torch.finfo(dtype)
+    small = (size > limits.tiny**0.5) & (size < limits.tiny ** (FLUSH / 2))
+    units = torch.where(small, size, 1)
+    large = size > limits.max**0.25
+    return torch.where(large, coefficients.abs().amax(0), units) if bool(large.any()) else units
 
 
 def in_units(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:
