@@ -307,9 +307,6 @@ def test_control_flow_cannot_depend_on_a_comparison() -> None:
 def test_exponents_that_are_no_numbers_are_refused(exponent: float) -> None:
     x = cp.Gaussian.isotropic(torch.ones(2), 0.1)
     with pytest.raises(cp.UnsupportedOperation, match="pow has a rule for one whole exponent"):
-<<<<<<< HEAD
-        propagate(lambda z: z**exponent, x)
-=======
         propagate(lambda z: z**exponent, x)
 
 
@@ -328,4 +325,3 @@ def test_gradients_of_a_jump_do_not_fail_where_nothing_varies() -> None:
     assert_close(of_mean, -torch.sin(2 + 2 * mean))
     assert_close(of_variance[1], -torch.cos(2 + 2 * mean[1]), rtol=1e-6)
     assert bool(torch.isfinite(of_variance).all())
->>>>>>> i15

@@ -153,24 +153,11 @@ class Cumulants(ThirdCumulant):
         derivatives, marginals, slope = known.derivatives, known.marginals, known.slope
         matrix, gaussian = self.covariance.matrix(), None if slices is None else covariance
         rows = known.inverse.to(matrix)[..., :, None]
-        units = None if slices is None else slices * rows.square() * rows.mT
+        units = None if slices is None else slices * rows * rows * rows.mT
         rho = correlation(matrix, rows, rows.mT)
-<<<<<<< HEAD
         f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
         added, kappa = of_one_vector(rho, units, known.skewness, f, square)
         if added is not None:
-=======
-        slope, covariance = plain.activated.coefficients(1)[0], plain.covariance
-        skewness, scaled = torch.zeros_like(variance), None
-        if slices is not None:
-            units = slices * rows * rows * rows.mT
-            skewness = units.diagonal(dim1=-2, dim2=-1).double()
-            scaled = Slices(units, units.mT, (skewness, skewness))
-            slope = slope + skewness * f[4] / 6 * inverse
-        marginals = Marginals.of(f, square, cube, skewness)
-        kappa = pair_sum(rho, square, f, 0, 0, start=1)
-        if scaled is not None:
->>>>>>> i15
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))
             else:
