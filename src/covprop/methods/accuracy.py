@@ -156,11 +156,19 @@ class Estimator:
         pairs = WIDENED_PAIRS if self.directions <= WIDENED_WIDTH else 2
         return 2 * REPLICATES * pairs * self.directions
 
-    def errors(self, nest: Any, method: Method, work: float = 0.0) -> tuple[ErrorEstimate, ...]:
-        """Of the Gaussians in a result; work: what it took, which a check may take as well."""
+    def errors(
+        self, nest: Any, method: Method, work: float = 0.0, points: Any = None
+    ) -> tuple[ErrorEstimate, ...]:
+        """Of the Gaussians in a result.
+
+        work: what it took, which a check may take as well; points: the result of evaluations, if
+        there is one, which is the check then.
+        """
         found = gaussians(nest)
         other = self._other_order(method)
-        checked = self._sketch_check(method, found) or self._check(len(found), work)
+        checked: list[Moments] | None = [Moments.of(y) for y in gaussians(points)]
+        if len(checked or ()) != len(found):
+            checked = self._sketch_check(method, found) or self._check(len(found), work)
         return tuple(
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
