@@ -104,7 +104,7 @@ def test_tolerances_are_kept(inputs: int, tolerance: float) -> None:
 
 def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "TOLERANCE_WORK", 2.0**26)
-    with pytest.warns(cp.ApproximationWarning, match="may be off by .* more than 0.01 %"):
+    with pytest.warns(cp.ApproximationWarning, match="may be off: .* more than 0.01 %"):
         y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 1.0), cp.Auto(1e-4))
     assert y.error is not None
     assert y.error.largest > 1e-4
@@ -114,13 +114,14 @@ def test_rough_results_are_warned_of_each_time_at_the_users_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(auto, "POINT_WORK", 0.0)
-    model, x = Cancelling(12), isotropic(12, 1.0)
+    model, x = nn.Sequential(nn.Identity(), Cancelling(12)), isotropic(12, 1.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(2):
             cp.propagate(model, x)
     found = [one for one in caught if "may be off" in str(one.message)]
     assert [one.filename for one in found] == [__file__] * 2
+    assert "from module 1 on; " in str(found[0].message)
     assert "compare with cp.MonteCarlo()" in str(found[0].message)
 
 

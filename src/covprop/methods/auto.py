@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from covprop.covariance import Dense
-from covprop.error_estimate import ErrorEstimate, in_percent
+from covprop.error_estimate import ErrorEstimate, in_deviations, in_percent
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
@@ -267,16 +267,17 @@ class _Choice:
         """Say how far the answer may be off, where it comes from, and what to do."""
         means = max(error.largest_mean for error in best.errors)
         stddevs = max(error.largest_stddev for error in best.errors)
-        place = f" ({best.texts[0]})" if best.texts else ""
+        path = self.estimator.rough_module(limit)
+        place = "" if path is None else f", from {f'module {path}' if path else 'the model'} on"
         advice = (
             f"cp.Auto(tolerance={ROUGH}) takes as many evaluations as that needs"
             if self.method.tolerance is None and self.most_points()
             else "compare with cp.MonteCarlo(), or use smaller noise"
         )
         warn_user(
-            f"the result of cp.{_name(best)} may be off by {in_percent(means)} of a standard "
-            f"deviation in its means and by {in_percent(stddevs)} in its standard deviations, more "
-            f"than {in_percent(limit)}{place}; {advice}",
+            f"the result of cp.{_name(best)} may be off: its means by {in_deviations(means)}, its "
+            f"standard deviations by {in_percent(stddevs)}, which is more than {in_percent(limit)}"
+            f"{place}; {advice}",
             ApproximationWarning,
             every_time=True,
         )
