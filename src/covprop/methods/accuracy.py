@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -149,7 +150,8 @@ class Estimator:
     def evaluation_work(self) -> float:
         """Floating-point operations of an evaluation of the network, for all of the batch."""
         assert self.network is not None
-        with torch.no_grad(), random_state_kept(self.network.means), _Work() as work:
+        kept = random_state_kept(self.network.means) if self.network.draws else nullcontext()
+        with torch.no_grad(), kept, _Work() as work:
             self.network(*self.network.means)
         return work.total
 

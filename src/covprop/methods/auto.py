@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import torch
@@ -99,7 +100,7 @@ class Auto(Method):
 
     def layerwise(self, call: Call) -> LayerwiseMethod:
         """The method that goes from layer to layer which it would take."""
-        return _Choice(self, call).layerwise()
+        return _Choice(self, call).layerwise[0]
 
 
 @final
@@ -181,7 +182,9 @@ class _Choice:
         """More and more points until the error is small enough."""
         count = max(count, self.estimator.matched_points)
         while True:
-            nest = QuasiMonteCarlo(count, self.method.seed).run(self.call)
+            assert self.estimator.network is not None
+            method = QuasiMonteCarlo(count, self.method.seed)
+            nest = method.run_on(self.estimator.network, self.call)
             errors = tuple(error_of_points(y) for y in gaussians(nest))
             answer = _Answer(nest, errors, reason)
             if answer.error <= self.target or count >= most:
@@ -203,12 +206,13 @@ class _Choice:
             return None
         return self.points(math.ceil(needed), most, reason)
 
-    def layerwise(self) -> LayerwiseMethod:
-        """The most accurate method whose plan is bearable."""
+    @cached_property
+    def layerwise(self) -> tuple[LayerwiseMethod, float]:
+        """The most accurate method whose plan is bearable, and what it takes."""
         for method in (Cumulants(), GaussianLayers()):
-            if self.work(method) <= LAYER_WORK:
-                return method
-        return Sketched()
+            if (work := self.work(method)) <= LAYER_WORK:
+                return method, work
+        return Sketched(), LAYER_WORK
 
     def work(self, method: LayerwiseMethod) -> float:
         """What a method takes by its plan, infinite where memory does not suffice."""
@@ -223,7 +227,7 @@ class _Choice:
 
         points: an answer by evaluations, to check this one with.
         """
-        method = self.layerwise()
+        method, work = self.layerwise
         with approximations_ignored() as texts:
             try:
                 nest = method.run(self.call)
@@ -232,7 +236,7 @@ class _Choice:
                     raise
                 self.refusal = str(error)
                 return None
-            errors = self.estimator.errors(nest, method, self.work(method), points and points.nest)
+            errors = self.estimator.errors(nest, method, work, points and points.nest)
         reason = {
             Cumulants: "third cumulants are followed from layer to layer",
             GaussianLayers: "third cumulants would take too much time or memory",
