@@ -11,12 +11,13 @@ from covprop.covariance import Dense, Diagonal
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.propagate import EXACT, propagate
+from covprop.propagate import propagate
 from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
+from covprop.robustness.decisions import GAUSSIAN_LAYERS
+from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,
     Logits,
-    Probabilities,
     Randomisation,
     check_count,
     margins,
@@ -122,7 +123,7 @@ def sensitivity(
     label: int | Tensor | None = None,
     of: Measure | None = None,
     *,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
 ) -> Tensor:
     """d(measure) / d(variance of each input element), in the shape of the input's mean.
 
@@ -136,7 +137,8 @@ def sensitivity(
         label: A class number or one for each of the batch; by default the network's own decision.
         of: `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
             `OutputVariance()`, or any differentiable function of the output and the label.
-        method: As for `cp.propagate`.
+        method: As for `cp.propagate`. Gaussian layers by default and not `cp.Auto()`, which may
+            answer by evaluations at points: the gradient would not be that of the answer.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
@@ -239,7 +241,7 @@ def worst_noise(
     within: Ball | VarianceBudget | None = None,
     *,
     steps: int = STEPS,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> WorstNoise:
@@ -258,7 +260,8 @@ def worst_noise(
             `VarianceBudget(total)`, the default, spreads a total variance over the elements,
             starting from the variances of x (correlations are dropped).
         steps: Number of steps.
-        method: As for `cp.propagate`.
+        method: As for `cp.propagate`. Gaussian layers by default and not `cp.Auto()`, which may
+            answer by evaluations at points: the gradient would not be that of the answer.
         points: Number of Sobol points in all, rounded up.
         generator: Draws their scramblings; torch's global one by default.
 
