@@ -16,7 +16,7 @@ from torch.nn import functional
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
-from covprop.methods import Auto, Cumulants, Exact, LayerwiseMethod, Method, Network
+from covprop.methods import Auto, Exact, LayerwiseMethod, Method, Network
 from covprop.methods.accuracy import with_deferred_errors
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.propagate import checked, propagate
@@ -278,7 +278,7 @@ def _paired(
     model: Model, x: Gaussian, method: LayerwiseMethod, logits: Logits, with_error: bool
 ) -> Logits:
     """Skewness and error of differences from a propagation of them, if there are any."""
-    if not isinstance(method, Cumulants) and not with_error:
+    if not method.uses_skewness and not with_error:
         return logits
     classes, rows = logits.classes, len(logits.mean)
     identity = torch.eye(classes, dtype=x.dtype, device=x.device)

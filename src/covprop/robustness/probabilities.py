@@ -41,8 +41,8 @@ from covprop.robustness.orthant import DEGENERATE, Vectors, orthant, orthant_slo
 from covprop.robustness.pairs import normal_scores, score_errors, score_slopes
 
 SAFETY, COPULA = 1.5, 0.5
-"""Set on 24 random networks so that nine of ten errors are smaller (docs/robustness.md): of all of an estimated error of a score,
-and of what the skewness moves it by, for the copula that ties margins together."""
+"""Factors of the estimated error of a score, and of what the skewness moves it by, for the copula
+that ties margins together: set so that nine of ten errors are smaller (docs/robustness.md)."""
 CHUNK, BACKWARD_CHUNK = 2**22, 2**21
 """Entries of covariances of differences in memory at a time, forward and backward."""
 
