@@ -12,6 +12,7 @@ from covprop.cli.ranks import Ranks, own_rank, process_group
 from covprop.errors import LostRank
 from experiments import (
     accuracy,
+    auto,
     cumulants,
     deep,
     figure2,
@@ -36,7 +37,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants,
+        accuracy, cumulants, auto,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.carriers import Full
 from tests.architectures import ARCHITECTURES
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.sampled import sampled
 
@@ -29,7 +30,7 @@ def given(name: str, noise: float) -> cp.Gaussian:
 @cache
 @torch.no_grad()
 def result(name: str, noise: float) -> cp.Gaussian:
-    return cp.propagate(ARCHITECTURES[name].build(), given(name, noise))
+    return propagate(ARCHITECTURES[name].build(), given(name, noise))
 
 
 @cache
@@ -60,7 +61,7 @@ def test_small_noise_agrees_with_sampling_and_independent_branches_do_not(
         return plain(self, other) if self is other else None
 
     monkeypatch.setattr(Full, "cross", independent)
-    wrong = cp.propagate(ARCHITECTURES[name].build(), given(name, SMALL))
+    wrong = propagate(ARCHITECTURES[name].build(), given(name, SMALL))
     least = 0.08 if name == "gated MLP" else 0.10
     assert worst_error(wrong, expected) >= max(least, 10 * right)
 
@@ -87,9 +88,9 @@ def test_moderate_noise_has_its_measured_error(name: str) -> None:
 def test_a_batch_is_each_of_its_elements(name: str) -> None:
     model, first = ARCHITECTURES[name].build(), given(name, MODERATE).mean
     x = cp.Gaussian.isotropic(torch.cat([first, 1 - first]), MODERATE, batch_dims=1)
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     for i in range(2):
-        one = cp.propagate(model, x[i : i + 1]) if i else result(name, MODERATE)
+        one = propagate(model, x[i : i + 1]) if i else result(name, MODERATE)
         scale = float(one.covariance_matrix.abs().max())
         assert_close(y.mean[i], one.mean[0], atol=1e-11)
         assert_close(y.covariance_matrix[i], one.covariance_matrix[0], atol=1e-10 * scale)
@@ -100,7 +101,7 @@ def test_a_batch_is_each_of_its_elements(name: str) -> None:
 def test_certain_input_gives_the_network_itself(name: str) -> None:
     model, x = ARCHITECTURES[name].build(), given(name, 0.0)
     before = copy.deepcopy(model.state_dict())
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     assert_close(y.mean, model(x.mean), atol=1e-12)
     assert not y.covariance_matrix.any()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -120,7 +121,7 @@ def linear(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", ["DenseNet", "U-Net", "Inception"])
 def test_without_activations_it_is_exact_to_rounding(name: str) -> None:
     model, x = linear(ARCHITECTURES[name].build()), given(name, MODERATE)
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     with torch.enable_grad():
         slope = torch.autograd.functional.jacobian(model, x.mean).reshape(y.mean.numel(), -1)
     expected = slope @ x.covariance_matrix[0] @ slope.mT

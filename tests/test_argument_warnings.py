@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.layers import propagate
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")
 
@@ -19,7 +20,7 @@ CNN = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(1), nn.Linear(12, 
 def seen(model: Any, x: cp.Gaussian, method: Any = None) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as found, torch.no_grad():
         warnings.simplefilter("always")
-        cp.propagate(model, x, method or cp.Exact())
+        propagate(model, x, method or cp.Exact())
     return list(found)
 
 
@@ -100,7 +101,7 @@ def test_dropout_in_training_mode_is_told(name: str) -> None:
     x = cp.Gaussian.isotropic(torch.ones(shape), 0.1)
     call = _Attending(model) if isinstance(model, nn.MultiheadAttention) else model
     with pytest.warns(cp.DropoutWarning, match=text), torch.no_grad():
-        cp.propagate(call, x)
+        propagate(call, x)
     assert not [w for w in seen(call.eval(), x) if w.category is cp.DropoutWarning]
 
 
@@ -112,7 +113,7 @@ def test_what_is_told_of_dropout_is_true_of_methods_that_refuse_it(method: Any) 
         pytest.warns(cp.DropoutWarning, match="others refuse the model"),
         pytest.raises(cp.UnsupportedOperation, match="draws random numbers"),
     ):
-        cp.propagate(model, x, method=method)
+        propagate(model, x, method=method)
 
 
 class _Attending(nn.Module):

@@ -9,6 +9,7 @@ import torch
 import covprop as cp
 from benchmarks import __main__ as bench
 from benchmarks import bayes, inputs, models, naive, plots, reference, render, scaling
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -85,7 +86,7 @@ def test_the_naive_network_is_the_published_series():
     model = models.convolutional(3, side=5, channels=2)
     mean, covariance = inputs.paper(1, 5, 5)
     published = cp.Series(order=4, exact_variance=False)
-    y = cp.propagate(model, cp.Gaussian(mean, covariance), published)
+    y = propagate(model, cp.Gaussian(mean, covariance), published)
     naive_mean, naive_covariance = naive.network(model, mean, covariance)
     assert_close(y.mean, naive_mean, rtol=1e-12)
     assert_close(y.covariance_matrix, naive_covariance, rtol=1e-10)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import covprop as cp
 from covprop.activations import Quadrature
 from tests.cases import CASES, QUADRATURE
+from tests.layers import propagate
 from tests.oracles import assert_close, moments
 from tests.test_oracle import HERE, NAMES, columns, gaussian
 
@@ -42,10 +43,10 @@ def test_the_bound_holds_for_random_pairs(name):
     function, activation = CASES[name].function, CASES[name].activation()
     integrated = CASES[name].family == QUADRATURE or isinstance(activation, Quadrature)
     x = random_pairs(name, 40 if integrated else 1000)
-    exact = cp.propagate(function, x)
+    exact = propagate(function, x)
     scale = exact.stddev.prod(-1)
     for order in (1, 3, 8) if integrated else ORDERS:
-        series = cp.propagate(function, x, cp.Series(order)).covariance_matrix
+        series = propagate(function, x, cp.Series(order)).covariance_matrix
         error = (series - exact.covariance_matrix).abs()[:, 0, 1]
         bound = cp.series_error_bound(activation, x, order)[:, 0, 1]
         assert float((error - bound - SLACK * scale).max()) <= NOTHING
@@ -57,7 +58,7 @@ def test_the_bound_holds_against_the_table(name):
     x = gaussian(data)
     scale = (data["var1"] * data["var2"]).sqrt()
     for order in (1, 2, 4, 8):
-        series = cp.propagate(CASES[name].function, x, cp.Series(order)).covariance_matrix[:, 0, 1]
+        series = propagate(CASES[name].function, x, cp.Series(order)).covariance_matrix[:, 0, 1]
         bound = cp.series_error_bound(CASES[name].activation(), x, order)[:, 0, 1]
         excess = (series - data["cov"]).abs() - bound - SLACK * scale
         assert float(excess.max()) <= NOTHING
@@ -83,9 +84,9 @@ def test_the_bound_is_the_papers_tail_and_no_larger(name):
 def test_the_bound_is_attained_by_duplicated_units(name):
     matrix = torch.ones(2, 2, dtype=torch.float64)
     x = cp.Gaussian(torch.full((2,), 0.3, dtype=torch.float64), matrix)
-    exact = cp.propagate(CASES[name].function, x).covariance_matrix[0, 1]
+    exact = propagate(CASES[name].function, x).covariance_matrix[0, 1]
     for order in (1, 2, 4):
-        series = cp.propagate(CASES[name].function, x, cp.Series(order)).covariance_matrix[0, 1]
+        series = propagate(CASES[name].function, x, cp.Series(order)).covariance_matrix[0, 1]
         bound = cp.series_error_bound(CASES[name].activation(), x, order)[0, 1]
         assert_close(bound, exact - series, rtol=1e-9)
 
@@ -95,9 +96,9 @@ def test_the_bound_holds_in_single_precision(name):
     x = random_pairs(name, 150)
     keep = (x.stddev > 1e-3).all(-1) & (x.correlation_matrix[:, 0, 1].abs() < 0.999)
     x = x[keep].to(torch.float32)
-    exact = cp.propagate(CASES[name].function, x.to(torch.float64))
+    exact = propagate(CASES[name].function, x.to(torch.float64))
     for order in ORDERS:
-        series = cp.propagate(CASES[name].function, x, cp.Series(order)).covariance_matrix
+        series = propagate(CASES[name].function, x, cp.Series(order)).covariance_matrix
         bound = cp.series_error_bound(CASES[name].activation(), x, order)
         assert bound.dtype == torch.float32
         error = (series - exact.covariance_matrix).abs()[:, 0, 1]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.carriers import Full
+from tests.layers import propagate
 
 CHANNELS, SIDE = 4, 5
 WIDTH = CHANNELS * SIDE * SIDE
@@ -89,7 +90,7 @@ def counts(make: Callable[[Count], nn.Module]) -> list[int]:
     count.known = {x.covariance_matrix.untyped_storage().data_ptr()}
     gc.collect()
     gc.freeze()  # only what is made from here on is looked at
-    cp.propagate(model, x)
+    propagate(model, x)
     return count.counts
 
 
@@ -179,6 +180,6 @@ def test_a_chain_keeps_as_much_in_every_dtype_and_after_every_layer(
         model = nn.Sequential(*layers).to(dtype).requires_grad_(requires_grad=False)
         count.known = {p.untyped_storage().data_ptr() for p in model.parameters()}
         x = cp.Gaussian.isotropic(torch.randn(WIDTH, dtype=dtype), 0.01)
-        cp.propagate(model, x)
+        propagate(model, x)
         counts.append(max(count.counts))
     assert counts[1] <= counts[0] + (0 if norm is nn.Identity else 6 - 2)

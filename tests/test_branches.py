@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.flow.lineage import Lineage
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close, moments, pair_covariance
 
 SCALAR: dict[str, tuple[Callable[[Any], Any], tuple[float, ...], float]] = {
@@ -29,7 +30,7 @@ def test_an_element_wise_block_is_the_function_that_it_is(name: str) -> None:
     """Two branches of one element are one scalar function of it, whose moments are integrals."""
     function, kinks, rounding = SCALAR[name]
     x = gaussian(3, seed=3)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     means, stddevs = x.mean.tolist(), x.stddev.tolist()
     expected = [moments(function, *p, kinks=kinks)[:2] for p in zip(means, stddevs, strict=True)]
     expected = torch.tensor(expected, dtype=torch.float64)
@@ -86,7 +87,7 @@ OUTER = {"sum": torch.cat([TWO, TWO], 1), "cat": torch.eye(4, dtype=torch.float6
 def test_parallel_activations_are_exact(name: str) -> None:
     """The outer map of relu of the stacked inner maps, whose pairs are integrals."""
     x, a, b, c = gaussian(3, seed=3), weight(2, 3), weight(2, 3, seed=4), weight(2, 2, seed=5)
-    y = cp.propagate(lambda x: PARALLEL[name](x, a, b, c), x)
+    y = propagate(lambda x: PARALLEL[name](x, a, b, c), x)
     inner = torch.cat([a, b])
     mean, covariance = relu_moments(inner @ x.mean, inner @ x.covariance_matrix @ inner.mT)
     outer = OUTER.get(name, torch.cat([TWO, c], 1))
@@ -100,7 +101,7 @@ def test_two_different_functions_of_one_element_are_exact() -> None:
     def function(x: Any) -> Any:
         return torch.relu(x) - torch.tanh(x)
 
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     for i in range(3):
         pair = float(x.mean[i]), float(x.stddev[i])
         _, variance, _ = moments(function, *pair, kinks=(0.0,))
@@ -141,9 +142,9 @@ def random_graph(seed: int) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("seed", range(30))
 def test_forgetting_never_changes_a_result(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = cp.Gaussian(gaussian(4).mean, gaussian(4).covariance_matrix / 4)
-    y = cp.propagate(random_graph(seed), x)
+    y = propagate(random_graph(seed), x)
     monkeypatch.setattr(Lineage, "collect", lambda _: None)
-    everything = cp.propagate(random_graph(seed), x)
+    everything = propagate(random_graph(seed), x)
     assert_close(y.mean, everything.mean, rtol=0.0)
     assert_close(y.covariance_matrix, everything.covariance_matrix, rtol=0.0)
 
@@ -201,7 +202,7 @@ def test_an_activation_meets_a_product_exactly(name: str, spelling: str) -> None
         activated, product = function(x), torch.einsum("i,j->ij", x, x)
         return torch.stack([activated.sum() - activated[1:].sum(), product[1, 2] + 2])
 
-    y = cp.propagate(forward, x)
+    y = propagate(forward, x)
     expected = with_a_product(function, kinks, x.mean, x.covariance_matrix)
     assert abs(float(y.covariance_matrix[0, 1]) - expected) <= 2e-8 * max(1.0, float(y.variance[0]))
 
@@ -210,7 +211,7 @@ def test_an_activation_meets_a_product_of_its_own_input() -> None:
     """Two functions of one element are one function of it: relu(x) + x^2, tanh(x) - x^2."""
     x = gaussian(3, seed=3)
     for function, kinks in ((torch.relu, (0.0,)), (torch.tanh, ())):
-        y = cp.propagate(lambda x, f=function: f(x) - x * x, x)
+        y = propagate(lambda x, f=function: f(x) - x * x, x)
         for i in range(3):
             pair = float(x.mean[i]), float(x.stddev[i])
             _, variance, _ = moments(lambda t, f=function: f(t) - t * t, *pair, kinks=kinks)
@@ -234,8 +235,8 @@ def test_what_is_computed_twice_is_the_same_wherever_it_meets(name: str) -> None
     """A difference is zero, and either has the same covariance with whatever came of the other."""
     first, second = SAME[name]
     x = gaussian(3, seed=3)
-    difference = cp.propagate(lambda x: first(x) - second(x), x)
-    size = cp.propagate(first, x).variance
+    difference = propagate(lambda x: first(x) - second(x), x)
+    size = propagate(first, x).variance
     assert bool((difference.variance.abs() <= 1e-11 * size).all())
 
     def came_of_one(x: Any) -> Any:
@@ -246,7 +247,7 @@ def test_what_is_computed_twice_is_the_same_wherever_it_meets(name: str) -> None
         y = first(x)
         return torch.cat([torch.tanh(y), y * x, second(x)])
 
-    one, both = cp.propagate(came_of_one, x), cp.propagate(came_of_both, x)
+    one, both = propagate(came_of_one, x), propagate(came_of_both, x)
     scale = float(one.variance.max())
     assert_close(both.covariance_matrix, one.covariance_matrix, atol=1e-12 * scale)
 
@@ -259,7 +260,7 @@ def test_an_activation_beside_a_product_is_finite_whatever_varies(
     mean = torch.tensor([0.0, 0.5], dtype=dtype)
     for function in (torch.sign, torch.relu, torch.tanh, torch.square):
         x = cp.Gaussian.isotropic(mean, stddev)
-        y = cp.propagate(lambda x, f=function: torch.cat([f(x), x * x.flip(0), x * x]), x)
+        y = propagate(lambda x, f=function: torch.cat([f(x), x * x.flip(0), x * x]), x)
         assert bool(torch.isfinite(y.covariance_matrix).all())
         bound = y.stddev[:, None] * y.stddev
         slack = 8 * torch.finfo(dtype).eps * bound + torch.finfo(dtype).tiny
@@ -271,7 +272,7 @@ def test_gradients_of_an_activation_beside_a_product_are_right() -> None:
 
     def moments_of(mean: Tensor, factor: Tensor) -> Any:
         x = cp.Gaussian(mean, factor @ factor.mT, validate_args=False)
-        y = cp.propagate(lambda x: torch.tanh(x) + torch.relu(x) * x.flip(0) - x * x, x)
+        y = propagate(lambda x: torch.tanh(x) + torch.relu(x) * x.flip(0) - x * x, x)
         return y.mean, y.covariance_matrix
 
     inputs = (gaussian(3).mean.requires_grad_(), factor.requires_grad_())
@@ -281,7 +282,7 @@ def test_gradients_of_an_activation_beside_a_product_are_right() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_a_joint_covariance_is_positive_semi_definite(seed: int) -> None:
     """Every depth is a layer of one network, through which all before it is carried jointly."""
-    y = cp.propagate(random_graph(seed), gaussian(4))
+    y = propagate(random_graph(seed), gaussian(4))
     values = torch.linalg.eigvalsh(y.covariance_matrix)
     assert float(values[0]) >= -1e-12 * float(values[-1])
 
@@ -302,10 +303,10 @@ class Residual(nn.Module):
 def test_a_batch_of_residual_blocks_is_each_of_them() -> None:
     x = gaussian(4, batch=(2, 3))
     with torch.no_grad():
-        y = cp.propagate(Residual(), x)
+        y = propagate(Residual(), x)
         for i in range(2):
             for j in range(3):
-                one = cp.propagate(Residual(), x[i, j])
+                one = propagate(Residual(), x[i, j])
                 assert_close(y.mean[i, j], one.mean, atol=1e-14)
                 assert_close(y.covariance_matrix[i, j], one.covariance_matrix, atol=1e-13)
 
@@ -321,7 +322,7 @@ def test_gradients_flow_through_a_residual_block() -> None:
         def call(x: Any) -> Any:
             return torch.func.functional_call(block, parameters, (x,))
 
-        y = cp.propagate(call, cp.Gaussian(mean, factor @ factor.mT, validate_args=False))
+        y = propagate(call, cp.Gaussian(mean, factor @ factor.mT, validate_args=False))
         return y.mean, y.covariance_matrix
 
     inputs = (x.mean, factor, block.first.weight.detach(), block.second.weight.detach())
@@ -333,7 +334,7 @@ def test_a_residual_block_agrees_with_sampling_where_the_noise_is_small() -> Non
     x = gaussian(4)
     x = cp.Gaussian(x.mean, x.covariance_matrix / 400)
     with torch.no_grad():
-        y = cp.propagate(Residual(), x)
+        y = propagate(Residual(), x)
         generator = torch.Generator().manual_seed(0)
         sample = Residual()(x.sample(200_000, generator))
     error = sample.std(0) * (2 / len(sample)) ** 0.5
@@ -353,7 +354,7 @@ def test_what_rounding_has_hidden_in_a_sum_is_hidden_from_others(
         u = x - offset
         return torch.relu(u) - (u + u.abs()) / 2
 
-    y = cp.propagate(zero, x)
+    y = propagate(zero, x)
     assert 0 <= float(y.variance) <= 8 * torch.finfo(dtype).eps
 
 
@@ -363,7 +364,7 @@ def test_what_rounding_has_hidden_in_a_sum_keeps_its_gradient() -> None:
 
     def total(scale: Tensor) -> Tensor:
         root = scale[:, None] * factor
-        y = cp.propagate(
+        y = propagate(
             lambda x: torch.cat([x[1:2] - x[0:1], x]),
             cp.Gaussian(torch.zeros(3, dtype=torch.float64), root @ root.mT),
         )

@@ -39,7 +39,7 @@ def test_the_demo_agrees_with_sampling_and_writes_a_report(monkeypatch, capsys, 
     for decision in told["decisions"]:
         assert decision["misclassification"] == pytest.approx(decision["sampled"], abs=0.05)
         assert decision["noise_budget"] >= 0
-    assert "Exact()" in capsys.readouterr().out
+    assert "GaussianLayers()" in capsys.readouterr().out
     assert "digits classifier" in (tmp_path / "report.html").read_text()
 
 

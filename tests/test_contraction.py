@@ -16,6 +16,7 @@ import covprop as cp
 from covprop.flow.algebra import Contraction
 from covprop.flow.lineage import Lineage
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 ROUNDING = 2e-12
@@ -39,7 +40,7 @@ def quadratic_moments(
 
 
 def assert_quadratic(function: Callable[[Any], Any], x: cp.Gaussian, method: Any = None) -> None:
-    y = cp.propagate(function, x, method=cp.Exact() if method is None else method)
+    y = propagate(function, x, method=cp.Exact() if method is None else method)
     mean, covariance = quadratic_moments(function, x)
     scale = max(1.0, float(covariance.abs().max()))
     assert_close(y.mean.reshape(-1), mean, atol=ROUNDING * scale)
@@ -106,7 +107,7 @@ def test_a_series_of_two_terms_has_all_of_them(name: str, method: cp.Series) -> 
 def test_a_series_of_one_term_ends_with_the_first_order() -> None:
     """2 Var(x^2) - 2 * 4 m^2 v, with exact variances, and positive semi-definite."""
     x = gaussian(3)
-    both = cp.propagate(lambda x: torch.cat([x.square(), x * x]), x, method=cp.Series(1))
+    both = propagate(lambda x: torch.cat([x.square(), x * x]), x, method=cp.Series(1))
     apart = torch.cat([torch.eye(3), -torch.eye(3)], 1).double()
     difference = apart @ both.covariance_matrix @ apart.mT
     assert_close(difference.diagonal(), 4 * x.variance.square(), atol=ROUNDING)
@@ -132,11 +133,11 @@ def test_it_holds_where_variances_or_means_are_zero(name: str, case: str) -> Non
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_what_is_identically_zero_has_no_variance_that_could_be_negative(name: str) -> None:
-    y = cp.propagate(FAMILY[name], gaussian(4))
+    y = propagate(FAMILY[name], gaussian(4))
     bent = quadratic_moments(FAMILY[name], gaussian(4))[1].diagonal() < ROUNDING
     assert bool((y.variance[bent.reshape(y.variance.shape)] == 0).all())
     assert bool((y.variance >= 0).all())
-    again = cp.propagate(lambda x: 2 * FAMILY[name](x) - FAMILY[name](x), gaussian(4))
+    again = propagate(lambda x: 2 * FAMILY[name](x) - FAMILY[name](x), gaussian(4))
     assert_close(again.variance, y.variance, atol=ROUNDING * max(1.0, float(y.variance.max())))
 
 
@@ -147,7 +148,7 @@ def test_a_batch_is_each_of_its_elements() -> None:
         m = x.unflatten(-1, (2, 2))
         return torch.cat([x.square() - x * x.flip(-1), (m @ m.mT).flatten(-2), x**2], -1)
 
-    y = cp.propagate(forward, x)
+    y = propagate(forward, x)
     for i in range(2):
         for j in range(3):
             mean, covariance = quadratic_moments(forward, x[i, j])
@@ -160,7 +161,7 @@ def test_single_precision_is_near_double(name: str) -> None:
     x = gaussian(4)
     single = cp.Gaussian(x.mean.float(), x.covariance_matrix.float())
 
-    y = cp.propagate(FAMILY[name], single)
+    y = propagate(FAMILY[name], single)
     _, covariance = quadratic_moments(FAMILY[name], x)
     atol = 2e-5 * max(1.0, float(covariance.abs().max()))
     assert_close(y.covariance_matrix.double(), covariance, atol=atol)
@@ -204,9 +205,9 @@ def test_random_polynomials_are_exact_whatever_is_forgotten(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_quadratic(polynomial(seed), gaussian(4))
-    y = cp.propagate(polynomial(seed), gaussian(4))
+    y = propagate(polynomial(seed), gaussian(4))
     monkeypatch.setattr(Lineage, "collect", lambda _: None)
-    everything = cp.propagate(polynomial(seed), gaussian(4))
+    everything = propagate(polynomial(seed), gaussian(4))
     assert_close(y.covariance_matrix, everything.covariance_matrix, rtol=0.0)
 
 
@@ -218,7 +219,7 @@ def test_gradients_flow_through_squares_beside_products() -> None:
             m = x.reshape(2, 2)
             return torch.cat([x.square() + x * x.flip(0), (m @ m).flatten(), torch.tanh(x)])
 
-        y = cp.propagate(forward, cp.Gaussian(mean, factor @ factor.mT, validate_args=False))
+        y = propagate(forward, cp.Gaussian(mean, factor @ factor.mT, validate_args=False))
         return y.mean, y.covariance_matrix
 
     inputs = (weight(4).requires_grad_(), factor.requires_grad_())
@@ -230,7 +231,7 @@ def test_gradients_are_right_where_nothing_varies() -> None:
     variance = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     mean = torch.tensor([0.5, -2.0], dtype=torch.float64, requires_grad=True)
     x = cp.Gaussian.diagonal(mean, variance)
-    y = cp.propagate(lambda x: x[0].square() + x[0] * x[1], x)
+    y = propagate(lambda x: x[0].square() + x[0] * x[1], x)
     slopes = torch.autograd.grad(y.variance.sum(), (variance, mean))
     assert_close(slopes[0], torch.tensor([(1 - 2.0) ** 2, 0.25]).double(), atol=1e-15)
     assert not slopes[1].any()
@@ -240,7 +241,7 @@ def test_an_einsum_that_uses_the_batch_twice_is_refused() -> None:
     x = gaussian(3, 3, batch=(3,))
     torch.einsum("bib,bi->bi", x.mean, x.mean[:, 0])  # torch has no objection
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(lambda x: torch.einsum("bib,bi->bi", x, x[:, 0]), x)
+        propagate(lambda x: torch.einsum("bib,bi->bi", x, x[:, 0]), x)
 
 
 def test_a_contraction_is_what_einsum_makes_of_it() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.modules import eager
+from tests.layers import propagate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch.jit
 
@@ -50,9 +51,9 @@ def function() -> Any:
 @pytest.mark.parametrize("compiled", [wrapped, in_place, inner, function])
 def test_a_compiled_model_that_has_not_run_yet_is_the_model(compiled: Any, method: Any) -> None:
     torch.manual_seed(1)
-    found = cp.propagate(compiled(), X, method)
+    found = propagate(compiled(), X, method)
     torch.manual_seed(1)
-    expected = cp.propagate(network(), X, method)
+    expected = propagate(network(), X, method)
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix)
 
@@ -85,7 +86,7 @@ import sys
 import covprop as cp
 assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
 import torch
-cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
+propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
 """
 
 
@@ -99,11 +100,11 @@ def test_a_new_process_imports_no_compiler_and_its_first_call_does_not_warn() ->
 def test_torchscript_is_refused_in_one_sentence(make: Any) -> None:
     scripted = make(network())
     with pytest.raises(cp.UnsupportedOperation, match="TorchScript program runs outside of Python"):
-        cp.propagate(scripted, X)
-    assert cp.propagate(scripted, X, cp.MonteCarlo(10)).mean.shape == (2,)
+        propagate(scripted, X)
+    assert propagate(scripted, X, cp.MonteCarlo(10)).mean.shape == (2,)
 
 
 def test_a_scripted_function_is_refused_as_well() -> None:
     traced = torch.jit.trace(lambda x: torch.tanh(x) * 2, torch.zeros(3))
     with pytest.raises(cp.UnsupportedOperation, match="TorchScript program runs outside of Python"):
-        cp.propagate(traced, X)
+        propagate(traced, X)

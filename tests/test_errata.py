@@ -15,6 +15,7 @@ from covprop import bayes
 from experiments import mnist, regression, table1, table3, uci
 from experiments.options import Options
 from experiments.rivals import CENTRED, METHODS, PIECEWISE
+from tests.layers import propagate
 from tests.oracles import normal_cdf, normal_pdf, rectified_mean
 
 HERE = Path(__file__).parent
@@ -56,11 +57,11 @@ def test_a_unit_frobenius_norm_is_a_small_variance(network, expected):
 def test_four_terms_lack_a_percent_of_a_rectified_variance():
     zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     x = cp.Gaussian(zero, one)
-    published = cp.propagate(torch.relu, x, cp.Series(order=4, exact_variance=False)).variance
+    published = propagate(torch.relu, x, cp.Series(order=4, exact_variance=False)).variance
     terms = 1 / 4 + 1 / (4 * math.pi) + 1 / (48 * math.pi)  # the third vanishes
     assert float(published) == pytest.approx(terms, rel=1e-14)
     exact = 1 / 2 - 1 / (2 * math.pi)
-    assert float(cp.propagate(torch.relu, x).variance) == pytest.approx(exact, rel=1e-14)
+    assert float(propagate(torch.relu, x).variance) == pytest.approx(exact, rel=1e-14)
     assert 1 - terms / exact == pytest.approx(0.0136, abs=1e-4)
 
 
@@ -70,11 +71,9 @@ def test_exact_variances_take_the_bias_away():
     ratios = []
     for index in range(20):
         model, x = table1.instance(f"FC-4/published/{index}", Options())
-        exact = cp.propagate(model, x).variance
+        exact = propagate(model, x).variance
         methods = (cp.Series(order=4, exact_variance=False), cp.Series(order=4))
-        ratios.append(
-            [float(exact / cp.propagate(model, x, method).variance) for method in methods]
-        )
+        ratios.append([float(exact / propagate(model, x, method).variance) for method in methods])
     published, with_variances = np.mean(ratios, axis=0)
     assert published == pytest.approx(1.010, abs=2e-3)
     assert with_variances == pytest.approx(1.000, abs=2e-4)
@@ -85,7 +84,7 @@ def test_pl_dnn_of_2018_has_a_variance_for_mean_zero():
     ratios = []
     for index in range(20):
         model, x = table1.instance(f"FC-4/published/{index}", Options())
-        exact = cp.propagate(model, x).variance
+        exact = propagate(model, x).variance
         both = [METHODS[name](model, x).variance for name in (CENTRED, PIECEWISE)]
         ratios.append([float(exact / variance) for variance in both])
     old, new = np.mean(ratios, axis=0)
@@ -112,7 +111,7 @@ def test_gelu_s_derivative_has_a_factor_mu(mean, stddev):
     assert first + mean * density / root**3 == pytest.approx(derivative, rel=1e-9)
     assert first + density / root**3 != pytest.approx(derivative, rel=1e-2)
     x = cp.Gaussian.isotropic(torch.tensor([mean], dtype=torch.float64), stddev)
-    ours = cp.propagate(nn.GELU(), x, cp.Series(order=1, exact_variance=False)).stddev
+    ours = propagate(nn.GELU(), x, cp.Series(order=1, exact_variance=False)).stddev
     assert float(ours) == pytest.approx(stddev * abs(derivative), rel=1e-9)
 
 
@@ -147,7 +146,7 @@ def test_a_density_of_root_two_pi_makes_a_rectified_mean_negative():
     assert wrong / float(normal_pdf(1)) == pytest.approx(0.564, abs=5e-4)
     assert -float(normal_cdf(-1)) + wrong < 0
     x = cp.Gaussian.isotropic(torch.tensor([-1.0], dtype=torch.float64), 1.0)
-    found = float(cp.propagate(torch.relu, x).mean)
+    found = float(propagate(torch.relu, x).mean)
     assert found == pytest.approx(float(rectified_mean(-1.0)), rel=1e-13)
     assert found > 0
 
@@ -159,7 +158,7 @@ def test_the_third_hermite_polynomial_is_odd(mean):
     assert third != pytest.approx(mean**3 - 3)
     x = cp.Gaussian.isotropic(torch.tensor([mean], dtype=torch.float64), 1.0)
     sums = [
-        float(cp.propagate(torch.relu, x, cp.Series(order=k, exact_variance=False)).variance)
+        float(propagate(torch.relu, x, cp.Series(order=k, exact_variance=False)).variance)
         for k in (4, 5)
     ]
     fifth = (third * float(normal_pdf(mean))) ** 2 / math.factorial(5)
@@ -173,7 +172,7 @@ def test_nothing_is_skipped():
 
     x = cp.Gaussian.isotropic(torch.zeros(4), 1.0)
     with pytest.raises(cp.UnsupportedOperation, match=r"in module 1 \(Odd\).*cummax"):
-        cp.propagate(nn.Sequential(nn.Linear(4, 4), Odd()), x)
+        propagate(nn.Sequential(nn.Linear(4, 4), Odd()), x)
 
 
 @torch.no_grad()
@@ -181,7 +180,7 @@ def test_no_variance_is_no_special_case():
     model, x = table1.instance("FC-4/published/0", Options())
     still = cp.Gaussian(x.mean, torch.zeros_like(x.covariance_matrix))
     for method in (cp.Exact(), cp.Series(order=4), cp.Series(order=4, exact_variance=False)):
-        y = cp.propagate(model, still, method)
+        y = propagate(model, still, method)
         assert float(y.mean) == pytest.approx(float(model(x.mean)), rel=1e-5)
         assert float(y.variance) == 0
 

@@ -15,6 +15,7 @@ import covprop as cp
 from covprop.rules import aten as translations
 from tests.architectures import ARCHITECTURES
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.registry import WITHOUT_RULE
 
@@ -76,7 +77,7 @@ def given(name: str, batch_dims: int = 1) -> cp.Gaussian:
 @cache
 def expected(name: str, batch_dims: int = 1) -> cp.Gaussian:
     with torch.no_grad():
-        return cp.propagate(model(name), given(name, batch_dims))
+        return propagate(model(name), given(name, batch_dims))
 
 
 def assert_same(y: cp.Gaussian, want: cp.Gaussian, rtol: float) -> None:
@@ -103,14 +104,14 @@ def test_a_program_gives_what_the_module_gives(name: str, kind: str) -> None:
     program, x = PROGRAMS[kind](name), given(name)
     assert_close(program(x.mean), model(name)(x.mean), atol=1e-12)
     loose = kind == "decomposed" and name in AS_PRODUCTS
-    assert_same(cp.propagate(program, x), expected(name), rtol=2e-3 if loose else 1e-9)
+    assert_same(propagate(program, x), expected(name), rtol=2e-3 if loose else 1e-9)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "kind"), MERGED)
 def test_a_program_that_merges_the_batch_is_right_or_refused(name: str, kind: str) -> None:
     try:
-        y = cp.propagate(PROGRAMS[kind](name), given(name))
+        y = propagate(PROGRAMS[kind](name), given(name))
     except cp.UnsupportedOperation:
         return
     assert_same(y, expected(name), rtol=1e-9)
@@ -131,7 +132,7 @@ def test_a_program_that_merges_the_batch_works_without_one(
 ) -> None:
     """Several inputs of the program, but none a Gaussian of its own: one event of all."""
     name, made = program()
-    y = cp.propagate(made.module(), given(name, batch_dims=0))
+    y = propagate(made.module(), given(name, batch_dims=0))
     # In another order of operations, products and activations meet each other differently.
     assert_same(y, expected(name, batch_dims=0), rtol=1e-6 if name == "LSTM" else 1e-9)
 
@@ -140,7 +141,7 @@ def test_a_program_that_merges_the_batch_works_without_one(
 def test_a_decomposed_attention_asks_for_values() -> None:
     """torch decomposes it with comparisons: leave scaled_dot_product_attention whole instead."""
     with pytest.raises(cp.UnsupportedOperation, match="asks for the value of a Gaussian"):
-        cp.propagate(decomposed("ViT").module(), given("ViT", batch_dims=0))
+        propagate(decomposed("ViT").module(), given("ViT", batch_dims=0))
 
 
 @torch.no_grad()
@@ -151,7 +152,7 @@ def test_a_program_may_come_from_a_file(name: str, tmp_path: Path) -> None:
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
         torch.export.save(exported(name), path)
         program = torch.export.load(path).module()
-    assert_same(cp.propagate(program, given(name)), expected(name), rtol=1e-9)
+    assert_same(propagate(program, given(name)), expected(name), rtol=1e-9)
 
 
 @torch.no_grad()
@@ -164,7 +165,7 @@ def test_shapes_that_the_program_asks_for_are_numbers() -> None:
     example = torch.randn(2, 3, 4, dtype=torch.float64)
     program = torch.export.export(Net(), (example,), dynamic_shapes=dynamic).module()
     x = gaussian(3, 5, batch=(4,))
-    y, want = cp.propagate(program, x), cp.propagate(Net(), x)
+    y, want = propagate(program, x), propagate(Net(), x)
     assert_close(y.mean, want.mean, atol=1e-15)
     assert_close(y.covariance_matrix, want.covariance_matrix, atol=1e-15)
 
@@ -177,7 +178,7 @@ def test_several_inputs_and_outputs_keep_their_nest() -> None:
     example = torch.randn(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     program = torch.export.export(Net(), example).module()
     x, w = gaussian(3), gaussian(3, seed=1)
-    y, want = cp.propagate(program, x, w), cp.propagate(Net(), x, w)
+    y, want = propagate(program, x, w), propagate(Net(), x, w)
     assert_close(y["sum"].covariance_matrix, want["sum"].covariance_matrix, rtol=0.0)
     assert_close(y["pair"][0].mean, want["pair"][0].mean, rtol=0.0)
     assert_close(y["pair"][1][0].covariance_matrix, want["pair"][1][0].covariance_matrix, rtol=0.0)
@@ -428,7 +429,7 @@ def test_an_operator_is_its_torch_function(operator: Any) -> None:
     plain, wanted = call(x.mean.clone()), function(x.mean)
     if operator is not aten.native_dropout.default:
         assert_close(plain, wanted, atol=1e-6 if plain.dtype == torch.float32 else 1e-13)
-    y, want = cp.propagate(call, x), cp.propagate(function, x)
+    y, want = propagate(call, x), propagate(function, x)
     assert y.mean.shape == plain.shape
     assert_close(y.mean, want.mean, atol=1e-13)
     assert_close(y.covariance_matrix, want.covariance_matrix, atol=1e-12)
@@ -454,7 +455,7 @@ def test_an_unknown_operator_is_named_in_one_sentence(decompose: bool) -> None:
     program = torch.export.export(Unknown(), (torch.ones(3, dtype=torch.float64),))
     program = program.run_decompositions() if decompose else program
     with pytest.raises(cp.UnsupportedOperation) as raised:
-        cp.propagate(program.module(), gaussian(3))
+        propagate(program.module(), gaussian(3))
     message = str(raised.value)
     assert f"no rule for torch.ops.aten.{WITHOUT_RULE.__name__}.default;" in message
     assert "\n" not in message
@@ -463,12 +464,12 @@ def test_an_unknown_operator_is_named_in_one_sentence(decompose: bool) -> None:
 
 def test_an_option_that_no_rule_knows_is_refused() -> None:
     with pytest.raises(cp.UnsupportedOperation, match="input_scale"):
-        cp.propagate(lambda x: aten.elu.default(x, 1.0, 1.0, 2.0), gaussian(3))
+        propagate(lambda x: aten.elu.default(x, 1.0, 1.0, 2.0), gaussian(3))
 
 
 def test_indices_of_a_maximum_are_none() -> None:
     """A program that uses them fails loudly."""
-    values, indices = cp.propagate(
+    values, indices = propagate(
         lambda x: aten.max_pool2d_with_indices.default(x, [2, 2]), gaussian(1, 2, 2, batch=(1,))
     )
     assert values.mean.shape == (1, 1, 1, 1)

@@ -21,6 +21,7 @@ from torch.distributions import (
 import covprop as cp
 from covprop.covariance import Dense, Diagonal, LowRank
 from tests.gaussians import numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -213,7 +214,7 @@ def test_a_batch_is_walked_through_and_a_single_gaussian_is_not() -> None:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_gaussian_is_copied_and_pickled(copied: Callable[[cp.Gaussian], cp.Gaussian]) -> None:
-    x = cp.propagate(torch.relu, cp.Gaussian(numbers(3, 4), matrix(3, 4)), cp.Series(order=2))
+    x = propagate(torch.relu, cp.Gaussian(numbers(3, 4), matrix(3, 4)), cp.Series(order=2))
     y = copied(x)
     assert_close(y.mean, x.mean, rtol=0.0)
     assert_close(y.covariance_matrix, x.covariance_matrix, rtol=0.0)

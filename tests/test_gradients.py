@@ -13,6 +13,7 @@ from torch.func import functional_call
 import covprop as cp
 from tests.cases import CASES, CONTINUOUS
 from tests.gaussians import numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.oracles import assert_gradients as assert_gradients_along_lines
 
@@ -32,7 +33,7 @@ def moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the output, the input's covariance being factor factor^T."""
     x = cp.Gaussian(mean, factor @ factor.mT, validate_args=False)
-    y = cp.propagate(model, x, method)
+    y = propagate(model, x, method)
     return y.mean, y.covariance_matrix
 
 
@@ -136,7 +137,7 @@ def test_without_variance_the_gradients_are_those_of_the_linearised_network(
     model = nn.Sequential(nn.Linear(3, 4), ACTIVATIONS[name], nn.Linear(4, 2)).double()
     mean = numbers(3).requires_grad_()
     covariance = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
-    y = cp.propagate(model, cp.Gaussian(mean, covariance), method)
+    y = propagate(model, cp.Gaussian(mean, covariance), method)
     slope = jacobian(model, mean.detach())
     weights = numbers(2, 2, seed=5)
     (by_mean,) = torch.autograd.grad(y.mean @ weights[0], mean, retain_graph=True)
@@ -155,7 +156,7 @@ def test_without_variance_the_mean_bends_with_half_the_second_derivative(name: s
     function = CASES[name].function
     mean = numbers(4)
     variance = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    y = cp.propagate(function, cp.Gaussian(mean, torch.diag_embed(variance)))
+    y = propagate(function, cp.Gaussian(mean, torch.diag_embed(variance)))
     (gradient,) = torch.autograd.grad(y.mean.sum(), variance)
     bend = torch.stack([jacobian(lambda t: jacobian(function, t, create_graph=True), m)
                         for m in mean])  # fmt: skip
@@ -180,7 +181,7 @@ def test_gradients_at_singular_points_are_finite(name: str, where: str, method: 
     values = torch.stack([kinked, torch.full_like(kinked, 0.4)])
     values = values.repeat_interleave(len(SINGULAR[where]), 0).requires_grad_()
     covariance = (factor @ factor.mT).requires_grad_()
-    y = cp.propagate(CASES[name].function, cp.Gaussian(values, covariance), method)
+    y = propagate(CASES[name].function, cp.Gaussian(values, covariance), method)
     total = y.mean.sum() + (y.covariance_matrix * numbers(4, 4)).sum()
     if not total.requires_grad:  # a power of zero is a constant
         assert name == "pow(0)"
@@ -193,7 +194,7 @@ def test_float32_has_float32_gradients() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     mean = numbers(3).float().requires_grad_()
     covariance = torch.eye(3).requires_grad_()
-    y = cp.propagate(model, cp.Gaussian(mean, covariance))
+    y = propagate(model, cp.Gaussian(mean, covariance))
     y.covariance_matrix.sum().backward()
     for tensor in (mean, covariance, *model[0].parameters()):
         assert tensor.grad is not None
@@ -204,7 +205,7 @@ def test_float32_has_float32_gradients() -> None:
 def test_nothing_is_recorded_without_grad() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).double()
     with torch.no_grad():
-        y = cp.propagate(model, cp.Gaussian(numbers(3), torch.eye(3, dtype=torch.float64)))
+        y = propagate(model, cp.Gaussian(numbers(3), torch.eye(3, dtype=torch.float64)))
     assert not y.mean.requires_grad
     assert not y.covariance_matrix.requires_grad
 
@@ -219,7 +220,7 @@ def test_gradients_after_a_unit_far_from_its_kink_are_finite(name: str) -> None:
     mean = torch.tensor(means, dtype=torch.float64, requires_grad=True)
     root = torch.tensor([[1.0, 0.0], [0.2, 1.0]], dtype=torch.float64, requires_grad=True)
     x = cp.Gaussian(mean, (root @ root.mT).expand(len(mean), 2, 2))
-    result = cp.propagate(lambda y: CASES[name].function(torch.relu(y)), x)
+    result = propagate(lambda y: CASES[name].function(torch.relu(y)), x)
     total = result.mean.sum() + result.covariance_matrix.sum() + 0 * (mean.sum() + root.sum())
     for gradient in torch.autograd.grad(total, (mean, root), retain_graph=True):
         assert bool(torch.isfinite(gradient).all())
@@ -238,7 +239,7 @@ def test_gradients_of_batch_norm_between_two_relus_are_finite() -> None:
         )
         network[2].running_mean.copy_(0.2 * numbers(8, seed=1))
     x = cp.Gaussian(0.01 * numbers(2, 4, seed=2), 0.09 * torch.eye(4).double().expand(2, 4, 4))
-    result = cp.propagate(network, x)
+    result = propagate(network, x)
     (result.mean.sum() + result.covariance_matrix.sum()).backward()
     for parameter in network.parameters():
         assert parameter.grad is not None
@@ -255,7 +256,7 @@ def test_coefficients_that_are_zero_have_gradients(method: Any) -> None:
             square = x.square()
             return torch.cat([square + 0.5 * square, square])
 
-        return cp.propagate(model, cp.Gaussian(mean, matrix), method).covariance_matrix
+        return propagate(model, cp.Gaussian(mean, matrix), method).covariance_matrix
 
     mean = torch.tensor([0.0, 0.7], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(covariance(mean)[0, 3], mean)

@@ -6,6 +6,7 @@ from torch import nn
 
 import covprop as cp
 from tests.gaussians import gaussian
+from tests.layers import joint, propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -14,7 +15,7 @@ D = torch.float64
 def test_the_joint_of_a_linear_map_is_that_of_linear_algebra():
     x, layer = gaussian(4), nn.Linear(4, 3).double()
     with torch.no_grad():
-        both = cp.joint(layer, x)
+        both = joint(layer, x)
         stacked = torch.cat([torch.eye(4, dtype=D), layer.weight])
         assert_close(both.mean, torch.cat([x.mean, layer(x.mean)]))
         assert_close(both.covariance_matrix, stacked @ x.covariance_matrix @ stacked.mT)
@@ -22,10 +23,10 @@ def test_the_joint_of_a_linear_map_is_that_of_linear_algebra():
 
 def test_the_joint_of_an_activation_has_steins_covariance():
     x = gaussian(3)
-    both = cp.joint(torch.relu, x)
+    both = joint(torch.relu, x)
     slope = torch.special.ndtr(x.mean / x.stddev)
     assert_close(both.covariance_matrix[:3, 3:], x.covariance_matrix * slope)
-    assert_close(both.covariance_matrix[3:, 3:], cp.propagate(torch.relu, x).covariance_matrix)
+    assert_close(both.covariance_matrix[3:, 3:], propagate(torch.relu, x).covariance_matrix)
 
 
 def test_a_marginal_is_a_part():
@@ -54,7 +55,7 @@ def test_conditioning_with_noise_is_a_kalman_update_in_every_element_of_a_batch(
     x, layer = gaussian(3, batch=(4,)), nn.Linear(3, 2, bias=False).double()
     value = torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        posterior = cp.joint(layer, x).condition([3, 4], value, noise=0.1)
+        posterior = joint(layer, x).condition([3, 4], value, noise=0.1)
         observe = layer.weight
         for i in range(4):
             information = torch.linalg.inv(x.covariance_matrix[i]) + observe.mT @ observe / 0.1
@@ -74,21 +75,21 @@ def test_an_observation_that_cannot_vary_tells_nothing():
 
 def test_a_module_that_changes_its_input_in_place_has_the_joint_of_the_input() -> None:
     x, layer = gaussian(3), nn.Linear(3, 2).double().requires_grad_(requires_grad=False)
-    both = cp.joint(nn.Sequential(nn.ReLU(inplace=True), layer), x)
-    expected = cp.joint(nn.Sequential(nn.ReLU(), layer), x)
+    both = joint(nn.Sequential(nn.ReLU(inplace=True), layer), x)
+    expected = joint(nn.Sequential(nn.ReLU(), layer), x)
     assert_close(both.mean[:3], x.mean, rtol=0)
     assert_close(both.covariance_matrix, expected.covariance_matrix, atol=1e-14)
 
 
 def test_the_joint_of_what_moves_the_batch_has_it_first() -> None:
     x = gaussian(3, batch=(2,))
-    both = cp.joint(lambda x: x.unsqueeze(0).transpose(0, 2), x)
+    both = joint(lambda x: x.unsqueeze(0).transpose(0, 2), x)
     assert_close(both.mean, x.mean.repeat(1, 2), rtol=0)
 
 
 def test_the_joint_of_several_outputs_is_refused() -> None:
     with pytest.raises(cp.UnsupportedOperation, match="picks one"):
-        cp.joint(lambda x: (x, x), gaussian(3))
+        joint(lambda x: (x, x), gaussian(3))
 
 
 def test_noise_of_an_observation_is_a_matrix_variances_or_one_variance() -> None:

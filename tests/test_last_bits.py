@@ -14,6 +14,7 @@ from tests.architectures import ARCHITECTURES
 from tests.cases import CASES
 from tests.covariance.test_structures import BATCHES, STRUCTURES
 from tests.gaussians import numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 EPS = torch.finfo(torch.float64).eps
@@ -62,7 +63,7 @@ def test_gradients_by_the_covariance_are_symmetric_whatever_its_last_bits() -> N
     """Of an entry and its mirror image: the result knows their mean alone."""
     for matrix in (covariance(4), (covariance(4) + covariance(4).mT) / 2):
         matrix.requires_grad_()
-        y = cp.propagate(torch.relu, cp.Gaussian(numbers(4), matrix))
+        y = propagate(torch.relu, cp.Gaussian(numbers(4), matrix))
         (gradient,) = torch.autograd.grad(y.covariance_matrix[0, 1] + y.mean.sum(), matrix)
         assert torch.equal(gradient, gradient.mT)
 
@@ -72,7 +73,7 @@ def test_activations_of_asymmetric_input_are_symmetric(name: str) -> None:
     case = CASES[name]
     matrix = covariance(6)
     results = [
-        cp.propagate(case.function, cp.Gaussian(numbers(6), given, validate_args=False))
+        propagate(case.function, cp.Gaussian(numbers(6), given, validate_args=False))
         for given in (matrix, (matrix + matrix.mT) / 2)
     ]
     assert all(is_symmetric(y) for y in results)
@@ -92,9 +93,9 @@ def test_whole_networks_give_symmetric_covariances(name: str) -> None:
     architecture = ARCHITECTURES[name]
     mean = numbers(*architecture.shape)[None]
     x = cp.Gaussian(mean, covariance(mean.numel())[None])
-    y = cp.propagate(architecture.build(), x)
+    y = propagate(architecture.build(), x)
     with AnotherBLAS():
-        z = cp.propagate(architecture.build(), x)
+        z = propagate(architecture.build(), x)
     for result in (y, z):
         assert is_symmetric(result)
         assert float(result.variance.min()) >= 0
@@ -142,4 +143,4 @@ def test_results_of_every_method_are_symmetric(method: Any) -> None:
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 5)).double()
     x = cp.Gaussian(numbers(6), covariance(6))
     with AnotherBLAS():
-        assert is_symmetric(cp.propagate(model, x, method=method))
+        assert is_symmetric(propagate(model, x, method=method))

@@ -12,13 +12,14 @@ import covprop as cp
 from covprop.flow.lineage import Lineage
 from covprop.methods.call import in_flight
 from tests.gaussians import gaussian, weight
+from tests.layers import joint, propagate
 from tests.oracles import assert_close
 from tests.registry import WITHOUT_RULE, registry_kept
 
 
 def assert_linear(function: Callable[..., Any], *inputs: cp.Gaussian) -> cp.Gaussian:
     """J S J^T with the Jacobian of the plain function, block by block of the inputs."""
-    y = cp.propagate(function, *inputs)
+    y = propagate(function, *inputs)
     means = tuple(x.mean for x in inputs)
     assert_close(y.mean, function(*means), atol=1e-13)
     slopes = torch.autograd.functional.jacobian(function, means)
@@ -45,7 +46,7 @@ ZEROS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", ZEROS)
 def test_a_difference_with_itself_is_exactly_zero(name: str) -> None:
     x = gaussian(6)
-    y = cp.propagate(ZEROS[name], x)
+    y = propagate(ZEROS[name], x)
     assert_close(y.mean, ZEROS[name](x.mean), rtol=0.0)
     assert not y.covariance_matrix.any()
 
@@ -79,7 +80,7 @@ def test_a_sum_with_itself_is_twice_itself(structure: str) -> None:
     if structure == "diagonal":
         x = cp.Gaussian.diagonal(x.mean, x.variance)
     for double in (lambda x: x + x, lambda x: torch.add(x, x), lambda x: x.clone().add_(x)):
-        y = cp.propagate(double, x)
+        y = propagate(double, x)
         assert_close(y.mean, 2 * x.mean, rtol=0.0)
         assert_close(y.covariance_matrix, 4 * x.covariance_matrix, rtol=0.0)
 
@@ -88,7 +89,7 @@ def test_what_stands_side_by_side_with_itself_is_singular() -> None:
     x = gaussian(3)
     whole = x.covariance_matrix.repeat(2, 2)
     for join in (torch.cat, torch.concat, torch.stack, torch.vstack, torch.hstack):
-        y = cp.propagate(lambda x, f=join: f([x, x]), x)
+        y = propagate(lambda x, f=join: f([x, x]), x)
         assert_close(y.mean, join([x.mean, x.mean]), rtol=0.0)
         assert_close(y.covariance_matrix, whole, atol=1e-15)
         assert int(torch.linalg.matrix_rank(y.covariance_matrix)) == 3
@@ -185,21 +186,21 @@ def test_inputs_come_by_position_by_keyword_and_beside_plain_tensors() -> None:
         def forward(self, x: Any, shift: Any, *, other: Any, scale: float) -> Any:
             return x + shift + scale * other
 
-    y = cp.propagate(Model(), x, shift, other=w, scale=2.0)
+    y = propagate(Model(), x, shift, other=w, scale=2.0)
     assert_close(y.mean, x.mean + shift + 2 * w.mean, atol=1e-15)
     assert_close(y.covariance_matrix, x.covariance_matrix + 4 * w.covariance_matrix, atol=1e-14)
-    nested = cp.propagate(lambda pair, last: pair[0] - pair["b"] + last, {0: x, "b": w}, shift)
+    nested = propagate(lambda pair, last: pair[0] - pair["b"] + last, {0: x, "b": w}, shift)
     assert_close(nested.covariance_matrix, x.covariance_matrix + w.covariance_matrix, atol=1e-14)
 
 
 def test_the_same_gaussian_twice_and_differing_batches_are_refused() -> None:
     x, batch = gaussian(4), gaussian(4, batch=(2,))
     with pytest.raises(ValueError, match="given twice"):
-        cp.propagate(torch.add, x, x)
+        propagate(torch.add, x, x)
     with pytest.raises(ValueError, match="given twice"):
-        cp.propagate(lambda x, other: x + other, x, other=x)
+        propagate(lambda x, other: x + other, x, other=x)
     with pytest.raises(ValueError, match="one batch shape"):
-        cp.propagate(torch.add, x, batch)
+        propagate(torch.add, x, batch)
 
 
 MIXES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
@@ -214,7 +215,7 @@ MIXES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 def test_a_join_that_mixes_the_batch_is_refused(name: str) -> None:
     function, shape = MIXES[name]
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(function, gaussian(*shape, batch=(3,)))
+        propagate(function, gaussian(*shape, batch=(3,)))
 
 
 @pytest.fixture
@@ -230,19 +231,17 @@ def test_a_rule_that_does_not_say_how_it_depends_cannot_be_joined() -> None:
         return x.replace(function(x.loc, dim), x.covariance)
 
     x = gaussian(3)
-    assert_close(
-        cp.propagate(lambda x: WITHOUT_RULE(x, 0) * 2, x).mean, 2 * WITHOUT_RULE(x.mean, 0)
-    )
+    assert_close(propagate(lambda x: WITHOUT_RULE(x, 0) * 2, x).mean, 2 * WITHOUT_RULE(x.mean, 0))
     for join in (lambda x: x + WITHOUT_RULE(x, 0), lambda x: torch.cat([WITHOUT_RULE(x, 0), -x])):
         with pytest.raises(cp.UnsupportedOperation, match=r"through\(mean, linear\)"):
-            cp.propagate(join, x)
+            propagate(join, x)
 
 
 def test_joins_of_an_empty_batch_are_empty() -> None:
     empty = cp.Gaussian.isotropic(torch.zeros(0, 3, dtype=torch.float64), 1.0, batch_dims=1)
     for function in (lambda x: x + x.relu(), lambda x: torch.cat([x, x.exp()], -1)):
-        assert cp.propagate(function, empty).mean.shape[0] == 0
-    assert cp.joint(torch.relu, empty).mean.shape == (0, 6)
+        assert propagate(function, empty).mean.shape[0] == 0
+    assert joint(torch.relu, empty).mean.shape == (0, 6)
 
 
 def test_a_plain_chain_does_not_compute_expected_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +249,9 @@ def test_a_plain_chain_does_not_compute_expected_slopes(monkeypatch: pytest.Monk
         raise AssertionError("a chain needs no slope")
 
     monkeypatch.setattr("covprop.activations.piecewise.Piecewise.coefficients", refuse)
-    cp.propagate(lambda x: torch.relu(torch.relu(x) * 2), gaussian(3))
+    propagate(lambda x: torch.relu(torch.relu(x) * 2), gaussian(3))
 
 
 def test_a_vector_product_of_gaussians_is_not_taken_for_a_covariance() -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"torch\.Tensor\.cross"):
-        cp.propagate(lambda x: x.cross(x, dim=-1), gaussian(3))
+        propagate(lambda x: x.cross(x, dim=-1), gaussian(3))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.flow.nests import leaves, map_leaves
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.test_propagate import gaussian
 
@@ -91,8 +92,8 @@ def test_a_gaussian_in_any_nest_goes_in_and_comes_out(make: Any, name: str) -> N
 
     x, method = gaussian(), METHODS[name]
     with torch.no_grad():
-        result = cp.propagate(Model(), make(x=x, scale=2.0), method=method)
-        expected = cp.propagate(lambda x: 2 * x.tanh(), x, method)
+        result = propagate(Model(), make(x=x, scale=2.0), method=method)
+        expected = propagate(lambda x: 2 * x.tanh(), x, method)
     assert type(result) is type(make(x=x, scale=2.0))
     assert part(result, "scale") == 3.0
     y = part(result, "x")
@@ -136,7 +137,7 @@ def test_arguments_without_a_gaussian_are_not_copied() -> None:
         seen.append(options)
         return options.layer(x)
 
-    cp.propagate(model, gaussian(), options)
+    propagate(model, gaussian(), options)
     assert seen[0] is options
 
 
@@ -154,7 +155,7 @@ def test_values_of_covprop_and_modules_are_leaves() -> None:
 def test_what_a_result_cannot_have_in_it_is_refused() -> None:
     for method in (cp.Exact(), cp.Linearized()):
         with pytest.raises(cp.UnsupportedOperation, match="the model returns a object; covprop"):
-            cp.propagate(lambda x: Record(x, object()), gaussian(), method)
+            propagate(lambda x: Record(x, object()), gaussian(), method)
 
 
 def test_a_dataclass_that_has_itself_in_it_is_no_endless_nest() -> None:
@@ -167,5 +168,5 @@ def test_a_dataclass_that_has_itself_in_it_is_no_endless_nest() -> None:
     x = cp.Gaussian.isotropic(torch.ones(2), 0.1)
     tree = Tree(value=x)
     tree.child = Tree(parent=tree)
-    y = cp.propagate(lambda t: 2 * t.value, tree)
+    y = propagate(lambda t: 2 * t.value, tree)
     assert_close(y.mean, 2 * x.mean)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.sampled import sampled
 
@@ -46,7 +47,7 @@ def test_the_papers_networks_agree_with_sampling_at_small_noise(name: str) -> No
     make, shape, noise = NETWORKS[name]
     torch.manual_seed(0)
     model, mean = make(), torch.randn(shape)
-    y = cp.propagate(model, cp.Gaussian.isotropic(mean, noise))
+    y = propagate(model, cp.Gaussian.isotropic(mean, noise))
     truth = sampled(model, mean, noise, PRECISION, most=128_000)
     assert abs(float(y.mean) - float(truth.mean)) <= 5 * float(truth.mean_error)
     assert abs(float(y.stddev) - float(truth.stddev)) <= 5 * float(truth.stddev_error)
@@ -64,7 +65,7 @@ def test_a_deep_linear_network_is_exact_to_rounding(method: Any) -> None:
         product = layer.weight.detach() @ product
     expected = product @ x.covariance_matrix @ product.mT
     with torch.no_grad():
-        y = cp.propagate(nn.Sequential(*layers), x, method)
+        y = propagate(nn.Sequential(*layers), x, method)
         assert_close(y.mean, nn.Sequential(*layers)(x.mean), rtol=1e-14)
     assert_close(y.covariance_matrix, expected, atol=1e-14 * float(expected.abs().max()))
 
@@ -79,7 +80,7 @@ def test_a_convolutional_linear_network_is_exact_to_rounding() -> None:
     model = nn.Sequential(*layers).double().eval()
     factor = torch.randn(2, 36, 36, dtype=torch.float64)
     x = cp.Gaussian(torch.randn(2, 1, 6, 6, dtype=torch.float64), factor @ factor.mT)
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     for b in range(2):
         slope = torch.autograd.functional.jacobian(model, x.mean[b : b + 1]).reshape(4, 36)
         expected = slope @ x.covariance_matrix[b] @ slope.mT
@@ -119,7 +120,7 @@ def test_a_chain_of_50_layers_keeps_the_covariances_of_two_neighbours() -> None:
     chain = [part for layer in linear for part in (layer, watch, nn.ReLU(), watch)]
     gc.collect()
     gc.freeze()  # only what is made from here on is looked at
-    y = cp.propagate(nn.Sequential(*chain), x)
+    y = propagate(nn.Sequential(*chain), x)
     assert y.covariance_matrix.shape == (WIDTH, WIDTH)
     assert len(counts) == 100
     assert 1 <= min(counts) <= max(counts) <= 2
@@ -133,19 +134,28 @@ class Peak(TorchDispatchMode):
         self.alive = self.most = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: torch's guard against it takes more than half of the time."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, Tensor):
-                self._record(tensor.untyped_storage())
+        if isinstance(result, Tensor):
+            self._record(result.untyped_storage())
+        elif isinstance(result, list | tuple):
+            for tensor in result:
+                if isinstance(tensor, Tensor):
+                    self._record(tensor.untyped_storage())
         return result
 
     def _record(self, storage: Any) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address = storage._cdata
         if address in self._seen:
             return
+        size = storage.nbytes()
         self._seen.add(address)
         self.alive += size
         self.most = max(self.most, self.alive)
@@ -161,7 +171,7 @@ def peak(depth: int) -> int:
     chain = [part for _ in range(depth) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model, x = nn.Sequential(*chain), cp.Gaussian(torch.randn(WIDTH), torch.eye(WIDTH))
     with torch.no_grad(), Peak(model.parameters()) as measured:
-        cp.propagate(model, x)
+        propagate(model, x)
     return measured.most
 
 

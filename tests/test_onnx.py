@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.layers import propagate
 from tests.torchvision_names import without_torchvision
 
 with without_torchvision():
@@ -165,7 +166,7 @@ def test_the_model_is_the_plain_network(case: Case) -> None:
 def test_a_batch_goes_through_a_converted_model(case: Case) -> None:
     x = cp.Gaussian(*given(case, BATCH))
     with torch.no_grad():
-        check_equal(cp.propagate(ConvertModel(proto(case)), x), cp.propagate(case.plain, x))
+        check_equal(propagate(ConvertModel(proto(case)), x), propagate(case.plain, x))
 
 
 @every_case
@@ -174,4 +175,4 @@ def test_one_gaussian_goes_through_with_a_leading_one(case: Case) -> None:
     mean, covariance = given(case, 1)
     x = cp.Gaussian(mean, covariance[0])
     with torch.no_grad():
-        check_equal(cp.propagate(ConvertModel(proto(case)), x), cp.propagate(case.plain, x))
+        check_equal(propagate(ConvertModel(proto(case)), x), propagate(case.plain, x))

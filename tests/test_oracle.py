@@ -8,6 +8,7 @@ from torch import Tensor
 
 import covprop as cp
 from tests.cases import CASES
+from tests.layers import propagate
 from tests.oracles import oracle_rows
 
 HERE = Path(__file__).parent
@@ -79,7 +80,7 @@ def check(error: Tensor, limit: Tensor, data: dict[str, Tensor], what: str) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_moments_agree_with_the_table(table, name):
     data = columns(table, name)
-    error = errors(cp.propagate(CASES[name].function, gaussian(data)), data)
+    error = errors(propagate(CASES[name].function, gaussian(data)), data)
     varies = both(data, "var") > 0
     check(error["mean"], torch.full_like(error["mean"], TOLERANCE), data, "mean")
     for what, fixed in (("variance", ~varies), ("covariance", ~varies.all(-1))):
@@ -89,7 +90,7 @@ def test_exact_moments_agree_with_the_table(table, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_covariance_is_symmetric(table, name):
     data = columns(table, name)
-    matrix = cp.propagate(CASES[name].function, gaussian(data)).covariance_matrix
+    matrix = propagate(CASES[name].function, gaussian(data)).covariance_matrix
     scale = both(data, "var").prod(-1).sqrt()
     limit = 8 * torch.finfo(torch.float64).eps * scale + torch.finfo(torch.float64).tiny
     check((matrix[:, 0, 1] - matrix[:, 1, 0]).abs(), limit, data, "asymmetry")
@@ -113,7 +114,7 @@ def test_single_precision_agrees_where_it_can_resolve_the_input(table, name):
     keep = (both(data, "sigma") >= 0.01).all(-1) & (data["rho"].abs() <= 0.9999)
     keep &= (both(data, "var") > NORMAL).all(-1)
     data = {key: value[keep] for key, value in data.items()}
-    result = cp.propagate(CASES[name].function, gaussian(data, torch.float32))
+    result = propagate(CASES[name].function, gaussian(data, torch.float32))
     assert result.dtype == torch.float32
     for what, error in errors(result, data).items():
         check(error, torch.full_like(error, SINGLE), data, what)

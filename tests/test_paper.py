@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.paper import (
     MEASURED,
@@ -27,7 +28,7 @@ def propagated(method: object) -> np.ndarray:
     mean = torch.from_numpy(means())
     matrix = torch.tensor([[1.0, RHO], [RHO, 1.0]], dtype=torch.float64)
     x = cp.Gaussian(mean, matrix.expand(len(mean), 2, 2).contiguous())
-    return cp.propagate(torch.relu, x, method).covariance_matrix[:, 0, 1].numpy()
+    return propagate(torch.relu, x, method).covariance_matrix[:, 0, 1].numpy()
 
 
 def largest_error(name: str, exact: np.ndarray) -> float:

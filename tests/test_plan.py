@@ -16,6 +16,7 @@ from covprop.carriers import cross_covariance
 from covprop.covariance import LinearMap
 from covprop.methods import call
 from tests.architectures import ARCHITECTURES
+from tests.layers import joint, propagate
 from tests.oracles import assert_close
 from tests.registry import registry_kept
 from tests.test_networks import Peak
@@ -144,7 +145,7 @@ def test_the_steps_are_the_operations_that_are_run(
         model.batch_first = True
     planned = [(tuple(sorted(s.shape)), s.features) for s in cp.plan(model, x).steps]
     monkeypatch.setattr(cp.GaussianTensor, "__init__", watched)
-    cp.propagate(model, x)
+    propagate(model, x)
     made = iter(seen)
     assert len(planned) > 5
     assert all(any(step == one for one in made) for step in planned)  # a subsequence
@@ -284,7 +285,7 @@ def share_planned(model: Any, x: cp.Gaussian, method: Any = EXACT) -> float:
     gc.collect()
     with Peak([*parts, x.mean]) as measured:
         x.covariance.map(lambda tensor: tensor.detach())  # it is there from the beginning
-        cp.propagate(model, x, method=method)
+        propagate(model, x, method=method)
     return planned / measured.most
 
 
@@ -412,7 +413,7 @@ def test_a_deep_residual_network_keeps_no_more_than_is_planned(dtype: torch.dtyp
         x = gaussian((6, 6, 6), (1,), dtype)
         gc.collect()
         with torch.no_grad(), Peak([*model.parameters(), x.mean]) as measured:
-            cp.propagate(model, x)
+            propagate(model, x)
         peaks.append(measured.most)
     assert peaks[1] <= peaks[0] + dtype.itemsize * 216**2
 
@@ -441,7 +442,7 @@ def test_model_inputs_and_random_numbers_stay() -> None:
     model, x = Busy().eval(), gaussian((4,), (3,))
     state = {key: value.clone() for key, value in model.state_dict().items()}
     mean, matrix = x.mean.clone(), x.covariance_matrix.clone()
-    expected = cp.propagate(model, x)
+    expected = propagate(model, x)
     random, grad = torch.get_rng_state(), torch.is_grad_enabled()
     plan = cp.plan(model, x)
     assert len(plan.steps) >= 6
@@ -451,14 +452,14 @@ def test_model_inputs_and_random_numbers_stay() -> None:
     assert torch.equal(x.mean, mean)
     assert torch.equal(x.covariance_matrix, matrix)
     assert all(p.grad is None for p in model.parameters())
-    assert_close(cp.propagate(model, x).covariance_matrix, expected.covariance_matrix, rtol=0.0)
+    assert_close(propagate(model, x).covariance_matrix, expected.covariance_matrix, rtol=0.0)
 
 
 def test_active_dropout_draws_no_random_numbers() -> None:
     model, x = Busy().eval(), gaussian((4,), (3,))
     random = torch.get_rng_state()
     with cp.dropout_active(model):
-        cp.propagate(model, x)
+        propagate(model, x)
         assert torch.equal(torch.get_rng_state(), random)
         cp.plan(model, x)
     assert torch.equal(torch.get_rng_state(), random)
@@ -512,7 +513,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 def test_unsupported_operations_raise_the_same_error(name: str) -> None:
     function, x = REFUSED[name], gaussian((4,))
     with pytest.raises(cp.UnsupportedOperation) as expected:
-        cp.propagate(function, x)
+        propagate(function, x)
     with pytest.raises(cp.UnsupportedOperation) as raised:
         cp.plan(function, x)
     assert str(raised.value) == str(expected.value)
@@ -532,7 +533,7 @@ def test_wrong_arguments_raise_the_same_error() -> None:
     x = gaussian((4,))
     for arguments in ((torch.zeros(4),), (x, x)):
         with pytest.raises((TypeError, ValueError)) as expected:
-            cp.propagate(torch.add, *arguments)
+            propagate(torch.add, *arguments)
         with pytest.raises(expected.type, match=re.escape(str(expected.value))):
             cp.plan(torch.add, *arguments)
     with pytest.raises(TypeError, match="a method is"):
@@ -546,7 +547,7 @@ def test_activations_of_the_user_are_planned(progress: bool) -> None:
     swish = cp.activation(lambda x: x * torch.sigmoid(1.5 * x))
     x = gaussian((4,))
     if progress:
-        cp.propagate(lambda z: swish(2 * z), x, progress=True)
+        propagate(lambda z: swish(2 * z), x, progress=True)
     assert [s.features for s in cp.plan(lambda z: swish(2 * z), x).steps] == [4, 4]
 
 
@@ -582,7 +583,7 @@ def test_the_time_to_plan_does_not_double_with_each_block(
 
     monkeypatch.setattr(cross_covariance, "parallel", counted)
     counts = []
-    run = cp.plan if kind == "residual" else cp.propagate
+    run = cp.plan if kind == "residual" else propagate
     for depth in (6, 12):
         calls = 0
         run({"residual": residual, "doubling": doubling}[kind](depth), gaussian((2,)))
@@ -617,7 +618,7 @@ def test_what_does_not_fit_is_refused_with_the_table(
     with monkeypatch.context() as patch:
         patch.setattr(cp.covariance.Dense, "push", fail)
         with pytest.raises(cp.TooLarge) as raised:
-            cp.propagate(model, x)
+            propagate(model, x)
     assert isinstance(raised.value, MemoryError)
     assert isinstance(raised.value, cp.CovpropError)
     message = str(raised.value)
@@ -630,7 +631,7 @@ def test_what_does_not_fit_is_refused_with_the_table(
     assert "cp.Sketched()" in message
     small_machine(peak)
     assert cp.plan(model, x).fits
-    cp.propagate(model, x)
+    propagate(model, x)
 
 
 def test_a_function_and_other_doors_are_guarded_as_well(
@@ -641,9 +642,9 @@ def test_a_function_and_other_doors_are_guarded_as_well(
     layer = frozen(nn.Linear(30, 30))
     for function in (layer, lambda z: z + z.flip(-1), lambda z: torch.cat([z, z])):
         with pytest.raises(cp.TooLarge, match=r"the function|features"):
-            cp.propagate(function, x)
+            propagate(function, x)
     with pytest.raises(cp.TooLarge):
-        cp.joint(layer, x)
+        joint(layer, x)
 
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
@@ -673,7 +674,7 @@ def test_what_would_need_hundreds_of_gigabytes_is_refused_before_anything_is_mad
     if structure == "diagonal":
         x = cp.Gaussian.diagonal(x.mean, x.variance)
     with torch.no_grad(), Peak([x.mean]) as measured, pytest.raises(cp.TooLarge) as raised:
-        cp.propagate(OPERATIONS[name], x)
+        propagate(OPERATIONS[name], x)
     assert measured.most < 2**27  # the means, and numbers of their elements
     assert str(cp.plan(OPERATIONS[name], x)) in str(raised.value)
 
@@ -696,7 +697,7 @@ SAME_SIZE: dict[str, Callable[[Any], Any]] = {
 def test_no_operation_is_left_unguarded(name: str, small_machine: Callable[[int], None]) -> None:
     small_machine(10)
     with pytest.raises(cp.TooLarge, match="the function, 30 features"):
-        cp.propagate(SAME_SIZE[name], gaussian((30,), (1,)))
+        propagate(SAME_SIZE[name], gaussian((30,), (1,)))
 
 
 def test_many_small_covariances_are_guarded_as_one_large_one(
@@ -712,13 +713,13 @@ def test_many_small_covariances_are_guarded_as_one_large_one(
         return z
 
     with pytest.raises(cp.TooLarge):
-        cp.propagate(deep, x)
+        propagate(deep, x)
 
 
 def test_a_shift_is_free(small_machine: Callable[[int], None]) -> None:
     small_machine(10)
     x = gaussian((30,))
-    assert torch.equal(cp.propagate(lambda z: z + 1, x).covariance_matrix, x.covariance_matrix)
+    assert torch.equal(propagate(lambda z: z + 1, x).covariance_matrix, x.covariance_matrix)
 
 
 def test_variances_alone_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -727,7 +728,7 @@ def test_variances_alone_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(PLANNED, fail)
     model = fully_connected(30, 20_000, 3)
-    cp.propagate(model, gaussian((30,)), cp.AssumedDensity())
+    propagate(model, gaussian((30,)), cp.AssumedDensity())
 
 
 def test_the_plan_is_made_once(
@@ -742,7 +743,7 @@ def test_the_plan_is_made_once(
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(PLANNED, counted)
-    cp.propagate(fully_connected(20, 30, 30, 30, 2), gaussian((20,)), cp.Series(order=2))
+    propagate(fully_connected(20, 30, 30, 30, 2), gaussian((20,)), cp.Series(order=2))
     assert len(calls) == 1
 
 
@@ -752,15 +753,15 @@ def test_small_networks_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(PLANNED, fail)
     monkeypatch.setattr(f"{RUNNING}.free_bytes", fail)
-    cp.propagate(convolutional(), gaussian((1, 16, 16), (2,)))
-    cp.propagate(frozen(nn.LSTM(4, 5, batch_first=True)), gaussian((3, 4), (2,)))
+    propagate(convolutional(), gaussian((1, 16, 16), (2,)))
+    propagate(frozen(nn.LSTM(4, 5, batch_first=True)), gaussian((3, 4), (2,)))
 
 
 def test_the_guard_changes_no_result(small_machine: Callable[[int], None]) -> None:
     model, x = frozen(nn.Sequential(Residual(), Residual())), gaussian((6, 4, 4), (1,))
-    expected = cp.propagate(model, x).covariance_matrix
+    expected = propagate(model, x).covariance_matrix
     small_machine(10**9)
-    assert_close(cp.propagate(model, x).covariance_matrix, expected, rtol=0.0)
+    assert_close(propagate(model, x).covariance_matrix, expected, rtol=0.0)
 
 
 # The bar.
@@ -783,9 +784,9 @@ def test_the_bar_ends_full_and_changes_nothing(
     make: Callable[[], nn.Module], event: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, x = frozen(make()), gaussian(event, (2,))
-    expected = cp.propagate(model, x)
+    expected = propagate(model, x)
     assert capsys.readouterr() == ("", "")
-    result = cp.propagate(model, x, progress=True)
+    result = propagate(model, x, progress=True)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "100%" in captured.err.split("\r")[-1]
@@ -797,7 +798,7 @@ def test_the_bar_ends_full_and_changes_nothing(
 
 def test_the_bar_closes_when_an_operation_fails(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(cp.UnsupportedOperation):
-        cp.propagate(lambda z: torch.floor(torch.relu(z)), gaussian((3,)), progress=True)
+        propagate(lambda z: torch.floor(torch.relu(z)), gaussian((3,)), progress=True)
     assert "100%" not in capsys.readouterr().err
 
 
@@ -822,11 +823,11 @@ def test_the_bar_advances_by_one_operation_at_a_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("covprop.methods.progress.tqdm", Bar)
     model, x = frozen(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))), gaussian((4,))
     works = [f"{step.work:.1f}" for step in cp.plan(model, x).steps]
-    cp.propagate(model, x, progress=True)
+    propagate(model, x, progress=True)
     shown = [text for i, work in enumerate(works) for text in (f"{i} linear", work)]
     assert seen == [*shown, f"{sum(map(float, works)):.1f}"]
     seen.clear()
-    cp.propagate(lambda z: z.chunk(2)[0] + 1, x, progress=True)
+    propagate(lambda z: z.chunk(2)[0] + 1, x, progress=True)
     assert len([text for text in seen if text.endswith("chunk")]) == 1
 
 
@@ -848,8 +849,8 @@ def test_the_operators_of_an_exported_program_have_their_names() -> None:
 def test_a_plan_does_not_depend_on_values(function: Callable[[Any], Any]) -> None:
     """At a mean of zero these divide zero by zero, where a propagation divides by an average."""
     x = cp.Gaussian.isotropic(torch.zeros(100), 1.0)
-    expected = cp.propagate(function, x)
-    assert_close(cp.propagate(function, x, progress=True).mean, expected.mean)
+    expected = propagate(function, x)
+    assert_close(propagate(function, x, progress=True).mean, expected.mean)
     assert cp.plan(function, x).steps[-1].features == 100
 
 
@@ -868,6 +869,6 @@ def test_a_rule_of_the_user_that_needs_numbers_is_counted_and_guarded(
             return x.through(x.loc, LinearMap(lambda v: torch.linalg.solve(root, v), x.event_shape))
 
         (step,) = cp.plan(torch.frac, x).steps
-        y = cp.propagate(lambda t: torch.frac(2 * t), x)
+        y = propagate(lambda t: torch.frac(2 * t), x)
     assert (step.operation, step.covariance_bytes) == ("frac", 36)
     assert_close(y.covariance_matrix, torch.eye(3), rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close, normal_rule
 
 METHODS = [cp.Exact(), cp.Series(order=3), cp.Series(tolerance=1e-3)]
@@ -49,8 +50,8 @@ def test_outputs_come_back_in_the_nest_they_came_in() -> None:
         }
 
     x = gaussian()
-    y = cp.propagate(torch.relu, x)
-    result = cp.propagate(model, x)
+    y = propagate(torch.relu, x)
+    result = propagate(model, x)
     assert list(result) == ["pair", "list", "ordered", "plain"]
     assert isinstance(result["pair"], Pair)
     assert_same(result["pair"].first, x)
@@ -77,35 +78,35 @@ class Method:
 )
 def test_modules_and_functions_are_models(function: Callable[[Any], Any]) -> None:
     x = gaussian(2)
-    assert_same(cp.propagate(function, x), cp.propagate(nn.Tanh(), x))
+    assert_same(propagate(function, x), propagate(nn.Tanh(), x))
 
 
 def test_the_default_is_exact_and_the_result_says_so() -> None:
     x = gaussian()
     model = network()
-    assert cp.propagate(model, x).method == cp.Exact()
-    assert_same(cp.propagate(model, x), cp.propagate(model, x, method=cp.Exact()))
-    series = cp.propagate(model, x, method=cp.Series(order=2))
+    assert propagate(model, x).method == cp.Exact()
+    assert_same(propagate(model, x), propagate(model, x, method=cp.Exact()))
+    series = propagate(model, x, method=cp.Series(order=2))
     assert series.method == cp.Series(order=2)
-    difference = series.covariance_matrix - cp.propagate(model, x).covariance_matrix
+    difference = series.covariance_matrix - propagate(model, x).covariance_matrix
     assert float(difference.abs().max()) > 1e-6
 
 
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_a_batch_is_a_loop(method: Any) -> None:
     x = gaussian(2, 3)
-    y = cp.propagate(network(), x, method)
+    y = propagate(network(), x, method)
     assert (y.batch_shape, y.event_shape) == ((2, 3), (2,))
     for i in range(2):
         for j in range(3):
-            alone = cp.propagate(network(), x[i, j], method)
+            alone = propagate(network(), x[i, j], method)
             assert_same(y[i, j], alone, rounding=1e-13)
 
 
 def test_the_order_of_a_batch_does_not_matter() -> None:
     x, order = gaussian(4), [2, 0, 3, 1]
-    y = cp.propagate(network(), x)
-    assert_same(cp.propagate(network(), x[order]), y[order], rounding=1e-14)
+    y = propagate(network(), x)
+    assert_same(propagate(network(), x[order]), y[order], rounding=1e-14)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -119,7 +120,7 @@ def test_without_variance_the_output_is_the_networks(method: Any) -> None:
         torch.zeros(3, 4, 4).double(),
         cp.covariance.Diagonal(torch.zeros_like(mean)),
     ):
-        y = cp.propagate(model, cp.Gaussian(mean, covariance), method)
+        y = propagate(model, cp.Gaussian(mean, covariance), method)
         assert_close(y.mean, model(mean), rtol=1e-14)
         assert_close(y.covariance_matrix, torch.zeros(3, 3, 3).double(), atol=0.0)
 
@@ -135,7 +136,7 @@ def test_a_rank_one_covariance_is_an_integral_over_one_number(
     values = function(x.mean + nodes[:, None] * direction)
     mean = weights @ values
     covariance = (values - mean).mT @ (weights[:, None] * (values - mean))
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert_close(y.mean, mean, atol=1e-10)
     assert_close(y.covariance_matrix, covariance, atol=1e-8)
 
@@ -143,9 +144,9 @@ def test_a_rank_one_covariance_is_an_integral_over_one_number(
 def test_a_duplicated_feature_stays_a_duplicate() -> None:
     copied = [0, 1, 1, 2, 3]
     model = network()  # it draws its weights, which a model that is propagated may not
-    y = cp.propagate(lambda x: model(x[..., copied][..., [0, 1, 3, 4]]), gaussian(2))
-    z = cp.propagate(lambda x: nn.functional.gelu(x[..., copied]), gaussian(2)).covariance_matrix
-    assert_same(y, cp.propagate(network(), gaussian(2)), rounding=1e-14)
+    y = propagate(lambda x: model(x[..., copied][..., [0, 1, 3, 4]]), gaussian(2))
+    z = propagate(lambda x: nn.functional.gelu(x[..., copied]), gaussian(2)).covariance_matrix
+    assert_same(y, propagate(network(), gaussian(2)), rounding=1e-14)
     assert_close(z[..., 1, :], z[..., 2, :], rtol=1e-9)  # one is on the diagonal, one by its pair
 
 
@@ -154,15 +155,15 @@ def test_the_model_and_the_gaussian_are_untouched() -> None:
     x = gaussian(2)
     kept = {**model.state_dict(), "mean": x.mean, "covariance": x.covariance_matrix}
     before = {key: value.clone() for key, value in kept.items()}
-    cp.propagate(model, x)
+    propagate(model, x)
     assert all(torch.equal(before[key], value) for key, value in kept.items())
     assert list(model.state_dict()) == list(kept)[:-2]
 
 
 def test_float32_stays_float32_and_is_near_float64() -> None:
     x = gaussian(2)
-    y = cp.propagate(network().float(), x.to(torch.float32))
+    y = propagate(network().float(), x.to(torch.float32))
     assert y.dtype == y.covariance_matrix.dtype == torch.float32
-    exact = cp.propagate(network(), x)
+    exact = propagate(network(), x)
     scale = float(exact.variance.max())
     assert_close(y.covariance_matrix.double(), exact.covariance_matrix, atol=1e-5 * scale)

@@ -11,6 +11,7 @@ from torch import Tensor
 import covprop as cp
 from covprop.covariance import Diagonal
 from tests.cases import CASES, CONTINUOUS, EXACT
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 ACCURACY = {EXACT: 1e-9, "quadrature": 1e-8}
@@ -85,7 +86,7 @@ def assert_near(actual: Tensor, expected: Tensor, scale: Tensor, tolerance: floa
 def test_covariances_are_symmetric_and_positive_semi_definite(
     name: str, recipe: Input, method: Any
 ) -> None:
-    y = cp.propagate(CASES[name].function, recipe.build(), method)
+    y = propagate(CASES[name].function, recipe.build(), method)
     matrix = y.covariance_matrix
     assert torch.equal(matrix, matrix.mT)
     assert bool((y.variance >= 0).all())
@@ -102,7 +103,7 @@ def test_what_does_not_vary_stays_the_function_of_its_mean(
     name: str, recipe: Input, method: Any
 ) -> None:
     x = recipe.build()
-    y = cp.propagate(CASES[name].function, x, method)
+    y = propagate(CASES[name].function, x, method)
     still = x.variance == 0
     # torch's own gelu loses digits in the tail.
     assert_close(y.mean[still], CASES[name].function(x.mean)[still], rtol=1e-12, atol=1e-14)
@@ -115,13 +116,13 @@ def test_what_does_not_vary_stays_the_function_of_its_mean(
 @given(activations, inputs, methods)
 def test_a_batch_is_a_loop(name: str, recipe: Input, method: Any) -> None:
     x = recipe.build()
-    y = cp.propagate(CASES[name].function, x, method)
+    y = propagate(CASES[name].function, x, method)
     assert (y.batch_shape, y.event_shape) == (recipe.batch, recipe.event)
     count = x.batch_shape.numel()
     mean = x.mean.reshape(count, *recipe.event)
     matrix = x.covariance_matrix.reshape(count, recipe.size, recipe.size)
     for b in range(count):
-        alone = cp.propagate(CASES[name].function, cp.Gaussian(mean[b], matrix[b]), method)
+        alone = propagate(CASES[name].function, cp.Gaussian(mean[b], matrix[b]), method)
         assert_close(y.mean.reshape(count, *recipe.event)[b], alone.mean, rtol=1e-9, atol=1e-9)
         got = y.covariance_matrix.reshape(count, recipe.size, recipe.size)[b]
         assert_near(got, alone.covariance_matrix, scale_of(alone), 1e-9)
@@ -134,9 +135,9 @@ def test_elements_may_change_places_and_be_left_out(
 ) -> None:
     x = recipe.build()
     order = random.sample(range(recipe.size), random.randint(1, recipe.size))
-    y = cp.propagate(CASES[name].function, x, method)
+    y = propagate(CASES[name].function, x, method)
     moved = cp.Gaussian(x.mean[order], x.covariance_matrix[order][:, order])
-    z = cp.propagate(CASES[name].function, moved, method)
+    z = propagate(CASES[name].function, moved, method)
     assert_close(z.mean, y.mean[order], rtol=1e-9, atol=1e-9)
     assert_near(z.covariance_matrix, y.covariance_matrix[order][:, order], scale_of(z), 1e-9)
 
@@ -147,7 +148,7 @@ def test_a_linear_map_commutes_with_propagation(recipe: Input, rows: int, seed: 
     x = recipe.build()
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn((rows, recipe.size), dtype=torch.float64, generator=generator)
-    y = cp.propagate(lambda x: torch.nn.functional.linear(x, matrix) + 3, x)
+    y = propagate(lambda x: torch.nn.functional.linear(x, matrix) + 3, x)
     assert_close(y.mean, matrix @ x.mean + 3, atol=1e-13)
     magnitude = matrix.abs() @ x.covariance_matrix.abs() @ matrix.abs().mT
     expected = matrix @ x.covariance_matrix @ matrix.mT
@@ -158,8 +159,8 @@ def test_a_linear_map_commutes_with_propagation(recipe: Input, rows: int, seed: 
 @given(vectors, st.floats(1e-3, 1e3))
 def test_relu_is_homogeneous(recipe: Input, factor: float) -> None:
     x = recipe.build()
-    y = cp.propagate(torch.relu, x)
-    z = cp.propagate(lambda x: torch.relu(factor * x), x)
+    y = propagate(torch.relu, x)
+    z = propagate(lambda x: torch.relu(factor * x), x)
     assert_close(z.mean, factor * y.mean, rtol=1e-12, atol=1e-300)
     assert_near(z.covariance_matrix, factor**2 * y.covariance_matrix, scale_of(z), 1e-9)
 
@@ -170,8 +171,8 @@ def test_an_odd_function_keeps_its_covariance_when_the_sign_changes(
     recipe: Input, name: str
 ) -> None:
     x = recipe.build()
-    y = cp.propagate(CASES[name].function, x)
-    z = cp.propagate(lambda x: CASES[name].function(-x), x)
+    y = propagate(CASES[name].function, x)
+    z = propagate(lambda x: CASES[name].function(-x), x)
     assert_close(z.mean, -y.mean, atol=1e-9)
     assert_near(z.covariance_matrix, y.covariance_matrix, scale_of(y), 1e-9)
 
@@ -181,9 +182,9 @@ def test_an_odd_function_keeps_its_covariance_when_the_sign_changes(
 def test_independent_inputs_stay_independent(name: str, recipe: Input, method: Any) -> None:
     x = recipe.build()
     variances = x.covariance.diagonal()
-    diagonal = cp.propagate(CASES[name].function, cp.Gaussian(x.mean, Diagonal(variances)), method)
+    diagonal = propagate(CASES[name].function, cp.Gaussian(x.mean, Diagonal(variances)), method)
     full = cp.Gaussian(x.mean, torch.diag_embed(variances))
-    dense = cp.propagate(CASES[name].function, full, method)
+    dense = propagate(CASES[name].function, full, method)
     assert isinstance(diagonal.covariance, Diagonal)
     # torch rounds a vector's last entries, and those of a strided one, in their own way
     assert_close(diagonal.mean, dense.mean, rtol=1e-13, atol=1e-16)
@@ -195,9 +196,9 @@ def test_independent_inputs_stay_independent(name: str, recipe: Input, method: A
 @given(continuous, vectors, methods)
 def test_float32_is_near_float64(name: str, recipe: Input, method: Any) -> None:
     x = recipe.build().to(torch.float32)
-    y = cp.propagate(CASES[name].function, x, method)
+    y = propagate(CASES[name].function, x, method)
     assert y.dtype == y.covariance_matrix.dtype == torch.float32
-    z = cp.propagate(CASES[name].function, x.to(torch.float64), method)
+    z = propagate(CASES[name].function, x.to(torch.float64), method)
     assert_close(y.mean.double(), z.mean, rtol=1e-6, atol=1e-6)
     resolved = (z.variance + 1e-4 * x.variance).sqrt()  # float32 cannot resolve a nearly constant g
     assert_near(y.covariance_matrix, z.covariance_matrix, resolved.outer(resolved), 2e-5)
@@ -208,7 +209,7 @@ def test_float32_is_near_float64(name: str, recipe: Input, method: Any) -> None:
 def test_what_was_given_is_untouched(name: str, recipe: Input, method: Any) -> None:
     x = recipe.build()
     mean, matrix = x.mean.clone(), x.covariance_matrix.clone()
-    cp.propagate(CASES[name].function, x, method)
+    propagate(CASES[name].function, x, method)
     assert torch.equal(x.mean, mean)
     assert torch.equal(x.covariance_matrix, matrix)
 
@@ -219,8 +220,8 @@ def test_a_long_series_is_exact_for_moderate_correlations(name: str, recipe: Inp
     x = recipe.build()
     kept = torch.diag(x.variance)
     x = cp.Gaussian(x.mean, (x.covariance_matrix + kept) / 2)  # correlations up to one half
-    exact = cp.propagate(CASES[name].function, x)
-    series = cp.propagate(CASES[name].function, x, cp.Series(order=40))
+    exact = propagate(CASES[name].function, x)
+    series = propagate(CASES[name].function, x, cp.Series(order=40))
     tolerance = ACCURACY[CASES[name].family]
     assert_close(series.mean, exact.mean, rtol=0.0)
     assert_near(series.covariance_matrix, exact.covariance_matrix, scale_of(exact), tolerance)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.activations.moments import hermite_basis
 from covprop.covariance import Dense
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -35,7 +36,7 @@ def trapezoid(function, mean: float, stddev: float) -> tuple[float, float]:
 @pytest.mark.parametrize("stddev", [9.0, 300.0, 1e4])
 @pytest.mark.parametrize("function", [torch.tanh, F.silu, F.softsign, F.elu, F.hardswish])
 def test_wide_elements_have_accurate_moments(function, stddev):
-    y = cp.propagate(function, cp.Gaussian.isotropic(torch.tensor([0.7], dtype=D), stddev))
+    y = propagate(function, cp.Gaussian.isotropic(torch.tensor([0.7], dtype=D), stddev))
     mean, variance = trapezoid(function, 0.7, stddev)
     assert float(y.mean) == pytest.approx(mean, abs=1e-6 * math.sqrt(variance))
     assert float(y.variance) == pytest.approx(variance, rel=1e-6)
@@ -45,7 +46,7 @@ def test_one_wide_element_does_not_burden_the_others():
     variance = torch.ones(256, dtype=D)
     variance[0] = 1e16
     hermite_basis.cache_clear()
-    y = cp.propagate(torch.tanh, cp.Gaussian.diagonal(torch.zeros(256, dtype=D), variance))
+    y = propagate(torch.tanh, cp.Gaussian.diagonal(torch.zeros(256, dtype=D), variance))
     assert float(y.variance[0]) == pytest.approx(1, abs=1e-6)
     assert hermite_basis.cache_info().currsize <= 2  # no basis for the wide grid
 
@@ -53,20 +54,20 @@ def test_one_wide_element_does_not_burden_the_others():
 def test_a_wide_layer_is_close_to_a_hard_one():
     x = gaussian(6)
     wide = cp.Gaussian(1e4 * x.mean, 1e8 * x.covariance_matrix)
-    soft, hard = cp.propagate(torch.tanh, wide), cp.propagate(torch.sign, wide)
+    soft, hard = propagate(torch.tanh, wide), propagate(torch.sign, wide)
     assert_close(soft.covariance_matrix, hard.covariance_matrix, rtol=0.0, atol=1e-3)
 
 
 def test_a_gaussian_bias_is_refused():
     with pytest.raises(cp.UnsupportedOperation, match="not for a Gaussian bias"):
-        cp.propagate(lambda b: F.linear(torch.ones(1, 2).double(), torch.ones(3, 2).double(), b),
+        propagate(lambda b: F.linear(torch.ones(1, 2).double(), torch.ones(3, 2).double(), b),
                      gaussian())  # fmt: skip
 
 
 def test_a_constant_in_the_shape_of_a_gaussian_stays_a_constant():
     constant = torch.tensor([1.0, 2.0, 0.0], dtype=D)
-    assert torch.equal(cp.propagate(lambda x: constant.expand_as(x), gaussian()), constant)
-    y = cp.propagate(lambda x: x + constant.expand_as(x), gaussian())
+    assert torch.equal(propagate(lambda x: constant.expand_as(x), gaussian()), constant)
+    y = propagate(lambda x: x + constant.expand_as(x), gaussian())
     assert_close(y.mean, gaussian().mean + constant)
 
 
@@ -74,7 +75,7 @@ def test_denormal_weights_do_not_look_like_a_mixed_batch():
     layer = nn.Linear(4, 3)
     with torch.no_grad():
         layer.weight[1] = 1e-41
-        y = cp.propagate(layer, cp.Gaussian.isotropic(torch.randn(2, 4), 0.1, batch_dims=1))
+        y = propagate(layer, cp.Gaussian.isotropic(torch.randn(2, 4), 0.1, batch_dims=1))
     assert float(y.variance[0, 1]) == 0
 
 
@@ -82,22 +83,22 @@ def test_denormal_weights_do_not_look_like_a_mixed_batch():
 def test_large_moments_stay_finite_off_the_diagonal(function):
     level = 43.0 if function is torch.exp else 1e4
     covariance = 1e-6 * (torch.eye(3) + 0.5)
-    y = cp.propagate(function, cp.Gaussian(torch.full((3,), level), covariance))
-    expected = cp.propagate(function, cp.Gaussian(torch.full((3,), level).double(),
+    y = propagate(function, cp.Gaussian(torch.full((3,), level), covariance))
+    expected = propagate(function, cp.Gaussian(torch.full((3,), level).double(),
                                                   covariance.double()))  # fmt: skip
     assert_close(y.covariance_matrix.double(), expected.covariance_matrix, rtol=1e-4)
 
 
 def test_moments_that_overflow_are_refused():
     with pytest.raises(cp.MomentOverflow, match=r"overflow torch\.float32"):
-        cp.propagate(torch.exp, cp.Gaussian.isotropic(torch.zeros(2), 20.0))
+        propagate(torch.exp, cp.Gaussian.isotropic(torch.zeros(2), 20.0))
 
 
 @pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=3)])
 def test_second_derivatives_are_right_or_refused(method):
     def variance(mean: Tensor, function) -> Tensor:
         x = cp.Gaussian(mean, gaussian().covariance_matrix, validate_args=False)
-        return cp.propagate(lambda x: function(torch.exp(0.3 * x)), x, method).variance.sum()
+        return propagate(lambda x: function(torch.exp(0.3 * x)), x, method).variance.sum()
 
     mean = gaussian().mean.requires_grad_()
     with pytest.raises(RuntimeError, match="first derivatives only"):
@@ -108,9 +109,9 @@ def test_learnable_parameters_of_an_activation_are_refused_where_they_would_be_f
     slope = nn.Parameter(torch.tensor(1.5, dtype=D))
     swish = cp.activation(lambda x: x * torch.sigmoid(slope * x))
     with pytest.raises(cp.QuadratureError, match="parameters that require a gradient"):
-        cp.propagate(swish, gaussian())
+        propagate(swish, gaussian())
     with torch.no_grad():
-        assert bool((cp.propagate(swish, gaussian()).variance > 0).all())
+        assert bool((propagate(swish, gaussian()).variance > 0).all())
 
 
 def test_validation_is_in_units_of_the_standard_deviations():
@@ -153,15 +154,15 @@ def test_a_mask_may_not_reach_into_the_event():
 
 def test_a_replaced_activation_must_be_of_a_torch_function():
     with pytest.raises(ValueError, match="no torch function with a rule"):
-        cp.propagate(torch.sigmoid, gaussian(), cp.Series(activations={nn.Sigmoid: None}))
+        propagate(torch.sigmoid, gaussian(), cp.Series(activations={nn.Sigmoid: None}))
     paper = cp.Series(order=4, activations={torch.sigmoid: cp.DaunizeauSigmoid(math.pi / 8)})
     spread = 1 + math.pi / 8 * gaussian().variance
     expected = torch.sigmoid(gaussian().mean / spread.sqrt())
-    assert_close(cp.propagate(torch.sigmoid, gaussian(), paper).mean, expected)
+    assert_close(propagate(torch.sigmoid, gaussian(), paper).mean, expected)
     assert hash(paper) == hash(paper)
 
 
 def test_an_infinite_bound_is_none():
-    y = cp.propagate(lambda x: x.clamp(-math.inf, 0.5), gaussian())
-    z = cp.propagate(lambda x: x.clamp(max=0.5), gaussian())
+    y = propagate(lambda x: x.clamp(-math.inf, 0.5), gaussian())
+    z = propagate(lambda x: x.clamp(max=0.5), gaussian())
     assert_close(y.covariance_matrix, z.covariance_matrix)

@@ -15,6 +15,7 @@ import covprop as cp
 from covprop.covariance import Diagonal
 from covprop.robustness.budget import scaled
 from tests.gaussians import numbers, seeded
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -195,7 +196,7 @@ def test_sampling_uses_the_skewness(method: cp.MonteCarlo | cp.ControlVariate) -
     x = cp.Skewed(torch.zeros(2).double(), torch.ones(2).double(), s)
     with warnings.catch_warnings():
         warnings.simplefilter("error", cp.ApproximationWarning)
-        y = cp.propagate(_Square(), x, method)
+        y = propagate(_Square(), x, method)
     fourth = 2 + 1.5 * s.square()  # Var(x^2)
     expected = torch.tensor(
         [[1 + s[0] + fourth[0] / 4, -1 - s[0] / 2], [-1 - s[0] / 2, 1 + fourth[1]]],
@@ -221,26 +222,26 @@ def test_a_method_that_ignores_the_skewness_says_so(method: Any) -> None:
     x = example().marginal(slice(None))
     name = type(method).__name__
     with pytest.warns(cp.ApproximationWarning, match=rf"cp\.{name}\(\) ignores the skew") as seen:
-        cp.propagate(model, x, method)
+        propagate(model, x, method)
     assert [item.filename for item in seen if "skewness" in str(item.message)] == [__file__]
     even = cp.Skewed.uniform(torch.zeros(4).double(), 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", cp.ApproximationWarning)
-        cp.propagate(model, even, method)
+        propagate(model, even, method)
 
 
 def test_a_split_of_a_skewed_input_is_refused() -> None:
     for base in (cp.Exact(), cp.MonteCarlo(100)):
         with pytest.raises(cp.UnsupportedOperation, match="which would lose its skewness"):
-            cp.propagate(torch.relu, example(), cp.Split(3, base=base))
-    cp.propagate(torch.relu, cp.Skewed.uniform(torch.zeros(3), 1.0), cp.Split(3))
+            propagate(torch.relu, example(), cp.Split(3, base=base))
+    propagate(torch.relu, cp.Skewed.uniform(torch.zeros(3), 1.0), cp.Split(3))
 
 
 @pytest.mark.parametrize("method", [cp.Exact(), cp.MonteCarlo(100)])
 def test_a_skewed_result_as_an_input_is_taken_as_gaussian_with_a_warning(method: Any) -> None:
     x = cp.Gaussian(torch.zeros(2), torch.eye(2) + 1, skewness=torch.tensor([0.3, 0.0]))
     with pytest.warns(cp.ApproximationWarning, match="propagate both in one call"):
-        cp.propagate(torch.relu, x, method)
+        propagate(torch.relu, x, method)
 
 
 def test_bayesian_predictions_traces_and_comparisons_say_it_too() -> None:

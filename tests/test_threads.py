@@ -18,6 +18,7 @@ from covprop.kernels.gradients import quiet
 from covprop.methods import Method
 from tests.cases import CASES as ACTIVATIONS
 from tests.gaussians import gaussian
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.rules import test_attention, test_composed, test_delta, test_maximum
 from tests.rules.linear_cases import BATCH, LINEAR_CASES
@@ -121,7 +122,7 @@ def cases() -> list[Case]:
 
 def answer(case: Case) -> list[Tensor]:
     with torch.no_grad():
-        found = cp.propagate(case.function, case.x, method=case.method())
+        found = propagate(case.function, case.x, method=case.method())
     results = [y for y in leaves(found) if isinstance(y, cp.Gaussian)]
     return [t for y in results for t in (y.mean, y.covariance_matrix)]
 
@@ -183,7 +184,7 @@ def test_gradients_in_eight_threads() -> None:
 
     def gradient() -> Tensor:
         mean = x.mean.clone().requires_grad_()
-        y = cp.propagate(NETWORK, cp.Gaussian(mean, x.covariance_matrix))
+        y = propagate(NETWORK, cp.Gaussian(mean, x.covariance_matrix))
         (y.mean[0] + y.variance.sum()).backward()
         assert mean.grad is not None
         return mean.grad
@@ -223,7 +224,7 @@ def test_a_comparison_in_another_thread_hides_no_warning() -> None:
         warnings.simplefilter("always")
         thread.start()
         for _ in range(20):
-            cp.propagate(softmax, x)
+            propagate(softmax, x)
         busy.set()
         thread.join()
     shown = [str(item.message) for item in seen if item.category is cp.ApproximationWarning]

@@ -11,6 +11,7 @@ from covprop.flow.carrier import Along, Scaled, Taken, Times
 from covprop.methods.sketched.backward import transposed
 from covprop.rules.layers import Convolution, Linear
 from tests.gaussians import numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -98,7 +99,7 @@ def test_outputs_in_groups_have_the_same_covariance() -> None:
         return torch.tanh(t @ weight) @ weight
 
     whole, parts, single = (
-        cp.propagate(
+        propagate(
             model, x,
             cp.Sketched(16, 1, torch.Generator().manual_seed(0), exact=0, memory=memory),
         )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.covariance import Dense, Diagonal
+from tests.layers import propagate
 
 SMALL, LARGE = 5, 600
 """Sizes whose eigenvalues are computed, and whose are not."""
@@ -158,7 +159,7 @@ def test_a_large_neighbour_in_the_batch_excuses_nothing(bad: Dense | Diagonal) -
 def test_an_output_that_is_not_finite_is_refused() -> None:
     x = cp.Gaussian(zeros(), identity())
     with pytest.raises(cp.MomentOverflow, match="NaN or infinity in the model's weights"):
-        cp.propagate(lambda x: x * NAN, x)
+        propagate(lambda x: x * NAN, x)
 
 
 CONSTRUCTORS: dict[str, tuple[Any, str]] = {

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.errors import approximations_ignored, warn_user
 from covprop.modules import path_of
+from tests.layers import propagate
 
 ROUGH = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 3.0)
 """Noise over which a softmax is nonlinear."""
@@ -40,7 +41,7 @@ def seen(call: Any, *args: Any, **kwargs: Any) -> list[warnings.WarningMessage]:
 def test_every_module_has_a_warning_of_its_own_at_the_callers_line() -> None:
     model = nn.Sequential(Block(), Block())
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-    found = seen(lambda: cp.propagate(model, ROUGH))
+    found = seen(lambda: propagate(model, ROUGH))
     texts = [str(item.message) for item in found]
     assert len(texts) == 2
     assert texts[0].startswith("in module 0.act (Softmax): torch.nn.functional.softmax")
@@ -51,16 +52,16 @@ def test_every_module_has_a_warning_of_its_own_at_the_callers_line() -> None:
 def test_a_line_that_is_run_again_is_shown_once() -> None:
     def again() -> None:
         for _ in range(3):
-            cp.propagate(Block(), ROUGH)
+            propagate(Block(), ROUGH)
 
     assert len(seen(again)) == 1
 
 
 def test_a_function_has_no_path_but_the_modules_in_it_have() -> None:
-    (plain,) = seen(lambda: cp.propagate(lambda x: torch.softmax(x, -1), ROUGH))
+    (plain,) = seen(lambda: propagate(lambda x: torch.softmax(x, -1), ROUGH))
     assert str(plain.message).startswith("torch.softmax is nonlinear")
     block = Block()
-    (inner,) = seen(lambda: cp.propagate(lambda x: block(x), ROUGH))
+    (inner,) = seen(lambda: propagate(lambda x: block(x), ROUGH))
     assert str(inner.message).startswith("in module act (Softmax): ")
 
 
@@ -68,7 +69,7 @@ class Outer(nn.Module):
     """A user's module that calls covprop itself."""
 
     def forward(self, x: cp.Gaussian) -> Any:
-        return cp.propagate(lambda y: torch.softmax(y, -1), x)
+        return propagate(lambda y: torch.softmax(y, -1), x)
 
 
 def test_the_callers_own_modules_are_not_named() -> None:
@@ -132,5 +133,5 @@ class Unregistered(nn.Module):
 
 
 def test_a_layer_that_is_not_registered_is_named_by_what_holds_it() -> None:
-    (found,) = seen(lambda: cp.propagate(nn.Sequential(Unregistered()), ROUGH))
+    (found,) = seen(lambda: propagate(nn.Sequential(Unregistered()), ROUGH))
     assert str(found.message).startswith("in module 0 (Unregistered): ")

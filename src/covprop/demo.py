@@ -141,7 +141,7 @@ def explain(model: nn.Module, x: cp.Gaussian, image: int, label: int, report: Pa
     """One image in detail: can the numbers be trusted, which pixels matter; the report."""
     x = cp.Gaussian(x.mean[None], x.covariance_matrix[None])  # a batch of one, for convolutions
     print(f"\nimage {image}, against sampling:")
-    methods = (cp.Exact(), cp.Split(), cp.Linearized())
+    methods = (cp.GaussianLayers(), cp.Split(), cp.Linearized())
     comparison = cp.compare(model, x, methods=methods, samples=SAMPLES, generator=_generator())
     analysis = robustness.analyse(model, x, label, samples=SAMPLES, generator=_generator())
     print(f"\nimage {image}, and where more noise would do most harm:")

@@ -10,7 +10,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 from covprop.modules import calling_modules, path_of
@@ -52,7 +52,17 @@ class MomentOverflow(CovpropError, OverflowError):
 
 
 class InconsistentBranches(CovpropError, ArithmeticError):
-    """Branches whose approximate dependence gives a negative variance."""
+    """Branches whose approximate dependence gives a negative variance.
+
+    Args:
+        message: What happened, and what to do.
+        elements: Which elements of the batch have one, (*batch); None if that is not known.
+    """
+
+    def __init__(self, message: str, elements: Tensor | None = None) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.elements = elements
 
 
 class TooLarge(CovpropError, MemoryError):

@@ -348,8 +348,8 @@ class Gaussian(Marginals, Accuracy):
     def __getstate__(self) -> Any:
         """All but an estimate of the error that nobody has asked for: it needs the model."""
         state = {name: getattr(self, name) for name in Gaussian.__slots__}
-        if isinstance(state["_error"], Deferred):
-            state["_error"] = None
+        if isinstance(error := state["_error"], Deferred):
+            state["_error"] = error.value if error.known else None
         return None, state
 
     def _elements(self, elements: Any) -> Tensor:

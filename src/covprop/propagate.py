@@ -15,20 +15,21 @@ from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
-from covprop.methods import Exact, LayerwiseMethod, Method, WrappingMethod
+from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method, WrappingMethod
+from covprop.methods.accuracy import with_deferred_errors
 from covprop.methods.call import Call, planned, random_state_kept
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
 from covprop.modules import eager
 from covprop.rules.noise import warn_of_dropout
 
-EXACT = Exact()
+AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
 
 
 def propagate(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: Method = EXACT,
+    method: Method = AUTO,
     progress: bool = False,
     **named_inputs: Any,
 ) -> Any:
@@ -40,29 +41,34 @@ def propagate(
         module: An `nn.Module` in evaluation mode, or any function of tensors.
         inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
             also in tuples, lists, dicts and dataclasses.
-        method: A method such as `cp.Exact()`, also as the last positional argument.
+        method: A method such as `cp.GaussianLayers()`, also as the last positional argument; by
+            default `cp.Auto()`, which chooses one.
         progress: Whether to show a bar.
         named_inputs: The same, by name.
 
     Returns:
         A `Gaussian`, or the nest of tuples, lists, dicts and dataclasses of them that the module
-        returns, with the batch first wherever the module has put it.
+        returns, with the batch first wherever the module has put it. Its `error` estimates how far
+        it may be off.
 
     Raises:
         TooLarge: Where memory would not suffice, with a plan.
-        UnsupportedOperation: Where an operation of the module has no rule.
+        UnsupportedOperation: Where an operation has no rule and the method needs one.
 
     Example:
         model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         x = cp.Gaussian.isotropic(torch.zeros(3), 0.1)
         y = cp.propagate(model, x)
-        y.mean, y.covariance_matrix
+        y.mean, y.covariance_matrix, y.error
     """
     call, method = checked(module, inputs, method, named_inputs)
     warn_of_arguments(call)
     method.check_skewness(call.inputs)
     with _Bars() as bars:
-        return method.run(replace(call, progress=bars) if progress else call)
+        result = method.run(replace(call, progress=bars) if progress else call)
+    if isinstance(method, LayerwiseMethod):
+        return with_deferred_errors(result, call, method)
+    return result
 
 
 def propagate_without_warnings(
@@ -77,7 +83,7 @@ def propagate_without_warnings(
 def plan(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: Method = EXACT,
+    method: Method = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
     """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
@@ -87,7 +93,8 @@ def plan(
     Args:
         module: As for `propagate`.
         inputs: As for `propagate`.
-        method: A method that goes from layer to layer, such as `cp.Exact()`.
+        method: A method that goes from layer to layer, such as `cp.GaussianLayers()`; of
+            `cp.Auto()`, the one that it would take.
         named_inputs: As for `propagate`.
 
     Returns:
@@ -97,6 +104,8 @@ def plan(
         print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1)))
     """
     call, method = checked(module, inputs, method, named_inputs)
+    if isinstance(method, Auto):
+        method = method.layerwise(call)
     if not isinstance(method, LayerwiseMethod):
         raise UnsupportedOperation(
             f"a plan lists the covariances on the way through a model, and cp."
@@ -105,7 +114,7 @@ def plan(
     return planned(call, method)
 
 
-def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = EXACT) -> Gaussian:
+def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = AUTO) -> Gaussian:
     """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
 
     With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
@@ -170,7 +179,8 @@ def checked(
         *inputs, method = inputs
     if not isinstance(method, Method):
         raise TypeError(
-            f"a method is an object such as cp.Exact() or cp.Series(order=4), not {method!r}"
+            "a method is an object such as cp.GaussianLayers() or cp.Series(order=4), not "
+            f"{method!r}"
         )
     _check_method(method, module)
     call = Call(module, tuple(inputs), named_inputs)

@@ -2,6 +2,8 @@
 
 import html
 import math
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +11,11 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MINUTE = 60.0
 MOST_DIGITS = 6
 """Significant digits that the format `g` writes."""
+GAP = "  "
+NARROWEST = 8
+"""Characters that the first column keeps in a table of limited width."""
+CALL = re.compile(r"\bcp\.\w+\((?:[^()]|\([^()]*\))*\)")
+"""A call to copy, which is not broken over lines."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +28,35 @@ class Table:
     remarks: int = 0
     notes: tuple[str, ...] = ()
     """Lines below the table."""
+    lead: tuple[str, ...] = ()
+    """Lines above the table."""
+    width: int | None = None
+    """Characters of a line of the text at most; longer notes and first cells are wrapped."""
 
     def __str__(self) -> str:
-        """A line for each row, then the notes."""
+        """The lead, a line for each row, then the notes."""
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if self._is_word(i) else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in (self.head, *self.rows)
-        ]
-        return "\n".join((*lines, *self.notes))
+        if self.width is not None:
+            others = sum(widths[1:]) + len(GAP) * (len(widths) - 1)
+            widths[0] = min(widths[0], max(NARROWEST, self.width - others))
+        lines = [line for row in (self.head, *self.rows) for line in self._lines(row, widths)]
+        return "\n".join((*self._wrapped(self.lead), *lines, *self._wrapped(self.notes)))
+
+    def _lines(self, row: Sequence[str], widths: Sequence[int]) -> list[str]:
+        """A row; what its first cell has beyond the width follows below."""
+        first, below = row[0], list[str]()
+        if len(first) > widths[0]:
+            first, *below = textwrap.wrap(first, widths[0], subsequent_indent=" ")
+        cells = (
+            cell.ljust(width) if self._is_word(i) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip((first, *row[1:]), widths, strict=True))
+        )
+        return [GAP.join(cells).rstrip(), *below]
+
+    def _wrapped(self, texts: Sequence[str]) -> list[str]:
+        if self.width is None:
+            return list(texts)
+        return [line for text in texts for line in wrapped(text, self.width)]
 
     def _is_word(self, column: int) -> bool:
         return column < self.words or column >= len(self.head) - self.remarks
@@ -42,7 +66,9 @@ class Table:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.head)
         rows = "".join(f"<tr>{self._cells(row)}</tr>" for row in self.rows)
         notes = "<br>".join(html.escape(note) for note in self.notes)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{notes}</p>"
+        lead = "".join(f"<p>{html.escape(line)}</p>" for line in self.lead)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"{lead}{table}<p>{notes}</p>"
 
     def _cells(self, row: Sequence[str]) -> str:
         sides = ("left" if self._is_word(i) else "right" for i in range(len(row)))
@@ -66,6 +92,13 @@ class Tabular:
 
     def _repr_html_(self) -> str:
         return self.table.to_html()
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text, later ones indented; calls of covprop are kept in one piece."""
+    glued = CALL.sub(lambda call: call[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(glued, width, subsequent_indent=GAP, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines] or [""]
 
 
 def in_bytes(count: float) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 MEANS = torch.tensor([-3.0, -0.7, 0.0, 0.4, 2.0], dtype=torch.float64)
@@ -54,7 +55,7 @@ def test_the_series_is_made_of_the_papers_formulas(alpha, order):
         activations={torch.sigmoid: partial(cp.DaunizeauSigmoid, alpha)},
     )
     x = gaussian()
-    result = cp.propagate(torch.sigmoid, x, method)
+    result = propagate(torch.sigmoid, x, method)
     rows, rho = derivatives(alpha), x.covariance_matrix / torch.outer(STDDEVS, STDDEVS)
     expected = sum(
         rho**k * torch.outer(rows[k - 1], rows[k - 1]) / math.factorial(k)
@@ -75,8 +76,8 @@ def test_signs_of_the_derivatives_are_those_of_the_sigmoid():
 @ALPHAS
 def test_it_is_close_to_the_accurate_sigmoid(alpha):
     replaced = {torch.sigmoid: partial(cp.DaunizeauSigmoid, alpha=alpha)}
-    result = cp.propagate(nn.Sigmoid(), gaussian(), cp.Series(order=4, activations=replaced))
-    exact = cp.propagate(nn.Sigmoid(), gaussian())
+    result = propagate(nn.Sigmoid(), gaussian(), cp.Series(order=4, activations=replaced))
+    exact = propagate(nn.Sigmoid(), gaussian())
     assert_close(result.mean, exact.mean, atol=2e-2)  # the approximation's own error
     # The series is asymptotic: where its truncated sum exceeds the accurate variance, it stays.
     truncated = (derivatives(alpha)[:4].square() / FACTORIALS[:4, None]).sum(0)
@@ -87,10 +88,10 @@ def test_it_is_close_to_the_accurate_sigmoid(alpha):
 
 def test_every_spelling_of_the_function_is_replaced():
     method = cp.Series(order=4, activations={torch.sigmoid: cp.DaunizeauSigmoid})
-    expected = cp.propagate(nn.Sigmoid(), gaussian(), method).mean
+    expected = propagate(nn.Sigmoid(), gaussian(), method).mean
     for spelling in (torch.sigmoid, lambda x: x.sigmoid(), torch.special.expit):
-        assert_close(cp.propagate(spelling, gaussian(), method).mean, expected, rtol=0.0)
-    accurate = cp.propagate(nn.Sigmoid(), gaussian(), cp.Series(order=4)).mean
+        assert_close(propagate(spelling, gaussian(), method).mean, expected, rtol=0.0)
+    accurate = propagate(nn.Sigmoid(), gaussian(), cp.Series(order=4)).mean
     assert float((expected - accurate).abs().max()) > 1e-4
 
 
@@ -106,12 +107,12 @@ def test_without_variance_it_is_the_sigmoid():
 def test_it_has_no_exact_covariance():
     method = cp.Exact(activations={torch.sigmoid: cp.DaunizeauSigmoid})
     with pytest.raises(cp.UnsupportedOperation, match=r"cp\.Series"):
-        cp.propagate(torch.sigmoid, gaussian(), method)
+        propagate(torch.sigmoid, gaussian(), method)
 
 
 @ALPHAS
 def test_it_keeps_every_low_order_positive_semi_definite(alpha):
     replaced = {torch.sigmoid: partial(cp.DaunizeauSigmoid, alpha)}
     for order in range(1, 9):
-        result = cp.propagate(torch.sigmoid, gaussian(), cp.Series(order, activations=replaced))
+        result = propagate(torch.sigmoid, gaussian(), cp.Series(order, activations=replaced))
         assert float(torch.linalg.eigvalsh(result.covariance_matrix)[0]) > -1e-15

@@ -12,6 +12,7 @@ from torch import Tensor
 import covprop as cp
 from covprop.activations import Activated
 from covprop.rules.elementwise import find_activation
+from tests.layers import propagate
 from tests.oracles import assert_close, evaluate, moments, panels
 
 ZERO = torch.zeros((), dtype=torch.float64)
@@ -50,7 +51,7 @@ def gaussian(dtype: torch.dtype) -> cp.Gaussian:
 @every_sum
 def test_variances_of_sums_agree_with_quadrature(name: str, dtype: torch.dtype) -> None:
     function, kinks = SUMS[name]
-    found = cp.propagate(function, gaussian(dtype)).variance
+    found = propagate(function, gaussian(dtype)).variance
     expected = [moments(function, mean, stddev, kinks=kinks)[1] for mean, stddev in POINTS]
     # The variances of the terms are added; a covariance is that to 1e-11, or to rounding.
     size = [(1 + stddev**3 * 15**0.5) ** 2 if "cube" in name else (1 + stddev) ** 2
@@ -69,7 +70,7 @@ def test_one_function_of_two_names_is_one_function() -> None:
         lambda x: F.relu6(x) - torch.relu(x) + torch.relu(x - 6),
         lambda x: F.softshrink(x) - x + x.clamp(-0.5, 0.5),
     ):
-        covariance = cp.propagate(function, x).covariance_matrix
+        covariance = propagate(function, x).covariance_matrix
         assert float(covariance.abs().max()) <= 64 * torch.finfo(torch.float64).eps * 12**2
 
 
@@ -79,7 +80,7 @@ def test_gradients_of_sums_agree_with_finite_differences(name: str) -> None:
     mean, stddev, step = 0.3, 1.3, 1e-5
     point = torch.tensor([mean], dtype=torch.float64, requires_grad=True)
     matrix = torch.tensor([[stddev**2]], dtype=torch.float64, requires_grad=True)
-    found = cp.propagate(function, cp.Gaussian(point, matrix)).variance
+    found = propagate(function, cp.Gaussian(point, matrix)).variance
     by_mean, by_matrix = torch.autograd.grad(
         found.sum(),
         (point, matrix),
@@ -142,9 +143,9 @@ def test_slopes_of_single_elements_and_batches_go_through_it() -> None:
     def function(x: Tensor) -> Tensor:
         return F.prelu(x, SLOPES) + F.silu(x)
 
-    batch = cp.propagate(function, cp.Gaussian(mean, root @ root.mT))
+    batch = propagate(function, cp.Gaussian(mean, root @ root.mT))
     for i in range(3):
-        alone = cp.propagate(function, cp.Gaussian(mean[i : i + 1], (root @ root.mT)[i : i + 1]))
+        alone = propagate(function, cp.Gaussian(mean[i : i + 1], (root @ root.mT)[i : i + 1]))
         assert_close(batch.covariance_matrix[i], alone.covariance_matrix[0], atol=1e-13)
         for k in range(2):
             expected = moments(
@@ -158,7 +159,7 @@ def test_series_is_what_it_says() -> None:
     """`Series` keeps its order: four terms of two different functions, and not what is exact."""
     x = cp.Gaussian(torch.tensor([0.3], dtype=torch.float64), torch.ones(1, 1).double())
     step = torch.tensor(0.5, dtype=torch.float64)
-    both = cp.propagate(
+    both = propagate(
         lambda x: torch.cat([torch.sign(x), 2 * torch.heaviside(x, step)]), x, method=cp.Series(4)
     )
     apart = torch.tensor([1.0, -1.0], dtype=torch.float64)

@@ -14,6 +14,7 @@ import covprop as cp
 from covprop.activations import Piecewise
 from covprop.kernels.plackett import NARROW
 from tests.activations.ramps import Linear, covariance
+from tests.layers import propagate
 from tests.oracles import assert_close, normal_cdf, panels
 
 
@@ -142,12 +143,12 @@ def test_the_examples_of_the_issue(dtype: torch.dtype) -> None:
     matrix = torch.tensor([[1.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
     for variance in (1e10, 1e30) if dtype == torch.float32 else (1e20, 1e40):
         x = cp.Gaussian(torch.zeros(2, dtype=dtype), (variance * matrix).to(dtype))
-        found = cp.propagate(F.hardtanh, x).covariance_matrix
+        found = propagate(F.hardtanh, x).covariance_matrix
         expected = torch.tensor([[1.0, arcsine], [arcsine, 1.0]], dtype=dtype)
         assert_close(found, expected, atol=max(2 / variance**0.5, 8 * torch.finfo(dtype).eps))
     x = cp.Gaussian(torch.zeros(2, dtype=dtype), matrix.to(dtype))
     low, high = 0.2, 0.2 + 1e-9
-    found = cp.propagate(lambda y: y.clamp(low, high) / (high - low), x).covariance_matrix
+    found = propagate(lambda y: y.clamp(low, high) / (high - low), x).covariance_matrix
     probability = float(normal_cdf(0.2))
     expected = torch.full((2,), probability * (1 - probability), dtype=dtype)
     assert_close(found.diagonal(), expected, atol=max(4e-9, 4 * torch.finfo(dtype).eps))
@@ -185,7 +186,7 @@ def test_matrices_are_positive_semi_definite(name: str, spread: float, dtype: to
     for count in (40, 140) if name == "hardtanh" else (40,):
         matrix = (rows @ rows.mT)[:count, :count].to(dtype)
         x = cp.Gaussian(mean[:count].to(dtype), matrix, validate_args=False)
-        found = cp.propagate(torch.relu, x, method=method).covariance_matrix.double()
+        found = propagate(torch.relu, x, method=method).covariance_matrix.double()
         stddev = found.diagonal().sqrt()
         correlations = found / stddev[:, None] / stddev
         assert float(torch.linalg.eigvalsh(correlations)[0]) >= -16 * count * torch.finfo(dtype).eps
@@ -220,7 +221,7 @@ def test_gradients_agree_with_finite_differences(name: str, spread: float, rho: 
         rows = [torch.stack([stddev.square(), cross], -1), torch.stack([cross, last.square()], -1)]
         means = torch.stack([mean, other], -1)
         x = cp.Gaussian(means, torch.stack(rows, -2), validate_args=False)
-        result = cp.propagate(torch.relu, x, method=method)
+        result = propagate(torch.relu, x, method=method)
         return result.mean @ torch.tensor([1.0, 0.5]).double() + (
             result.covariance_matrix * torch.tensor([[1.0, 0.7], [0.7, 0.4]])
         ).sum((-2, -1))
@@ -238,7 +239,7 @@ def test_gradients_of_copies_are_finite_and_symmetric(spread: float, dtype: torc
     mean = torch.tensor([0.3, 0.3, -0.3], dtype=dtype, requires_grad=True)
     sides = spread * torch.tensor([1.0, 1.0, -1.0], dtype=dtype)
     matrix = torch.outer(sides, sides).requires_grad_()
-    found = cp.propagate(F.hardtanh, cp.Gaussian(mean, matrix)).covariance_matrix
+    found = propagate(F.hardtanh, cp.Gaussian(mean, matrix)).covariance_matrix
     by_mean, by_matrix = torch.autograd.grad(found[0, 1] - found[0, 2], (mean, matrix))
     assert bool(torch.isfinite(by_mean).all() and torch.isfinite(by_matrix).all())
     # Price: d/dc = E[g'(y1) g'(y2)] = P(-1 < y < 1) for a copy, as for a negative.

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import covprop as cp
 from tests.cases import CASES, CONTINUOUS
+from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients, normal_rule
 
 MEAN, STDDEV = 0.3, 1.2
@@ -22,7 +23,7 @@ def covariance(name: str, mean: Tensor, variance: Tensor, cross: Tensor) -> Tens
         torch.stack(row, -1) for row in ((variance[:, 0], cross), (cross, variance[:, 1]))
     )
     x = cp.Gaussian(mean, torch.stack([first, second], -2), validate_args=False)
-    return cp.propagate(CASES[name].function, x).covariance_matrix
+    return propagate(CASES[name].function, x).covariance_matrix
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +60,7 @@ def derivatives_on_nodes(name: str, sign: float) -> tuple[Tensor, ...]:
 def test_gradients_of_a_duplicated_unit_are_expectations_of_derivatives(name, sign):
     mean, matrix = duplicated(sign)
     x = cp.Gaussian(mean, matrix, validate_args=False)
-    result = cp.propagate(CASES[name].function, x).covariance_matrix
+    result = propagate(CASES[name].function, x).covariance_matrix
     anchor = 0 * (mean.sum() + matrix.sum())  # a constant has no graph of its own
     by_mean, by_matrix = torch.autograd.grad(result[0, 1] + anchor, (mean, matrix))
     z, weight, first, first_slope, second, second_slope = derivatives_on_nodes(name, sign)
@@ -83,7 +84,7 @@ def test_gradients_of_a_duplicated_unit_are_expectations_of_derivatives(name, si
 def test_gradients_with_duplicates_and_constants_are_finite(name, dtype):
     both = zip(duplicated(1.0), duplicated(-1.0), strict=True)
     mean, matrix = (torch.stack(two).detach().to(dtype).requires_grad_() for two in both)
-    result = cp.propagate(CASES[name].function, cp.Gaussian(mean, matrix))
+    result = propagate(CASES[name].function, cp.Gaussian(mean, matrix))
     anchor = 0 * (mean.sum() + matrix.sum())
     total = result.mean.sum() + result.covariance_matrix.sum() + anchor
     for gradient in torch.autograd.grad(total, (mean, matrix)):
@@ -95,7 +96,7 @@ def test_gradients_of_units_on_their_kink_without_variance_are_finite(name):
     kinks = CASES[name].kinks or (0.0,)
     mean = torch.tensor([*kinks, 0.1], dtype=torch.float64, requires_grad=True)
     matrix = torch.zeros(len(mean), len(mean), dtype=torch.float64, requires_grad=True)
-    result = cp.propagate(CASES[name].function, cp.Gaussian(mean, matrix))
+    result = propagate(CASES[name].function, cp.Gaussian(mean, matrix))
     assert_close(result.mean, CASES[name].function(mean.detach()), atol=1e-15)
     assert_close(result.covariance_matrix, torch.zeros_like(matrix), rtol=0.0)
     anchor = 0 * (mean.sum() + matrix.sum())

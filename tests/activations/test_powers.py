@@ -22,6 +22,8 @@ D = torch.float64
 ORDER = 9
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[float], float], tuple[float, ...]]] = {
     "relu": (torch.relu, lambda y: max(y, 0.0), (0.0,)),
+    "leaky_relu": (F.leaky_relu, lambda y: max(y, 0.01 * y), (0.0,)),
+    "abs": (torch.abs, abs, (0.0,)),
     "tanh": (torch.tanh, math.tanh, ()),
     "gelu": (F.gelu, lambda y: y * (1 + math.erf(y / math.sqrt(2))) / 2, ()),
     "hardtanh": (F.hardtanh, lambda y: min(max(y, -1.0), 1.0), (-1.0, 1.0)),
@@ -113,7 +115,7 @@ def test_narrow_and_wide_arguments(scale: float) -> None:
         assert_close(rows / scale**power, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh", "gelu", "hardtanh", "elu"])
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "tanh", "gelu", "hardtanh", "elu"])
 def test_gradients(name: str) -> None:
     activation = find_activation(FUNCTIONS[name][0])
     mean, variance = torch.tensor([0.4, -1.0], dtype=D), torch.tensor([1.0, 0.3], dtype=D)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.activations import quadrature
+from tests.layers import propagate
 from tests.oracles import (
     assert_close,
     assert_gradients,
@@ -54,7 +55,7 @@ def assert_moments_agree(function, result: cp.Gaussian, kinks=()) -> None:
 
 @pytest.mark.parametrize("rho", [0.6, -0.95])
 def test_a_smooth_function_needs_no_more_than_its_code(rho):
-    result = cp.propagate(cp.activation(bump), gaussian(rho))
+    result = propagate(cp.activation(bump), gaussian(rho))
     assert_moments_agree(bump, result)
     expected = pair_covariance(bump, MEANS, STDDEVS, rho)
     assert float(result.covariance_matrix[0, 1]) == pytest.approx(expected, abs=1e-9)
@@ -63,7 +64,7 @@ def test_a_smooth_function_needs_no_more_than_its_code(rho):
 @pytest.mark.parametrize("rho", [0.6, -0.95])
 def test_a_function_with_its_kinks_named_is_integrated_between_them(rho):
     kinks = (-1.0, 0.3)
-    result = cp.propagate(cp.activation(bent, kinks=kinks), gaussian(rho))
+    result = propagate(cp.activation(bent, kinks=kinks), gaussian(rho))
     assert_moments_agree(bent, result, kinks)
     expected = pair_covariance(bent, MEANS, STDDEVS, rho, kinks)
     assert float(result.covariance_matrix[0, 1]) == pytest.approx(expected, rel=1e-9)
@@ -71,7 +72,7 @@ def test_a_function_with_its_kinks_named_is_integrated_between_them(rho):
 
 def test_the_order_in_which_kinks_are_named_does_not_matter():
     first, second = (
-        cp.propagate(cp.activation(bent, kinks=kinks), gaussian()).covariance_matrix
+        propagate(cp.activation(bent, kinks=kinks), gaussian()).covariance_matrix
         for kinks in ((-1.0, 0.3), (0.3, -1.0))
     )
     assert_close(first, second, rtol=1e-14)
@@ -84,8 +85,8 @@ def test_options_reach_the_function_and_tensors_pass_through():
 
     y = torch.linspace(-1, 1, 5)
     assert_close(stretched(y, 2.0, shift=0.5), torch.tanh(2 * y + 0.5), rtol=0.0)
-    result = cp.propagate(lambda x: stretched(x, 2.0, shift=0.5), gaussian())
-    expected = cp.propagate(lambda x: torch.tanh(2 * x + 0.5), gaussian())
+    result = propagate(lambda x: stretched(x, 2.0, shift=0.5), gaussian())
+    expected = propagate(lambda x: torch.tanh(2 * x + 0.5), gaussian())
     assert_close(result.covariance_matrix, expected.covariance_matrix, rtol=1e-10)
 
 
@@ -94,11 +95,11 @@ def test_kinks_can_be_given_above_the_definition():
     def shifted(y: Tensor) -> Tensor:
         return (y - 0.3).abs()
 
-    assert_moments_agree(lambda y: (y - 0.3).abs(), cp.propagate(shifted, gaussian()), (0.3,))
+    assert_moments_agree(lambda y: (y - 0.3).abs(), propagate(shifted, gaussian()), (0.3,))
 
 
 def test_a_constant_function_has_no_variance():
-    result = cp.propagate(cp.activation(lambda y: torch.full_like(y, 2.5)), gaussian())
+    result = propagate(cp.activation(lambda y: torch.full_like(y, 2.5)), gaussian())
     assert_close(result.mean, torch.full((2,), 2.5, dtype=torch.float64), rtol=0.0)
     assert_close(result.covariance_matrix, torch.zeros(2, 2, dtype=torch.float64), rtol=0.0)
 
@@ -130,7 +131,7 @@ REFUSED = {
 def test_what_quadrature_cannot_do_is_refused_with_advice(name):
     function, advice = REFUSED[name]
     with pytest.raises(cp.QuadratureError, match=advice):
-        cp.propagate(cp.activation(function), gaussian())
+        propagate(cp.activation(function), gaussian())
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_wide_strongly_correlated_pairs_are_integrated_directly(
     function, kinks, rho, stddevs, direct_pairs
 ):
     x = gaussian(rho, WIDE[0], stddevs)
-    result = cp.propagate(cp.activation(function, kinks=kinks), x)
+    result = propagate(cp.activation(function, kinks=kinks), x)
     assert direct_pairs
     expected = pair_covariance(function, WIDE[0], stddevs, rho, kinks)
     scale = float(result.stddev.prod())
@@ -172,7 +173,7 @@ def test_wide_strongly_correlated_pairs_are_integrated_directly(
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_at_correlation_one_the_covariance_is_a_single_integral(sign, direct_pairs):
-    result = cp.propagate(cp.activation(cauchy), gaussian(sign, *WIDE))
+    result = propagate(cp.activation(cauchy), gaussian(sign, *WIDE))
     assert direct_pairs
     (m1, m2), (s1, s2) = WIDE
     z, weight = normal_rule(0.0, max(s1, s2))
@@ -190,7 +191,7 @@ def test_gradients_of_directly_integrated_pairs_agree_with_differences(function,
     def pair(mean: Tensor, variance: Tensor, cross: Tensor) -> Tensor:
         matrix = torch.diag(variance) + cross * torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double()
         x = cp.Gaussian(mean, matrix, validate_args=False)
-        return cp.propagate(element_wise, x).covariance_matrix[0, 1]
+        return propagate(element_wise, x).covariance_matrix[0, 1]
 
     mean = torch.tensor([0.4, -0.5], dtype=torch.float64)
     variance = torch.tensor([8.0, 14.0], dtype=torch.float64)
@@ -205,30 +206,30 @@ def test_duplicates_of_a_function_with_narrow_features_covary_as_much_as_they_va
     def narrow(y: Tensor) -> Tensor:
         return function(rate * y)
 
-    matrix = cp.propagate(cp.activation(narrow), gaussian(1.0, (0.3, 0.3), (3.0, 3.0)))
+    matrix = propagate(cp.activation(narrow), gaussian(1.0, (0.3, 0.3), (3.0, 3.0)))
     matrix = matrix.covariance_matrix
     assert_close(matrix[0, 1], matrix[0, 0], rtol=1e-8)
 
 
 def test_weakly_correlated_pairs_are_never_integrated_directly(direct_pairs):
-    cp.propagate(cp.activation(bump), gaussian(0.3))
+    propagate(cp.activation(bump), gaussian(0.3))
     assert not direct_pairs
 
 
 def test_single_precision_is_integrated_in_double():
     x = gaussian(0.6).to(torch.float32)
-    result = cp.propagate(cp.activation(bump), x)
+    result = propagate(cp.activation(bump), x)
     assert result.dtype == torch.float32
-    expected = cp.propagate(cp.activation(bump), x.to(torch.float64))
+    expected = propagate(cp.activation(bump), x.to(torch.float64))
     assert_close(result.mean, expected.mean.float(), atol=1e-7)
     assert_close(result.covariance_matrix, expected.covariance_matrix.float(), atol=1e-6)
 
 
 def test_the_covariance_of_a_pair_does_not_depend_on_its_order():
     function = cp.activation(bent, kinks=(-1.0, 0.3))
-    straight = cp.propagate(function, gaussian(0.999)).covariance_matrix[0, 1]
+    straight = propagate(function, gaussian(0.999)).covariance_matrix[0, 1]
     swapped = gaussian(0.999, MEANS[::-1], STDDEVS[::-1])
-    swapped = cp.propagate(function, swapped).covariance_matrix[0, 1]
+    swapped = propagate(function, swapped).covariance_matrix[0, 1]
     assert math.isclose(float(straight), float(swapped), rel_tol=1e-12)
 
 
@@ -237,7 +238,7 @@ import resource, torch, covprop as cp
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 matrix = 300.0**2 * torch.tensor([[1, 0.95], [0.95, 1]], dtype=torch.float64)
 x = cp.Gaussian(torch.zeros(2, dtype=torch.float64), matrix)
-assert 0.5 < float(cp.propagate(torch.nn.functional.softsign, x).correlation_matrix[0, 1]) < 1
+assert 0.5 < float(propagate(torch.nn.functional.softsign, x).correlation_matrix[0, 1]) < 1
 """
 
 

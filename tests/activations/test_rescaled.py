@@ -13,6 +13,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -59,7 +60,7 @@ def moments(function: Callable[[Any], Any], rate: float, mean: float, deviation:
 )
 def test_moments_are_those_of_an_independent_integral(name: str, dtype: torch.dtype) -> None:
     function, rate = FUNCTIONS[name]
-    y = cp.propagate(function, gaussian(dtype))
+    y = propagate(function, gaussian(dtype))
     expected = [moments(function, rate, m, math.sqrt(MATRIX[i][i])) for i, m in enumerate(MEANS)]
     wanted = torch.tensor(expected, dtype=D)
     # torch switches to y at a threshold of 20, where exp(-20) / beta is left.
@@ -74,12 +75,12 @@ def test_moments_are_those_of_an_independent_integral(name: str, dtype: torch.dt
 def test_it_is_the_limit_but_for_a_region_of_its_width(name: str, dtype: torch.dtype) -> None:
     """|g - relu| <= log 2 / beta or alpha, within some widths of zero: so are all moments."""
     function, rate = FUNCTIONS[name]
-    y = cp.propagate(function, gaussian(dtype))
+    y = propagate(function, gaussian(dtype))
 
     def limit(x: Any) -> Any:
         return -torch.relu(-x) if name.startswith("softplus -") else torch.relu(x)
 
-    z = cp.propagate(limit, gaussian(dtype))
+    z = propagate(limit, gaussian(dtype))
     accuracy = {torch.float32: 2e-6, D: 1e-8}[dtype]  # the promise for quadrature
     assert bool(((y.mean - z.mean).abs() <= 1 / rate + accuracy).all())
     away = (y.covariance_matrix - z.covariance_matrix).abs()
@@ -96,8 +97,8 @@ def test_units_do_not_matter(name: str, dtype: torch.dtype) -> None:
         other: Callable[[Any], Any] = partial(F.softplus, beta=float(number) / scale)
     else:
         other = partial(F.celu, alpha=scale / float(number))
-    y = cp.propagate(FUNCTIONS[name][0], gaussian(dtype))
-    z = cp.propagate(other, gaussian(dtype, scale))
+    y = propagate(FUNCTIONS[name][0], gaussian(dtype))
+    z = propagate(other, gaussian(dtype, scale))
     rounding = 64 * torch.finfo(dtype).eps
     assert_close(z.mean / scale, y.mean, rtol=rounding, atol=rounding)
     assert_close(z.covariance_matrix / scale**2, y.covariance_matrix, rtol=rounding, atol=rounding)
@@ -107,7 +108,7 @@ def test_what_does_not_vary_is_the_value() -> None:
     mean = torch.tensor([0.0, 1e-3, -2.0, 5.0], dtype=D)
     x = cp.Gaussian.diagonal(mean, torch.zeros(4, dtype=D))
     for rate in (1e3, 1e12):
-        y = cp.propagate(lambda t: F.softplus(t, rate), x)  # noqa: B023
+        y = propagate(lambda t: F.softplus(t, rate), x)  # noqa: B023
         assert_close(y.mean, F.softplus(mean, rate), rtol=1e-15, atol=math.exp(-20) / rate)
         assert not bool(y.variance.any())
 
@@ -116,7 +117,7 @@ def test_what_does_not_vary_is_the_value() -> None:
 def test_gradients_are_those_of_differences(rate: float) -> None:
     def function(mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         x = cp.Gaussian(mean, root @ root.mT, validate_args=False)
-        y = cp.propagate(lambda t: F.softplus(t, rate), x)
+        y = propagate(lambda t: F.softplus(t, rate), x)
         return y.mean, y.covariance_matrix
 
     mean = torch.tensor([0.3, -0.2], dtype=D, requires_grad=True)
@@ -133,14 +134,14 @@ def test_it_meets_other_activations_of_the_same_tensor(dtype: torch.dtype) -> No
     """
     rate = 1e3
     x = cp.Gaussian.isotropic(torch.zeros(1, dtype=dtype), 1.0)
-    y = cp.propagate(lambda t: F.softplus(t, rate) - torch.relu(t), x)
+    y = propagate(lambda t: F.softplus(t, rate) - torch.relu(t), x)
     density = 1 / math.sqrt(2 * math.pi)
     mean = math.pi**2 / 6 * density / rate**2
     second = 2 * 1.2020569031595942 / 4 * density / rate**3
     rounding = 8 * torch.finfo(dtype).eps
     assert float((y.mean - mean).abs()) <= 1e-4 * mean + rounding
     assert float((y.variance - (second - mean**2)).abs()) <= 1e-2 * second + rounding
-    same = cp.propagate(lambda t: F.softplus(t, rate) - F.softplus(t, rate), x)
+    same = propagate(lambda t: F.softplus(t, rate) - F.softplus(t, rate), x)
     assert not bool(same.variance.any())
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import covprop as cp
 from covprop.activations import nested
 from covprop.activations.moments import Scalar, ScalarPair, graded
+from tests.layers import propagate
 
 Function = Callable[[Tensor], Tensor]
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -90,7 +91,7 @@ def test_wide_pairs_are_as_accurate_as_narrow_ones(
     columns = [torch.tensor([number], dtype=torch.float64) for number in numbers]
     found = float(nested.nested_covariance(ScalarPair(scalar, scalar), *columns))
     x = cp.Gaussian.diagonal(torch.cat(columns[0:3:2]), torch.cat(columns[1:4:2]).square())
-    scale = float(cp.propagate(cp.activation(function, kinks=kinks), x).stddev.prod())
+    scale = float(propagate(cp.activation(function, kinks=kinks), x).stddev.prod())
     assert found == pytest.approx(oracle(function, kinks, means, stddevs, rho), abs=1e-10 * scale)
 
 
@@ -117,16 +118,16 @@ def test_no_tensor_grows_with_the_width(function: Function, rho: float, stddev: 
     matrix = stddev**2 * torch.tensor([[1, rho], [rho, 1]], dtype=torch.float64)
     x = cp.Gaussian(torch.zeros(2, dtype=torch.float64), matrix)
     with torch.no_grad(), Largest() as largest:
-        cp.propagate(function, x)
+        propagate(function, x)
     assert largest.nbytes <= 2**23
 
 
 def test_many_wide_elements_are_treated_in_blocks() -> None:
     x = cp.Gaussian.isotropic(torch.linspace(-1e3, 1e3, 1000, dtype=torch.float64), 300.0)
     with torch.no_grad(), Largest() as largest:
-        y = cp.propagate(F.softsign, x)
+        y = propagate(F.softsign, x)
     assert largest.nbytes <= 2**23
-    alone = cp.propagate(F.softsign, cp.Gaussian.isotropic(x.mean[:1], 300.0))
+    alone = propagate(F.softsign, cp.Gaussian.isotropic(x.mean[:1], 300.0))
     torch.testing.assert_close(y.mean[:1], alone.mean, rtol=1e-12, atol=0)
 
 

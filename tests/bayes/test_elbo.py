@@ -23,6 +23,7 @@ from covprop.bayes import (
     metrics,
     predict,
 )
+from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
 
 
@@ -113,7 +114,7 @@ def test_noise_in_likelihood_out() -> None:
     """Gast & Roth: without weights of its own uncertainty the ELBO is the expected likelihood."""
     model, x, t = network(), noisy_inputs(5), target(5)
     terms = ELBO(HeteroskedasticGaussian(), 5)(model, x, t)
-    output = cp.propagate(model, x, method=cp.Exact())
+    output = propagate(model, x, method=cp.Exact())
     expected = HeteroskedasticGaussian().expected_log_prob(output, t).mean()
     assert_close(-terms.loss, expected, rtol=1e-12)
     assert float(terms.kl) == 0

@@ -52,7 +52,9 @@ def test_construction_stores_parameters_and_nothing_else():
     assert set(vars(estimator)) == set(estimator.get_params())
 
 
-@pytest.mark.parametrize("method", ["exact", "series", "dvi", "ddvi", "mcvi", cp.Series(order=2)])
+@pytest.mark.parametrize(
+    "method", ["gaussian-layers", "exact", "series", "dvi", "ddvi", "mcvi", cp.Series(order=2)]
+)
 def test_every_method_by_name_or_object(method):
     x, y = regression(40)
     model = BayesRegressor(**QUICK | {"epochs": 3, "method": method}).fit(x, y)

@@ -149,6 +149,15 @@ def test_a_file_of_the_version_before_comes_back_with_a_warning(saved):
     assert np.array_equal(again.predict(data()[0]), wanted)
 
 
+@pytest.mark.parametrize("name", ["exact", {"type": "Exact", "independent_maxima": True}])
+def test_a_file_with_the_former_name_of_gaussian_layers_comes_back(saved, name):
+    rewritten(saved, _set("parameters", "method", value=name))
+    again = BayesRegressor.load(saved)
+    wanted = cp.GaussianLayers(independent_maxima=True)
+    assert again.method == (name if isinstance(name, str) else wanted)
+    assert again.predict(data()[0]).shape == (len(data()[0]),)
+
+
 def test_a_checksum_cannot_be_left_out(saved):
     content = saved.read_bytes()
     saved.write_bytes(content.replace(b'"sha256"', b'"sha255"'))

@@ -15,6 +15,7 @@ from covprop import bayes
 from covprop.bayes.layers import BayesLayer
 from covprop.covariance import Dense, Diagonal
 from tests.bayes.sampled import assert_moments, bilinear_covariance, generator, normal, outputs
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 SAMPLES = 15_000
@@ -78,7 +79,7 @@ every_input = pytest.mark.parametrize("kind", INPUTS)
 def test_moments_are_those_of_sampled_weights(name: str, kind: str) -> None:
     make, function, event = LAYERS[name]
     layer, x = randomised(make()), INPUTS[kind](normal(2, *event))
-    y = cp.propagate(layer, x)
+    y = propagate(layer, x)
     points = x.sample(SAMPLES, generator(4))[:, 1]
     weight = (layer.weight_mean, layer.weight_log_stddev)
     samples = outputs(function, points, weight, (layer.bias_mean, layer.bias_log_stddev))
@@ -91,7 +92,7 @@ def test_moments_are_those_of_sampled_weights(name: str, kind: str) -> None:
 def test_covariances_are_exact(name: str, kind: str) -> None:
     make, function, event = LAYERS[name]
     layer, x = randomised(make()), INPUTS[kind](normal(2, *event))
-    y = cp.propagate(layer, x).detach()
+    y = propagate(layer, x).detach()
     for i in range(2):
         expected = bilinear_covariance(
             function, x.mean[i], x.covariance_matrix[i],
@@ -105,7 +106,7 @@ def test_covariances_are_exact(name: str, kind: str) -> None:
 def test_draws_have_the_same_moments(name: str, kind: str) -> None:
     make, _, event = LAYERS[name]
     layer, x = randomised(make()), INPUTS[kind](normal(2, *event))
-    y = cp.propagate(layer, x)
+    y = propagate(layer, x)
     with torch.no_grad():
         samples = bayes.draws(layer, x, SAMPLES, generator(5))
     assert_moments(y.mean[1].flatten(), y.covariance_matrix[1], samples[:, 1].flatten(1))
@@ -115,7 +116,7 @@ def test_draws_have_the_same_moments(name: str, kind: str) -> None:
 def test_variances_alone_are_those_of_independent_inputs(name: str) -> None:
     make, _, event = LAYERS[name]
     layer, x = randomised(make()), diagonal(normal(2, *event))
-    exact, alone = cp.propagate(layer, x), cp.propagate(layer, x, cp.AssumedDensity())
+    exact, alone = propagate(layer, x), propagate(layer, x, cp.AssumedDensity())
     assert_close(alone.mean, exact.mean)
     assert_close(alone.variance, exact.variance)
 
@@ -128,8 +129,8 @@ def test_without_variances_it_is_the_ordinary_layer(name: str, kind: str) -> Non
     with torch.no_grad():
         layer.weight_log_stddev.fill_(-torch.inf)
         layer.bias_log_stddev.fill_(-torch.inf)
-    y = cp.propagate(layer, x)
-    expected = cp.propagate(lambda t: function(t, layer.weight_mean, layer.bias_mean), x)
+    y = propagate(layer, x)
+    expected = propagate(lambda t: function(t, layer.weight_mean, layer.bias_mean), x)
     assert_close(y.mean, expected.mean)
     assert_close(y.covariance_matrix, expected.covariance_matrix)
 
@@ -144,14 +145,14 @@ def test_members_are_networks_of_their_own(name: str, kind: str) -> None:
         x.mean.unflatten(0, (3, 2)), x.covariance.map(lambda t: t.unflatten(0, (3, 2)))
     )
     for method in (cp.Exact(), cp.AssumedDensity()):
-        y = cp.propagate(together, side, method)
+        y = propagate(together, side, method)
         assert y.batch_shape == (3, 2)
         for i in range(3):
             one = make().double()
             with torch.no_grad():
                 for key, parameter in one.named_parameters():
                     parameter.copy_(together.get_parameter(key)[i])
-            expected = cp.propagate(one, side[i], method)
+            expected = propagate(one, side[i], method)
             assert_close(y[i].mean, expected.mean)
             assert_close(y[i].covariance_matrix, expected.covariance_matrix)
 
@@ -172,7 +173,7 @@ def test_a_layer_without_a_bias() -> None:
         layer = randomised(layer)
         assert layer.bias_variance is None
         x = dense(normal(1, *event))
-        y = cp.propagate(layer, x)
+        y = propagate(layer, x)
         function = F.linear if make is bayes.BayesLinear else F.conv1d
         points = x.sample(SAMPLES, generator(4))[:, 0]
         nothing = torch.zeros(2, dtype=torch.float64)
@@ -201,7 +202,7 @@ def test_a_wide_known_input_takes_no_memory_of_its_square() -> None:
 def test_a_single_gaussian_needs_no_batch(name: str, kind: str) -> None:
     make, _, event = LAYERS[name]
     layer, x = randomised(make()), INPUTS[kind](normal(2, *event))
-    y, one = cp.propagate(layer, x), cp.propagate(layer, x[1])
+    y, one = propagate(layer, x), propagate(layer, x[1])
     assert one.batch_shape == ()
     assert_close(one.mean, y.mean[1])
     assert_close(one.covariance_matrix, y.covariance_matrix[1])
@@ -210,7 +211,7 @@ def test_a_single_gaussian_needs_no_batch(name: str, kind: str) -> None:
 def test_new_noise_is_independent_of_what_came_before() -> None:
     """y = x + W x: Cov(x, W x) = S E[W]^T, and all of it against sampling."""
     layer, x = randomised(bayes.BayesLinear(3, 3)), dense(normal(1, 3))
-    y = cp.propagate(lambda t: t + layer(t), x)
+    y = propagate(lambda t: t + layer(t), x)
     points = x.sample(SAMPLES, generator(6))[:, 0]
     weight = (layer.weight_mean, layer.weight_log_stddev)
     samples = outputs(
@@ -222,8 +223,8 @@ def test_new_noise_is_independent_of_what_came_before() -> None:
 
 def test_a_constant_joins_what_varies() -> None:
     layer, x = randomised(bayes.BayesLinear(3, 3)), constant(normal(2, 3))
-    joined = cp.propagate(lambda t: torch.cat([t, t + layer(t)], dim=-1), x)
-    alone = cp.propagate(layer, x)
+    joined = propagate(lambda t: torch.cat([t, t + layer(t)], dim=-1), x)
+    alone = propagate(layer, x)
     assert_close(joined.mean[:, 3:], alone.mean + x.mean)
     assert_close(joined.covariance_matrix[:, 3:, 3:], alone.covariance_matrix)
     assert not joined.covariance_matrix[:, :3].any()

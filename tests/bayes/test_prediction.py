@@ -13,6 +13,7 @@ import covprop as cp
 from covprop import bayes
 from tests.bayes.sampled import assert_moments, drawn, generator, normal
 from tests.bayes.test_layers import randomised
+from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
 
 SAMPLES = 200_000
@@ -279,7 +280,7 @@ def test_gradients_are_those_of_finite_differences(hidden: int, zero: bool) -> N
 
     def moments(x: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
         given = {**parameters, **dict(zip(free, values, strict=True))}
-        y = cp.propagate(lambda t: functional_call(model, given, (t,)), cp.Gaussian.constant(x, 1))
+        y = propagate(lambda t: functional_call(model, given, (t,)), cp.Gaussian.constant(x, 1))
         return y.mean, y.covariance_matrix
 
     inputs = [t.detach().clone().requires_grad_() for t in (x, *(parameters[n] for n in free))]

@@ -16,6 +16,7 @@ from covprop.covariance import Dense, Diagonal, Streamed
 from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
 from tests.covariance import test_structures as structures
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -138,7 +139,7 @@ def held(carrier: Any) -> int:
 @pytest.mark.parametrize("name", [*SMOOTH, *NETWORKS])
 def test_small_noise_goes_by_the_jacobian(name: str, method: Any) -> None:
     program, (x, y) = PROGRAMS[name], inputs()
-    result = cp.propagate(program, x, y, method=method)
+    result = propagate(program, x, y, method=method)
     expected = torch.zeros_like(result.covariance_matrix)
     for i in range(BATCH):
         of_one = lambda a, b: program(a[None], b[None]).flatten()  # noqa: E731
@@ -156,8 +157,8 @@ def test_small_noise_goes_by_the_jacobian(name: str, method: Any) -> None:
 def test_random_functions_go_by_sampling(name: str) -> None:
     torch.manual_seed(0)
     program, (x, y) = NOISY[name], inputs(0.1)
-    found = cp.propagate(program, x, y)
-    sampled = cp.propagate(program, x, y, cp.MonteCarlo(20_000))
+    found = propagate(program, x, y)
+    sampled = propagate(program, x, y, cp.MonteCarlo(20_000))
     for one, other, error in (
         (found.mean, sampled.mean, sampled.mean_stderr),
         (found.covariance_matrix, sampled.covariance_matrix, sampled.covariance_stderr),
@@ -180,9 +181,7 @@ def test_a_structure_goes_as_its_matrix(structure: str, method: Any) -> None:
         pytest.skip("it estimates the noise beside a factor")
     written = [cp.Gaussian(x.mean, Dense(x.covariance.matrix())) for x in given]
     for name in ("activation", "groups", "residual"):
-        found, expected = (
-            cp.propagate(PROGRAMS[name], *x, method=method) for x in (given, written)
-        )
+        found, expected = (propagate(PROGRAMS[name], *x, method=method) for x in (given, written))
         size = float(expected.covariance.diagonal().amax())
         assert_close(found.mean, expected.mean, rtol=1e-9)
         assert_close(found.covariance_matrix, expected.covariance_matrix, atol=1e-6 * size)
@@ -215,8 +214,8 @@ def test_variances_are_those_of_one_operation(name: str) -> None:
 def test_many_tangents_are_close(name: str) -> None:
     given, generator = inputs(1e-3), torch.Generator().manual_seed(0)
     sketched = cp.Sketched(4096, generator=generator, exact=0)
-    exact = cp.propagate(PROGRAMS[name], *given)
-    found = cp.propagate(PROGRAMS[name], *given, method=sketched)
+    exact = propagate(PROGRAMS[name], *given)
+    found = propagate(PROGRAMS[name], *given, method=sketched)
     size = exact.covariance.diagonal().amax()
     assert_close(found.mean, exact.mean, rtol=1e-2, atol=1e-3)
     assert_close(found.covariance_matrix, exact.covariance_matrix, atol=0.08 * float(size))

@@ -65,7 +65,8 @@ def test_every_kind_of_model_gives_the_same(x: cp.Gaussian, model: list[str]) ->
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("exact", cp.Exact()), ("series:4", cp.Series(order=4)), ("series", cp.Series()),
+        ("exact", cp.Exact()), ("gaussian-layers", cp.GaussianLayers()),
+        ("series:4", cp.Series(order=4)), ("series", cp.Series()),
         ("series:1e-3", cp.Series(tolerance=1e-3)), ("linearized", cp.Linearized()),
         ("unscented", cp.Unscented()), ("wu2019", cp.Wu2019()), ("assumed", cp.AssumedDensity()),
         ("split", cp.Split()), ("split:5", cp.Split(5)), ("piecewise", cp.PiecewiseLinear()),
@@ -168,7 +169,7 @@ def test_a_file_that_exists_is_replaced_with_its_rights_by_the_umask(folder: Pat
     (folder / "link.json").symlink_to("y.json")
     assert covprop("propagate", "model.pt2", *GIVEN, "--out", "link.json").code == 0
     assert (folder / "link.json").is_symlink()
-    assert json.loads((folder / "y.json").read_text())["method"] == "Exact()"
+    assert json.loads((folder / "y.json").read_text())["method"] == "GaussianLayers()"
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE((folder / "y.json").stat().st_mode) == 0o666 & ~umask
@@ -179,7 +180,7 @@ def test_people_read_a_table() -> None:
     ended = covprop("propagate", "model.pt2", *GIVEN)
     assert ended.code == 0
     lines = ended.out.splitlines()
-    assert lines[0] == "model.pt2: 1x4 in, 1x3 out, by Exact()"
+    assert lines[0] == "model.pt2: 1x4 in, 1x3 out, by GaussianLayers()"
     assert lines[1].split() == ["output", "mean", "stddev", "2.5", "%", "97.5", "%"]
     told = covprop("propagate", "model.pt2", *GIVEN, "--json").told
     cells = [float(cell) for cell in lines[3].split()[1:]]

@@ -13,6 +13,7 @@ from covprop.flow.lineage import Lineage
 from tests.covariance.test_low_rank import METHODS
 from tests.gaussians import seeded, written
 from tests.largest import Largest
+from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
 
 D = torch.float64
@@ -99,7 +100,7 @@ def test_what_does_not_vary_stays_so() -> None:
     assert_close(x.covariance_matrix, expected, atol=1e-15)
     noisy = x.covariance.plus(torch.ones(4, dtype=D))
     assert_close(noisy.matrix(), expected + torch.eye(4, dtype=D), atol=1e-15)
-    y = cp.propagate(torch.relu, x)
+    y = propagate(torch.relu, x)
     assert_close(y.variance[[0, 2]], torch.zeros(2, dtype=D))
 
 
@@ -146,7 +147,7 @@ def test_methods_give_what_they_give_for_the_matrix(
     x = gaussian(*batch, share=share)
     for hidden in (4, 9):
         model = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3)).to(D)
-        y, z = (cp.propagate(model, g, method) for g in (x, written(x)))
+        y, z = (propagate(model, g, method) for g in (x, written(x)))
         assert_close(y.mean, z.mean)
         assert_close(y.covariance_matrix, z.covariance_matrix)
 
@@ -154,8 +155,8 @@ def test_methods_give_what_they_give_for_the_matrix(
 @pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"sobol": True}], ids=repr)
 def test_monte_carlo_draws_from_it(options: dict[str, bool]) -> None:
     x = gaussian(size=4)
-    y = cp.propagate(torch.square, x, cp.MonteCarlo(40_000, seeded(7), **options))
-    z = cp.propagate(torch.square, x)
+    y = propagate(torch.square, x, cp.MonteCarlo(40_000, seeded(7), **options))
+    z = propagate(torch.square, x)
     assert bool(((y.mean - z.mean).abs() <= 5 * y.mean_stderr + 1e-12).all())
     error = (y.covariance_matrix - z.covariance_matrix).abs()
     assert bool((error <= 5 * y.covariance_stderr).all())
@@ -163,9 +164,9 @@ def test_monte_carlo_draws_from_it(options: dict[str, bool]) -> None:
 
 def test_unscented_points_have_the_moments() -> None:
     x = gaussian(size=4)
-    y = cp.propagate(torch.square, x, cp.Unscented())
-    assert_close(y.mean, cp.propagate(torch.square, x).mean)  # exact for quadratic functions
-    z = cp.propagate(lambda t: 2 * t, x, cp.Unscented())
+    y = propagate(torch.square, x, cp.Unscented())
+    assert_close(y.mean, propagate(torch.square, x).mean)  # exact for quadratic functions
+    z = propagate(lambda t: 2 * t, x, cp.Unscented())
     assert_close(z.covariance_matrix, 4 * x.covariance_matrix)
 
 
@@ -175,7 +176,7 @@ def test_a_sketch_of_it_is_that_of_the_matrix(exact: int | None) -> None:
     model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 2)).to(D)
     x = gaussian(size=30)
     sketched = cp.Sketched(256, generator=seeded(1), exact=exact)
-    y, z = cp.propagate(model, x, sketched), cp.propagate(model, x)
+    y, z = propagate(model, x, sketched), propagate(model, x)
     assert y.covariance_stderr is not None
     error = (y.covariance_matrix - z.covariance_matrix).abs()
     assert bool((error <= 5 * y.covariance_stderr + 0.01 * z.variance.max()).all())
@@ -196,8 +197,8 @@ def test_a_control_variate_takes_it() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2)).to(D)
     x = gaussian(2)
-    y = cp.propagate(model, x, cp.ControlVariate(4096, generator=seeded(1)))
-    plain = cp.propagate(model, x, cp.MonteCarlo(100_000, seeded(2)))
+    y = propagate(model, x, cp.ControlVariate(4096, generator=seeded(1)))
+    plain = propagate(model, x, cp.MonteCarlo(100_000, seeded(2)))
     for moment in ("mean", "covariance"):
         name = "mean" if moment == "mean" else "covariance_matrix"
         ours, other = (getattr(g, f"{moment}_stderr") for g in (y, plain))
@@ -218,12 +219,12 @@ def test_no_matrix_of_all_pairs_is_made_where_none_is_needed(method: Any, taken:
     x = gaussian(1, size=size, dtype=torch.float32)
     x = x if taken else cp.Gaussian.diagonal(x.mean, x.variance, batch_dims=1)
     with Largest() as largest:
-        y = cp.propagate(model, x, method)
+        y = propagate(model, x, method)
     assert largest.nbytes < size**2  # of which a matrix would have four times as many
     if isinstance(method, cp.Exact):
         assert cp.plan(model, x).peak_bytes < size**2
         first = model[0].weight.double()
-        x, expected = x.to(D), cp.propagate(model[0].double(), x.to(D)).covariance_matrix[0]
+        x, expected = x.to(D), propagate(model[0].double(), x.to(D)).covariance_matrix[0]
         rows = first * x.covariance.values[0].sqrt()
         matrix = rows @ rows.mT
         if taken:
@@ -255,7 +256,7 @@ def test_what_would_become_a_matrix_too_large_is_refused_before() -> None:
     x = cp.Gaussian(torch.zeros(1, size), Deflated(torch.ones(1, size), units))
     for function in (torch.relu, lambda t: t.flip(-1).cumsum(-1)):
         with pytest.raises(cp.TooLarge):
-            cp.propagate(function, x)
+            propagate(function, x)
 
 
 @every_share
@@ -266,7 +267,7 @@ def test_gradients_reach_variances_and_units(share: float) -> None:
 
     def moments(mean: Tensor, values: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
         x = cp.Gaussian(mean, Deflated(values, units), validate_args=False)
-        y = cp.propagate(model, x)
+        y = propagate(model, x)
         return y.mean, y.covariance_matrix
 
     inputs = torch.zeros(3, dtype=D), covariance.values, 0.9 * covariance.units

@@ -11,6 +11,7 @@ import covprop as cp
 from covprop.covariance import Dense, LinearMap, LowRank
 from tests.gaussians import written
 from tests.largest import Largest
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -134,7 +135,7 @@ def test_methods_give_what_they_give_for_the_matrix(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).to(D)
     x = gaussian(5, alone=alone, batch=batch)
-    y, z = cp.propagate(model, x, method), cp.propagate(model, written(x), method)
+    y, z = propagate(model, x, method), propagate(model, written(x), method)
     assert_close(y.mean, z.mean)
     assert_close(y.covariance_matrix, z.covariance_matrix)
 
@@ -144,8 +145,8 @@ def test_methods_give_what_they_give_for_the_matrix(
 def test_monte_carlo_draws_directions(options: dict[str, bool], alone: bool) -> None:
     x = gaussian(4, alone=alone)
     generator = torch.Generator().manual_seed(7)
-    y = cp.propagate(torch.square, x, cp.MonteCarlo(40_000, generator, **options))
-    z = cp.propagate(torch.square, x)
+    y = propagate(torch.square, x, cp.MonteCarlo(40_000, generator, **options))
+    z = propagate(torch.square, x)
     assert bool(((y.mean - z.mean).abs() <= 5 * y.mean_stderr + 1e-12).all())
     error = (y.covariance_matrix - z.covariance_matrix).abs()
     assert bool((error <= 5 * y.covariance_stderr).all())
@@ -154,9 +155,9 @@ def test_monte_carlo_draws_directions(options: dict[str, bool], alone: bool) -> 
 @every_kind
 def test_unscented_points_have_the_moments(alone: bool) -> None:
     x = gaussian(4, rank=2, alone=alone)
-    y = cp.propagate(torch.square, x, cp.Unscented())
-    assert_close(y.mean, cp.propagate(torch.square, x).mean)  # exact for quadratic functions
-    z = cp.propagate(lambda t: 2 * t, x, cp.Unscented())
+    y = propagate(torch.square, x, cp.Unscented())
+    assert_close(y.mean, propagate(torch.square, x).mean)  # exact for quadratic functions
+    z = propagate(lambda t: 2 * t, x, cp.Unscented())
     assert_close(z.covariance_matrix, 4 * x.covariance_matrix)
 
 
@@ -170,7 +171,7 @@ def test_no_matrix_of_all_pairs_is_made_where_none_is_needed(method: Any) -> Non
     )
     x = gaussian(3, side, side, rank=rank, alone=True, batch=(1,), dtype=torch.float32)
     with Largest() as largest:
-        y = cp.propagate(model, x, method)
+        y = propagate(model, x, method)
     assert y.covariance_matrix.shape == (1, 4, 4)
     assert largest.nbytes < 100 * 3 * side**2 * 4  # a matrix would have 30,000 times as many
 
@@ -180,7 +181,7 @@ def test_what_would_become_a_matrix_too_large_is_refused_before() -> None:
     mean = torch.zeros(1, 400_000)
     x = cp.Gaussian.low_rank(mean, torch.ones(1, 400_000, 1), batch_dims=1)
     with pytest.raises(cp.TooLarge):
-        cp.propagate(torch.relu, x)
+        propagate(torch.relu, x)
 
 
 def test_gradients_reach_factor_and_variances() -> None:
@@ -188,7 +189,7 @@ def test_gradients_reach_factor_and_variances() -> None:
     variance = torch.rand(3, dtype=D)
 
     def moments(mean: Tensor, factor: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        y = cp.propagate(torch.relu, cp.Gaussian.low_rank(mean, factor, variance))
+        y = propagate(torch.relu, cp.Gaussian.low_rank(mean, factor, variance))
         return y.mean, y.covariance_matrix
 
     inputs = tuple(t.requires_grad_() for t in (mean, factor, variance))

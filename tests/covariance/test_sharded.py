@@ -17,6 +17,7 @@ from covprop.errors import LostRank
 from tests.covariance.test_streamed import model
 from tests.covariance.test_structures import pair
 from tests.gaussians import gaussian, numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.teams import started, together
 
@@ -174,18 +175,18 @@ def _networks() -> None:
         for name, (network, x) in networks(dtype).items():
             spread_x = cp.Gaussian(x.mean, spread(x.covariance_matrix, mesh))
             assert_close(
-                cp.propagate(network, spread_x, cp.AssumedDensity()).variance,
-                cp.propagate(network, x, cp.AssumedDensity()).variance,
+                propagate(network, spread_x, cp.AssumedDensity()).variance,
+                propagate(network, x, cp.AssumedDensity()).variance,
             )
-            dropped, expected = (cp.propagate(_dropout, z) for z in (spread_x, x))
+            dropped, expected = (propagate(_dropout, z) for z in (spread_x, x))
             matrix = expected.covariance_matrix
             got = dropped.covariance.to_dense().values
             assert_close(got, matrix, atol=tolerance * float(matrix.abs().max()))
             for method in METHODS:
                 if isinstance(method, cp.Wu2019) and name in WITHOUT_WU2019:
                     continue
-                expected = cp.propagate(network, x, method)
-                y = cp.propagate(network, spread_x, method)
+                expected = propagate(network, x, method)
+                y = propagate(network, spread_x, method)
                 assert isinstance(y.covariance, Sharded), name
                 matrix = expected.covariance_matrix
                 assert_close(y.mean, expected.mean, atol=tolerance)
@@ -212,15 +213,15 @@ def _refusals() -> None:
         lambda: y.covariance_matrix,
         lambda: y.sample(2),
         lambda: y.to_torch(),
-        lambda: cp.propagate(lambda z: torch.relu(z) + torch.tanh(z), y),
-        lambda: cp.propagate(lambda z: F.max_pool1d(z[None], 2), y),
-        lambda: cp.propagate(torch.relu, y, cp.MonteCarlo(10)),
-        lambda: cp.propagate(torch.relu, y, cp.Sketched(16)),
+        lambda: propagate(lambda z: torch.relu(z) + torch.tanh(z), y),
+        lambda: propagate(lambda z: F.max_pool1d(z[None], 2), y),
+        lambda: propagate(torch.relu, y, cp.MonteCarlo(10)),
+        lambda: propagate(torch.relu, y, cp.Sketched(16)),
     ):
         with pytest.raises(cp.UnsupportedOperation, match=r"spread over \d processes"):
             ask()
     with pytest.raises(cp.UnsupportedOperation, match=r"wrap the propagation in torch.no_grad\(\)"):
-        cp.propagate(nn.Sequential(nn.Linear(N, 3).double(), nn.ReLU()), y)
+        propagate(nn.Sequential(nn.Linear(N, 3).double(), nn.ReLU()), y)
     for wrong, told in (
         (distribute_tensor(matrix, mesh, [Shard(1)]), r"redistribute\(mesh, \[Shard\(-2\)\]\)"),
         (distribute_tensor(matrix, mesh, [Replicate()]), "has placements"),
@@ -257,7 +258,7 @@ def _without_the_second(folder: Path) -> None:
     layers = nn.Linear(N, N), nn.ReLU(), Ends(), nn.Linear(N, 4)
     with torch.no_grad():
         try:
-            cp.propagate(nn.Sequential(*layers), x)
+            propagate(nn.Sequential(*layers), x)
         except LostRank as error:
             told = f"{error.speaker} {error}"
             (folder / f"{torch.distributed.get_rank()}.txt").write_text(told)

@@ -19,6 +19,7 @@ from covprop.covariance import Dense, Sharded
 from tests.covariance.test_sharded import spread, team
 from tests.covariance.test_streamed import model
 from tests.gaussians import gaussian
+from tests.layers import propagate
 from tests.teams import together
 
 
@@ -59,7 +60,7 @@ def _bytes_sent(dtype: torch.dtype) -> dict[str, int]:
     x = gaussian(SIZES[0], batch=(1,), dtype=dtype)
     shared = cp.Gaussian(x.mean, spread(x.covariance_matrix, team()))
     with Sent() as sent:
-        cp.propagate(network, shared)
+        propagate(network, shared)
     return dict(sent)
 
 
@@ -96,7 +97,7 @@ def _propagated(side: int, alone: bool) -> tuple[int, int]:
     variance = torch.full((1, 4 * side**2), 0.1)
     structure = Dense(torch.diag_embed(variance)) if alone else _spread(variance)
     x = cp.Gaussian(torch.zeros(1, 4, side, side), structure, validate_args=False)
-    y = cp.propagate(network, x)
+    y = propagate(network, x)
     assert isinstance(y.covariance, Dense | Sharded)
     return y.covariance.values.untyped_storage().nbytes(), cp.plan(network, x).peak_bytes
 

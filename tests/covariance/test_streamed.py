@@ -16,6 +16,7 @@ from covprop.methods.call import in_flight
 from covprop.rules import layers
 from tests.covariance.test_structures import pair
 from tests.gaussians import gaussian, numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 WIDE = "covprop.covariance.dense.WIDE"
@@ -55,9 +56,9 @@ def both(
     """Streamed where that is possible, and never."""
     with monkeypatch.context() as patch:
         patch.setattr(WIDE, 100)
-        streamed = cp.propagate(network, x, method)
+        streamed = propagate(network, x, method)
         patch.setattr(WIDE, 2**60)
-        dense = cp.propagate(network, x, method)
+        dense = propagate(network, x, method)
     return streamed, dense
 
 
@@ -331,7 +332,7 @@ def test_several_outputs_and_a_moved_batch_agree(monkeypatch: pytest.MonkeyPatch
 
 def test_a_wide_output_is_an_ordinary_gaussian(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WIDE, 100)
-    y = cp.propagate(PROGRAMS["wide output"], gaussian(5))
+    y = propagate(PROGRAMS["wide output"], gaussian(5))
     assert isinstance(y.covariance, Dense)
     assert y.covariance_matrix.shape == (40, 40)
     assert y.sample(3).shape == (3, 40)
@@ -367,7 +368,7 @@ def test_gradients_are_those_without_streaming(
 
     def gradient() -> Tensor:
         x = cp.Gaussian(plain.mean, plain.covariance_matrix)
-        y = cp.propagate(network, x)
+        y = propagate(network, x)
         weight = numbers(3, 3, seed=1)
         loss = (weight * y.covariance_matrix).sum() + y.mean.square().sum()
         return torch.autograd.grad(loss, leaf)[0]
@@ -382,10 +383,10 @@ def test_nothing_is_streamed_that_autograd_follows(
 ) -> None:
     monkeypatch.setattr(WIDE, 100)
     network = model(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 3)).requires_grad_()
-    cp.propagate(network, gaussian(5))
+    propagate(network, gaussian(5))
     assert not made
     with torch.no_grad():
-        cp.propagate(network, gaussian(5))
+        propagate(network, gaussian(5))
     assert made == [40]
 
 
@@ -434,9 +435,9 @@ def test_the_wide_matrix_is_never_made(
     monkeypatch.setattr("covprop.covariance.streamed.PAIRS", 2**13)
     network, x, matrix = wide_networks()[name]
     with torch.no_grad(), Largest() as largest:
-        cp.propagate(network, x, method)
+        propagate(network, x, method)
     assert largest.entries < matrix / 4
     monkeypatch.setattr(WIDE, 2**60)
     with torch.no_grad(), Largest() as largest:
-        cp.propagate(network, x, method)
+        propagate(network, x, method)
     assert largest.entries >= matrix  # the measure sees it

@@ -5,6 +5,7 @@ import torch
 
 import covprop as cp
 from covprop.covariance import Diagonal
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -16,14 +17,14 @@ def test_a_constant_goes_through_a_network_as_itself() -> None:
     ).double()  # fmt: skip
     x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
     for method in (cp.Exact(), cp.Series(), cp.AssumedDensity(), cp.Linearized(), cp.MonteCarlo(4)):
-        y = cp.propagate(model, cp.Gaussian.constant(x, batch_dims=1), method)
+        y = propagate(model, cp.Gaussian.constant(x, batch_dims=1), method)
         assert_close(y.mean, model(x))
         assert not y.variance.any()
 
 
 def test_dropout_makes_a_constant_vary() -> None:
     x = torch.full((2, 4), 3.0)
-    y = cp.propagate(torch.nn.Dropout(0.5), cp.Gaussian.constant(x, batch_dims=1))
+    y = propagate(torch.nn.Dropout(0.5), cp.Gaussian.constant(x, batch_dims=1))
     assert isinstance(y.covariance, Diagonal)
     assert_close(y.variance, torch.full((2, 4), 9.0))
 

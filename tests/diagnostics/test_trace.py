@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.diagnostics.steps import median_and_worst
 from tests.architectures import ARCHITECTURES
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 TRACE = importlib.import_module("covprop.diagnostics.trace")
@@ -86,7 +87,7 @@ def test_each_step_is_the_propagation_of_the_layers_so_far(method: Any) -> None:
     x = isotropic(3, 4, stddev=0.5, batch_dims=1)
     steps = cp.trace(model, x, method=method, keep=True).steps
     for depth, step in enumerate(steps):
-        expected = cp.propagate(model[:depth], x, method)
+        expected = propagate(model[:depth], x, method)
         assert step.gaussian is not None
         assert_close(step.mean, expected.mean)
         assert_close(step.variance, expected.variance)
@@ -102,7 +103,7 @@ def test_tracing_changes_nothing(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, x = architecture.build(), isotropic(2, *architecture.shape, batch_dims=1)
     with torch.no_grad():
-        expected = cp.propagate(model, x)
+        expected = propagate(model, x)
     trace = cp.trace(model, x)
     assert torch.equal(trace.output.mean, expected.mean)
     assert torch.equal(trace.output.covariance_matrix, expected.covariance_matrix)
@@ -182,11 +183,11 @@ def test_a_wide_streamed_layer_is_traced_too() -> None:
     model = network(nn.Linear(4, 1200), nn.ReLU(), nn.Linear(1200, 2)).float()
     x = isotropic(4).to(torch.float32)
     trace = cp.trace(model, x)
-    wide = cp.propagate(model[:2], x)
+    wide = propagate(model[:2], x)
     rho = wide.correlation_matrix - torch.eye(1200)
     assert abs(trace.steps[2].largest_correlation - float(rho.abs().max())) < 1e-5
     assert trace.steps[2].orders != ()
-    assert_close(trace.output.covariance_matrix, cp.propagate(model, x).covariance_matrix)
+    assert_close(trace.output.covariance_matrix, propagate(model, x).covariance_matrix)
 
 
 # With samples.

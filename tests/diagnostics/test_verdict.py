@@ -16,11 +16,19 @@ from torch.distributions import MultivariateNormal
 
 import covprop as cp
 from covprop.diagnostics.comparison import Agreement, Reference
-from covprop.diagnostics.verdict import kl_divergence, wasserstein_distance
+from covprop.diagnostics.verdict import (
+    Deviation,
+    Grade,
+    Judgement,
+    kl_divergence,
+    wasserstein_distance,
+)
 from covprop.gaussian import SamplingError
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 FINE = "within sampling error"
+STILL = "off where samples do not vary"
 PLAIN = cp.MonteCarlo()
 
 
@@ -37,7 +45,7 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def sampled(model: Any, x: cp.Gaussian, samples: int, seed: int) -> cp.Gaussian:
-    return cp.propagate(model, x, cp.MonteCarlo(samples, torch.Generator().manual_seed(seed)))
+    return propagate(model, x, cp.MonteCarlo(samples, torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize(("samples", "runs"), [(1000, 30), (10_000, 30), (75_000, 10)])
@@ -50,7 +58,7 @@ def test_units_that_are_seldom_active_raise_no_alarm(samples: int, runs: int) ->
             nn.Sequential(nn.Linear(8, 20), nn.ReLU()).double().requires_grad_(requires_grad=False)
         )
         x = cp.Gaussian(torch.randn(8).double(), 0.25 * torch.eye(8).double())
-        told = verdict(cp.propagate(model, x), sampled(model, x, samples, seed))
+        told = verdict(propagate(model, x), sampled(model, x, samples, seed))
         called += [told] * (told != FINE)
     assert len(called) <= 3, called
 
@@ -67,7 +75,7 @@ def test_a_control_variate_raises_no_alarm(base: Any, stddev: float) -> None:
         model = nn.Sequential(*layers).double().requires_grad_(requires_grad=False)
         x = cp.Gaussian.isotropic(torch.randn(8).double(), stddev)
         method = cp.ControlVariate(4096, base, _seeded(seed))
-        told = verdict(cp.propagate(model, x), cp.propagate(model, x, method), method)
+        told = verdict(propagate(model, x), propagate(model, x, method), method)
         called += [told] * (told != FINE)
     assert len(called) <= 2, called
 
@@ -76,20 +84,20 @@ def test_a_control_variate_raises_no_alarm(base: Any, stddev: float) -> None:
 def test_a_dying_unit_is_no_error_for_a_control_variate(mean: float) -> None:
     """At -27 its gain is 1e-160, whose square is nothing."""
     x = gaussian(mean, 1.0)
-    right = cp.propagate(torch.relu, x)
+    right = propagate(torch.relu, x)
     for seed in range(20):
         method = cp.ControlVariate(1024, generator=_seeded(seed))
-        assert verdict(right, cp.propagate(torch.relu, x, method), method) == FINE
+        assert verdict(right, propagate(torch.relu, x, method), method) == FINE
 
 
 @pytest.mark.parametrize("distance", [2.5, 3.0, 3.5, 4.0])
 def test_a_kink_that_samples_hardly_meet_is_no_error(distance: float) -> None:
     """All that is left of a control variate is beyond it, so that no sample tells its error."""
     x = gaussian(distance, 0.3)
-    right = cp.propagate(torch.relu, x)
+    right = propagate(torch.relu, x)
     method = cp.ControlVariate(2048)
     called = [
-        verdict(right, cp.propagate(torch.relu, x, replace(method, generator=_seeded(i))), method)
+        verdict(right, propagate(torch.relu, x, replace(method, generator=_seeded(i))), method)
         for i in range(30)
     ]
     assert sum(told != FINE for told in called) <= 3, set(called)
@@ -98,19 +106,19 @@ def test_a_kink_that_samples_hardly_meet_is_no_error(distance: float) -> None:
 def test_a_control_variate_finds_a_small_error_of_a_nearly_linear_network() -> None:
     """Of 1 % in a variance, which 4,096 plain samples would miss."""
     x = cp.Gaussian(torch.ones(3).double(), 1e-4 * torch.eye(3).double())
-    right = cp.propagate(torch.tanh, x)
+    right = propagate(torch.tanh, x)
     wrong = cp.Gaussian(right.mean, 1.01 * right.covariance_matrix)
     method = cp.ControlVariate(4096, generator=_seeded(0))
-    truth = cp.propagate(torch.tanh, x, method)
+    truth = propagate(torch.tanh, x, method)
     assert verdict(right, truth, method) == FINE
-    assert verdict(wrong, truth, method).startswith("variance off by ")
+    assert verdict(wrong, truth, method).startswith("standard deviations 0.49 % off")
     assert verdict(wrong, sampled(torch.tanh, x, 4096, 0)) == FINE
 
 
 @pytest.mark.parametrize("samples", [2, 3, 5, 10, 30])
 def test_a_handful_of_samples_raises_no_alarm(samples: int) -> None:
     x = gaussian(0.0, 1.0, 2.0)
-    right = cp.propagate(torch.relu, x)
+    right = propagate(torch.relu, x)
     called = [verdict(right, sampled(torch.relu, x, samples, seed)) for seed in range(50)]
     assert sum(told != FINE for told in called) <= 4, set(called)
 
@@ -122,7 +130,7 @@ def test_a_dying_unit_is_no_error(mean: float, offset: float, dtype: torch.dtype
         return torch.relu(x) + offset
 
     x = gaussian(mean, 1.0).to(dtype)
-    right = cp.propagate(model, x)
+    right = propagate(model, x)
     called = [verdict(right, sampled(model, x, 5000, seed)) for seed in range(40)]
     assert sum(told != FINE for told in called) <= 4, set(called)
 
@@ -133,31 +141,31 @@ def test_a_variance_twenty_percent_off_is_caught_where_a_unit_is_active_enough(
 ) -> None:
     """Active in 2.3 % of 300,000 samples."""
     x = gaussian(-2.0, 1.0)
-    right = cp.propagate(torch.relu, x)
+    right = propagate(torch.relu, x)
     matrix = right.covariance_matrix.clone()
     matrix[0, 0] *= factor
     truth = sampled(torch.relu, x, 300_000, 0)
     assert verdict(right, truth) == FINE
-    assert verdict(cp.Gaussian(right.mean, matrix), truth).startswith("variance off by ")
+    assert verdict(cp.Gaussian(right.mean, matrix), truth).startswith("standard deviations ")
 
 
 def test_a_unit_that_a_method_holds_for_dead_is_caught() -> None:
     """Linearised at -3 nothing ever varies, and 1 in 740 samples does."""
     x = gaussian(-3.0, 1.0)
-    wrong = cp.propagate(torch.relu, x, cp.Linearized())
+    wrong = propagate(torch.relu, x, cp.Linearized())
     told = verdict(wrong, sampled(torch.relu, x, 5000, 0))
-    assert told.startswith("mean off by")
-    assert told.endswith("variance off by 100 %")
+    assert told.startswith("standard deviations 100 % off (")
+    assert ", means " in told
 
 
 @pytest.mark.parametrize(
     ("mean", "variance", "expected"),
     [
         (1e-3, 1.0, FINE),  # as one value of 1000 in a million would have it
-        (0.2, 1.0, "mean off by inf std, variance off by inf %"),  # at least 3.8 % are not zero
+        (0.2, 1.0, f"standard deviations {STILL}, means {STILL}"),  # at least 3.8 % are not zero
         (1e-30, 1e-30, FINE),
-        (0.0, 1.0, "variance off by inf %"),
-        (0.1, 0.0, "mean off by inf std"),
+        (0.0, 1.0, f"standard deviations {STILL}"),
+        (0.1, 0.0, f"means {STILL}"),
         (0.0, 0.0, FINE),
     ],
 )
@@ -178,7 +186,7 @@ def test_rounding_is_no_error_of_all_moments_together() -> None:
     model = nn.Linear(5, 4).requires_grad_(requires_grad=False)
     model.bias.add_(1000)
     x = cp.Gaussian(torch.randn(5), 1e-4 * torch.eye(5))
-    right = cp.propagate(model, x)
+    right = propagate(model, x)
     assert {verdict(right, sampled(model, x, 75_000, seed)) for seed in range(5)} == {FINE}
 
 
@@ -210,7 +218,57 @@ def test_the_covariance_error_is_that_of_the_elements_that_are_off() -> None:
     mean = torch.zeros(2, 2).double()
     error = SamplingError(40_000, torch.full_like(mean, 0.05), stderr)
     told = verdict(cp.Gaussian(mean, found), cp.Gaussian(mean, truth, sampling=error))
-    assert told == "covariance off by 1 %"
+    assert told == "covariance 1 % off (10 standard errors)"
+
+
+# Grades and words.
+
+UNSEEN = Deviation(0.004, 1.2, significant=False)
+"""An error that sampling explains."""
+
+
+def significant(size: float, standard_errors: float = 8.0) -> Deviation:
+    return Deviation(size, standard_errors, significant=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "grade", "words"),
+    [
+        (0.006, Grade.SMALL, "0.6 % off"), (0.02, Grade.MODERATE, "2 % off"),
+        (0.099, Grade.MODERATE, "9.9 % off"), (0.1, Grade.WRONG, "10 % off"),
+        (4.0, Grade.WRONG, "400 % off"), (34.0, Grade.WRONG, "a factor of 35 off"),
+    ],
+)  # fmt: skip
+def test_a_grade_is_that_of_the_size_whatever_its_significance(
+    size: float, grade: Grade, words: str
+) -> None:
+    for number, told in ((4.0, "4"), (4e5, ">999")):
+        judged = Judgement(significant(size, number), UNSEEN, UNSEEN)
+        assert judged.grade is grade
+        assert judged.words == f"standard deviations {words} ({told} standard errors)"
+
+
+def test_a_large_error_that_sampling_explains_is_none() -> None:
+    rare = Deviation(0.5, 1.5, significant=False)
+    judged = Judgement(rare, rare, rare)
+    assert judged.grade is Grade.AGREES
+    assert judged.words == FINE
+    assert Judgement(rare, rare, rare, divergence=12.3).grade is Grade.JOINT
+
+
+def test_the_worst_error_is_told_first() -> None:
+    judged = Judgement(significant(0.02), significant(0.3, 40), UNSEEN)
+    assert judged.grade is Grade.WRONG
+    assert judged.words.startswith("means 0.3 standard deviations off (40 standard errors), stand")
+
+
+def test_a_covariance_is_told_where_deviations_do_not_explain_it() -> None:
+    """A variance is off by twice as much as its root, and so is a covariance for that reason."""
+    explained = Judgement(significant(0.02), UNSEEN, significant(0.05))
+    assert "covariance" not in explained.words
+    lost = Judgement(significant(0.02), UNSEEN, significant(0.9))
+    assert lost.words.startswith("covariance 90 % off (8 standard errors), standard deviations 2 %")
+    assert lost.grade is Grade.WRONG
 
 
 # Distances.

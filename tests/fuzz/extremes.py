@@ -13,6 +13,7 @@ import covprop as cp
 from tests.cases import CASES, EXACT, QUADRATURE, Case
 from tests.fuzz import integrals
 from tests.fuzz.outcomes import Refusal, Violation, Wrong, answer, compare, judged
+from tests.layers import propagate
 
 NAME = "extremes"
 MEANS = [
@@ -109,7 +110,7 @@ class Corner:
             return x
         x = x if dtype is None else x.to(dtype)
         with torch.no_grad():
-            return answer(lambda: cp.propagate(self.function, x, method=method or cp.Exact()))
+            return answer(lambda: propagate(self.function, x, method=method or cp.Exact()))
 
     @cached_property
     def result(self) -> Any:
@@ -123,7 +124,7 @@ class Corner:
         """
         rounding = 64 * torch.finfo(self.dtype).eps
         if self.dtype == torch.float32:
-            places = torch.tensor([0.0, *self.case.kinks], dtype=torch.float64)
+            places = torch.tensor(self.case.kinks or [0.0], dtype=torch.float64)
             distance = (self.mean[..., None] - places).abs().amin(-1)
             beyond = (distance / self.stddev.clamp(min=1e-30)).clamp(max=12.0)  # or underflow
             rounding *= 1 + float(beyond.max()) ** 2 / 4
@@ -214,12 +215,14 @@ def sound(corner: Corner) -> None:
     varies = (s > rounded).double()
     s = torch.maximum(s, rounded)
     bound = s[..., :, None] * s[..., None, :]
-    compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound),
-            corner.part * bound)  # fmt: skip
+    allowed = corner.allowed(y)
+    compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound), allowed)
     correlation = torch.diagonal_scatter(matrix / bound, varies, dim1=-2, dim2=-1)
-    correlation = correlation * varies[..., :, None] * varies[..., None, :]
-    lowest = torch.linalg.eigvalsh(correlation)[..., 0].min()
-    if float(lowest) < -corner.part * matrix.shape[-1]:
+    both = varies[..., :, None] * varies[..., None, :]
+    # A symmetric error and the sums of its rows, as a diagonal, are positive semi-definite.
+    errors = torch.diag_embed((both * allowed / bound).sum(-1))
+    lowest = torch.linalg.eigvalsh(correlation * both + errors)[..., 0].min()
+    if float(lowest) < -64 * matrix.shape[-1] * torch.finfo(torch.float64).eps:
         raise Wrong(f"an eigenvalue of the correlations is {float(lowest):.2e}")
 
 
@@ -307,7 +310,7 @@ def alone(corner: Corner) -> None:
     if y.batch_shape:
         x = corner.gaussian()
         with torch.no_grad():
-            one = answer(lambda: cp.propagate(corner.function, x[0]))
+            one = answer(lambda: propagate(corner.function, x[0]))
         if isinstance(one, Refusal):
             raise Wrong(f"refused alone, and not in a batch: {one.message}")
         compare("mean alone", one.mean, y.mean[0], eps * (one.mean.abs() + one.stddev) + least)
@@ -348,7 +351,7 @@ def mirrored(corner: Corner) -> None:
         return
     x = corner.gaussian()
     with torch.no_grad():
-        z = answer(lambda: cp.propagate(lambda t: corner.function(-t), x))
+        z = answer(lambda: propagate(lambda t: corner.function(-t), x))
     if isinstance(z, Refusal):
         raise Wrong(f"refused when negated: {z.message}")
     eps, least = 64 * torch.finfo(corner.dtype).eps, torch.finfo(corner.dtype).tiny
@@ -370,7 +373,7 @@ def gradients(corner: Corner) -> None:
         return
     mean = corner.mean.to(corner.dtype).requires_grad_()
     matrix = corner.covariance.clone().requires_grad_()
-    y = answer(lambda: cp.propagate(corner.function, cp.Gaussian(mean, matrix)))
+    y = answer(lambda: propagate(corner.function, cp.Gaussian(mean, matrix)))
     if isinstance(y, Refusal):
         raise Wrong(f"refused with gradients alone: {y.message}")
     loss = y.mean.sum() + y.covariance_matrix.sum()

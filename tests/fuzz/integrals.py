@@ -112,11 +112,16 @@ def pair(
     rho: float,
     kinks: Sequence[float] = (),
 ) -> float:
-    """Cov[g(y1), g(y2)]: panels in y1, and for each node panels in y2 given y1; |rho| < 1."""
+    """Cov[g(y1), g(y2)]: panels in y1, and for each node panels in y2 given y1; |rho| < 1.
+
+    Of the distances from g at the means: the weights are off by roundings of y over the deviation,
+    which a constant would be multiplied with.
+    """
     q = np.sqrt((1 - rho) * (1 + rho))
     width = stddevs[1] * q
     y, outer = _outer(means, stddevs, rho, kinks)
-    first = evaluate(function, y)
+    level = evaluate(function, np.array(means))
+    first = evaluate(function, y) - level[0]
     centre = means[1] + rho * stddevs[1] * (y - means[0]) / stddevs[0]
     own = features(tuple(kinks), False)
     own = own[(own > (centre - 9 * width).min()) & (own < (centre + 9 * width).max())]
@@ -127,7 +132,7 @@ def pair(
     ], axis=-1))  # fmt: skip
     z, inner = panels(edges, 10)
     inner = inner * np.exp(-(((z - centre[:, None]) / width) ** 2) / 2)
-    second = (inner * evaluate(function, z)).sum(-1) / (width * np.sqrt(2 * np.pi))
+    second = (inner * (evaluate(function, z) - level[1])).sum(-1) / (width * np.sqrt(2 * np.pi))
     first, second = first - np.sum(outer * first), second - np.sum(outer * second)
     return float(np.sum(outer * first * second))
 

@@ -5,7 +5,7 @@ way is changed by the accuracy of one operation (rounding, or the 1e-8 that quad
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 import covprop as cp
+from covprop.activations.expression import Expression, closed_form
 from covprop.methods import LayerwiseMethod
 from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
 from tests.fuzz.programs import Input
 from tests.fuzz.writing import Program
+from tests.layers import propagate
 
 SAFETY = 64.0
 """Roundings of one operation, and how far a random change may be from the worst one."""
@@ -49,7 +51,7 @@ class Trial:
         function, _ = self.program.build(dtype, watch)
         x = (input or self.input).gaussian(dtype, noise)
         with torch.no_grad():
-            return answer(lambda: cp.propagate(function, x, method=method or self.method))
+            return answer(lambda: propagate(function, x, method=method or self.method))
 
     def run_blurred(self, blurred: "Blurred", noise: float | None, input: Input) -> Any:
         """With changes to every value on the way."""
@@ -57,7 +59,7 @@ class Trial:
         x = input.gaussian(torch.float64, noise)
         call = blurred.around(function)
         with torch.no_grad():
-            return answer(lambda: cp.propagate(call, x, *blurred.extra, method=self.method))
+            return answer(lambda: propagate(call, x, *blurred.extra, method=self.method))
 
     @cached_property
     def result(self) -> Any:
@@ -70,7 +72,7 @@ class Trial:
             warnings.simplefilter("always")
             function, _ = self.program.build(torch.float64)
             with torch.no_grad():
-                cp.propagate(function, self.input.gaussian(torch.float64), method=self.method)
+                propagate(function, self.input.gaussian(torch.float64), method=self.method)
         return any(issubclass(one.category, cp.ApproximationWarning) for one in told)
 
     @property
@@ -88,21 +90,28 @@ class Trial:
         return "\n".join(lines)
 
 
-def perturbed(generator: torch.Generator) -> Callable[[Any], Any]:
-    """Change every element of a value by STEP of itself, at random."""
+def perturbed(generator: torch.Generator, step: float = STEP) -> Callable[[Any], Any]:
+    """Change every element of a value by a step of itself, at random."""
 
     def watch(value: Any) -> Any:
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        return value * (1 + STEP * noise).to(value.dtype)
+        return value * (1 + step * noise).to(value.dtype)
 
     return watch
 
 
-class Blurred:
-    """The same, and covariances too: independent noise is added that has STEP of the variance."""
+def _unchanged(value: Any) -> Any:
+    return value
 
-    def __init__(self, trial: Trial, x: Input, generator: torch.Generator) -> None:
-        self.change, self.variances = perturbed(generator), [0.0]
+
+class Blurred:
+    """The same, and covariances too: independent noise is added that has STEP of the variance.
+
+    Not to what is composed into one function with what follows, which has no numbers of its own.
+    """
+
+    def __init__(self, trial: Trial, x: Input, noise: float | None) -> None:
+        self.change, self.variances = _unchanged, [0.0]
         shapes: list[tuple[torch.Size, torch.dtype]] = []
         trial.program.build(torch.float64, lambda t: (shapes.append((t.shape, t.dtype)), t)[1])[0](
             x.mean
@@ -112,13 +121,16 @@ class Blurred:
             for shape, dtype in shapes
         ]
         self.waiting: list[Any] = []
+        layerwise = isinstance(trial.method, LayerwiseMethod)
+        self.composed = _composed(trial, x, noise) if layerwise else []
 
     def watch(self, value: Any) -> Any:
+        composed = self.composed[-len(self.waiting)]
         noise = self.waiting.pop(0)
         value = self.change(value)
         if isinstance(value, cp.GaussianTensor):
-            if value.is_pending and not value.pending.expression.affine:
-                return value  # it may yet be composed, and has no numbers
+            if composed:
+                return value
             value.materialize()
             variance = value.covariance.diagonal().clamp(min=0).reshape(value.shape)
             self.variances.append(float(variance.max()))
@@ -131,6 +143,36 @@ class Blurred:
             return function(x)
 
         return call
+
+
+def _composed(trial: Trial, x: Input, noise: float | None) -> list[bool]:
+    """Whether each value on the way is part of one function with what follows."""
+    pending: list[Any] = []
+
+    def watch(value: Any) -> Any:
+        waits = isinstance(value, cp.GaussianTensor) and value.is_pending
+        pending.append(value.pending if waits else None)
+        return value
+
+    trial.run(noise=noise, input=x, watch=watch)
+    whole = [
+        one.expression for one in pending
+        if one is not None and one.evaluated is not None
+        and not (one.expression.stepwise and closed_form(one.expression) is None)
+    ]  # fmt: skip
+    inner = {id(part) for one in whole for part in _parts(one)}
+    return [
+        one is not None and not one.expression.affine
+        and (one.evaluated is None or id(one.expression) in inner)
+        for one in pending
+    ]  # fmt: skip
+
+
+def _parts(expression: Expression) -> Iterator[Expression]:
+    """All that an expression is composed of."""
+    for one in expression.inner:
+        yield one
+        yield from _parts(one)
 
 
 def deviations(y: cp.Gaussian) -> Tensor:
@@ -153,8 +195,10 @@ def rounding(
     s = deviations(y)
     mean_change, change = torch.zeros_like(s), torch.zeros(*s.shape, s.shape[-1]).double()
     x = input or trial.input
-    blurred = Blurred(trial, x, torch.Generator().manual_seed(7))
-    for _ in range(DRAWS):
+    blurred = Blurred(trial, x, noise)
+    # Two opposite changes: what is rounding alone is then on both sides of a kink at zero.
+    for step in (STEP, -STEP):
+        blurred.change = perturbed(torch.Generator().manual_seed(7), step)
         if isinstance(trial.method, LayerwiseMethod):
             z = trial.run_blurred(blurred, noise, x)
         else:

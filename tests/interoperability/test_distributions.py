@@ -18,6 +18,7 @@ from torch.distributions import (
 )
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -66,7 +67,7 @@ every_maker = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_distribution_goes_through_a_linear_layer_as_linear_algebra_says(make: Maker) -> None:
     given = make(numbers(2, SIZE))
     layer = nn.Linear(SIZE, OUTPUTS).double().requires_grad_(requires_grad=False)
-    out = cp.propagate(layer, cp.Gaussian.from_torch(given)).to_torch()
+    out = propagate(layer, cp.Gaussian.from_torch(given)).to_torch()
     assert isinstance(out, MultivariateNormal)
     if isinstance(given, Independent):
         full = torch.diag_embed(given.variance)
@@ -80,7 +81,7 @@ def test_a_distribution_goes_through_a_linear_layer_as_linear_algebra_says(make:
 def test_samples_of_the_distribution_have_the_moments_that_come_out(make: Maker) -> None:
     """Torch draws them and torch runs the network; within 5 standard errors."""
     model, given = network(), make(numbers(1, SIZE))
-    y = cp.propagate(model, cp.Gaussian.from_torch(given))
+    y = propagate(model, cp.Gaussian.from_torch(given))
     torch.manual_seed(0)
     drawn = model(given.sample((SAMPLES,)))[:, 0]
     centred = drawn - drawn.mean(0)
@@ -93,7 +94,7 @@ def test_samples_of_the_distribution_have_the_moments_that_come_out(make: Maker)
 
 def test_the_density_and_entropy_that_come_out_are_scipys() -> None:
     x = cp.Gaussian.from_torch(MultivariateNormal(numbers(SIZE), covariances()))
-    y = cp.propagate(network(), x)
+    y = propagate(network(), x)
     ours, theirs = y.to_torch(), stats.multivariate_normal(y.mean, y.covariance_matrix)
     points = y.sample(5, torch.Generator().manual_seed(0))
     assert_close(ours.log_prob(points), torch.as_tensor(theirs.logpdf(points)), rtol=1e-9)
@@ -103,7 +104,7 @@ def test_the_density_and_entropy_that_come_out_are_scipys() -> None:
 def test_divergences_of_torch_are_those_of_covprop() -> None:
     x = MultivariateNormal(numbers(2, SIZE), covariances(2))
     narrow = MultivariateNormal(x.mean, x.covariance_matrix / 2)
-    y, z = (cp.propagate(network(), cp.Gaussian.from_torch(each)) for each in (x, narrow))
+    y, z = (propagate(network(), cp.Gaussian.from_torch(each)) for each in (x, narrow))
     assert_close(kl_divergence(y.to_torch(), z.to_torch()), cp.kl_divergence(y, z), rtol=1e-9)
 
 
@@ -112,7 +113,7 @@ def test_a_batch_is_the_components_of_a_mixture() -> None:
     model, weights = network(), Categorical(probs=torch.tensor([0.3, 0.7], dtype=D))
     components = MultivariateNormal(3 * numbers(2, SIZE), covariances(2))
     before = MixtureSameFamily(weights, components)
-    y = cp.propagate(model, cp.Gaussian.from_torch(components))
+    y = propagate(model, cp.Gaussian.from_torch(components))
     after = MixtureSameFamily(weights, y.to_torch())
     torch.manual_seed(0)
     drawn = model(before.sample((SAMPLES,)))
@@ -124,7 +125,7 @@ def test_a_batch_is_the_components_of_a_mixture() -> None:
     between = before.mean - components.mean
     second = components.covariance_matrix + between[:, :, None] * between[:, None, :]
     whole = (weights.probs[:, None, None] * second).sum(0)
-    lumped = cp.propagate(model, cp.Gaussian(before.mean, whole))
+    lumped = propagate(model, cp.Gaussian(before.mean, whole))
     assert float(((spread.mean(0) - lumped.variance) / error).abs().max()) > 50
 
 
@@ -137,7 +138,7 @@ def test_parameters_of_the_distribution_that_comes_in_are_trained_by_the_one_tha
 
     def density(mean: Tensor, log_scale: Tensor) -> Tensor:
         given = MultivariateNormal(mean, covariance * log_scale.exp())
-        out: Distribution = cp.propagate(model, cp.Gaussian.from_torch(given)).to_torch()
+        out: Distribution = propagate(model, cp.Gaussian.from_torch(given)).to_torch()
         return out.log_prob(target)
 
     inputs = (numbers(SIZE).requires_grad_(), torch.zeros((), dtype=D, requires_grad=True))
@@ -149,7 +150,7 @@ def test_images_with_independent_pixels_keep_their_shape_and_type(dtype: torch.d
     image = Independent(Normal(torch.zeros(2, 1, 5, 5, dtype=dtype), 0.5), 3)
     x = cp.Gaussian.from_torch(image)
     assert (x.batch_shape, x.event_shape, x.dtype) == ((2,), (1, 5, 5), dtype)
-    y = cp.propagate(nn.Identity(), x).to_torch()
+    y = propagate(nn.Identity(), x).to_torch()
     assert isinstance(y, Independent)
     assert (y.batch_shape, y.event_shape) == (image.batch_shape, image.event_shape)
     value = image.sample()

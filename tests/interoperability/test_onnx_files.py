@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.torchvision_names import without_torchvision
 
@@ -158,7 +159,7 @@ def test_an_operator_has_the_moments_of_onnx(name: str) -> None:
     torch.manual_seed(0)
     model, x = proto(EXACT[name]), given(EXACT[name][0])
     with torch.no_grad():
-        assert_moments(cp.propagate(ConvertModel(model), x), sampled(model, x), slack=0.0)
+        assert_moments(propagate(ConvertModel(model), x), sampled(model, x), slack=0.0)
 
 
 @pytest.mark.parametrize("name", APPROXIMATE)
@@ -166,7 +167,7 @@ def test_an_approximate_operator_is_within_two_percent_at_small_noise(name: str)
     torch.manual_seed(0)
     model, x = proto(APPROXIMATE[name]), given(APPROXIMATE[name][0], variance=1e-4)
     with torch.no_grad():
-        assert_moments(cp.propagate(ConvertModel(model), x), sampled(model, x), slack=0.02)
+        assert_moments(propagate(ConvertModel(model), x), sampled(model, x), slack=0.02)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_an_operator_without_a_rule_is_named(case: Case) -> None:
     """Some because they jump, some because the converter writes them as comparisons."""
     (operator, *_) = case[1][0]
     with torch.no_grad(), pytest.raises(cp.UnsupportedOperation, match=f"in module {operator}_y"):
-        cp.propagate(ConvertModel(proto(case)), given(case[0]))
+        propagate(ConvertModel(proto(case)), given(case[0]))
 
 
 NETWORK: Case = (
@@ -209,7 +210,7 @@ def test_a_file_in_single_precision_goes_through(tmp_path: Path) -> None:
         path.parent.mkdir()
         onnx.save(proto(NETWORK, FLOAT), path, save_as_external_data=beside, size_threshold=0)
         with torch.no_grad():
-            found.append(cp.propagate(ConvertModel(onnx.load(path)), x))
+            found.append(propagate(ConvertModel(onnx.load(path)), x))
     y, again = found
     assert (y.batch_shape, y.event_shape, y.dtype) == ((3,), (5,), torch.float32)
     assert_close(again.covariance_matrix, y.covariance_matrix, rtol=0.0)

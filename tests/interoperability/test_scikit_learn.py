@@ -21,6 +21,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.bayes import BayesClassifier, BayesRegressor
+from tests.layers import propagate
 
 QUICK = {"hidden": (8,), "epochs": 25, "learning_rate": 0.1, "batch_size": 200, "random_state": 0}
 SAMPLES = 100_000
@@ -111,7 +112,7 @@ def test_noise_goes_through_a_fitted_pipeline_of_scikit_learn(patients) -> None:
     points = torch.as_tensor(x[:2])
     np.testing.assert_allclose(model(points)[:, 0], pipeline.predict(x[:2]), rtol=1e-9)
     given = cp.Gaussian.isotropic(points, 0.02, batch_dims=1)  # features have 0.048
-    found = cp.propagate(model, given)
+    found = propagate(model, given)
     noise = np.random.default_rng(0).normal(size=(SAMPLES, x.shape[1]))
     for i in range(2):
         drawn = pipeline.predict(x[i] + 0.02 * noise)

@@ -8,6 +8,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.bayes import BayesRegressor, metrics
+from tests.layers import propagate
 
 ROWS = 1000
 BY_CHANCE = 0.022
@@ -27,7 +28,7 @@ def test_intervals_of_a_noisy_sensor_are_calibrated() -> None:
     reading = torch.randn(ROWS, 5, generator=generator, dtype=torch.float64)
     x = cp.Gaussian.isotropic(reading, 0.2, batch_dims=1)
     target = model(x.sample(1, generator)[0])
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     mean, stddev, truth = (tensor[:, 0].numpy() for tensor in (y.mean, y.stddev, target))
     assert uct.mean_absolute_calibration_error(mean, stddev, truth) < BY_CHANCE
     # A deviation half as large, as from variances alone, is far outside of that.

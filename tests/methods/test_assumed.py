@@ -10,6 +10,7 @@ from covprop.covariance import Diagonal
 from tests.architectures import ARCHITECTURES
 from tests.cases import CASES
 from tests.largest import Largest
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.rules.linear_cases import BATCH, LINEAR_CASES, LinearCase
 
@@ -36,7 +37,7 @@ ONE_STEP = [
 @pytest.mark.parametrize("case", ONE_STEP, ids=lambda case: case.label)
 def test_one_linear_operation_has_the_variances_of_exact(case: LinearCase) -> None:
     x = independent(BATCH, *case.event, batch_dims=1)
-    got, want = cp.propagate(case.function, x, ADF), cp.propagate(case.function, x)
+    got, want = propagate(case.function, x, ADF), propagate(case.function, x)
     many = isinstance(want, list | tuple)
     for y, z in zip(got if many else [got], want if many else [want], strict=True):
         if isinstance(z, cp.Gaussian):
@@ -48,7 +49,7 @@ def test_one_linear_operation_has_the_variances_of_exact(case: LinearCase) -> No
 @pytest.mark.parametrize("name", CASES)
 def test_one_activation_has_the_moments_of_exact(name: str) -> None:
     x = independent(5)
-    y, z = cp.propagate(CASES[name].function, x, ADF), cp.propagate(CASES[name].function, x)
+    y, z = propagate(CASES[name].function, x, ADF), propagate(CASES[name].function, x)
     assert isinstance(y.covariance, Diagonal)
     assert_close(y.mean, z.mean, rtol=1e-12, atol=1e-14)
     assert_close(y.variance, z.variance, rtol=1e-9, atol=1e-14)
@@ -64,7 +65,7 @@ def test_products_sums_and_maxima_of_independent_tensors_are_right() -> None:
         lambda x: torch.square(x[0]),
         lambda x: torch.cat([x[0], x[1] + 1]),
     ):
-        y, z = cp.propagate(function, x, ADF), cp.propagate(function, x)
+        y, z = propagate(function, x, ADF), propagate(function, x)
         assert_close(y.mean, z.mean, rtol=1e-12)
         assert_close(y.variance, z.variance, rtol=1e-11)
 
@@ -75,7 +76,7 @@ def test_a_matrix_product_of_independent_tensors_is_right() -> None:
         independent(3, 4),
         cp.Gaussian.diagonal(torch.randn(4, 2).double(), torch.rand(4, 2).double()),
     )
-    y, z = cp.propagate(torch.matmul, a, b, ADF), cp.propagate(torch.matmul, a, b)
+    y, z = propagate(torch.matmul, a, b, ADF), propagate(torch.matmul, a, b)
     assert_close(y.mean, z.mean, rtol=1e-12)
     assert_close(y.variance, z.variance, rtol=1e-11)
 
@@ -83,19 +84,19 @@ def test_a_matrix_product_of_independent_tensors_is_right() -> None:
 @torch.no_grad()
 def test_dependence_is_left_out() -> None:
     x = independent(3)
-    assert_close(cp.propagate(lambda x: (x + 0) + x * 1.0, x, ADF).variance, 2 * x.variance)
-    twice = cp.propagate(lambda x: x.repeat(2).sum(), x, ADF)
+    assert_close(propagate(lambda x: (x + 0) + x * 1.0, x, ADF).variance, 2 * x.variance)
+    twice = propagate(lambda x: x.repeat(2).sum(), x, ADF)
     assert_close(twice.variance, 2 * x.variance.sum())
 
 
 @torch.no_grad()
 def test_the_correlations_of_the_input_are_left_out_and_the_result_is_diagonal() -> None:
     full = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=D)
-    y = cp.propagate(torch.sum, cp.Gaussian(torch.zeros(2, dtype=D), full), ADF)
+    y = propagate(torch.sum, cp.Gaussian(torch.zeros(2, dtype=D), full), ADF)
     assert float(y.variance) == pytest.approx(2.0)
     x = independent(3)
-    y = cp.propagate(torch.relu, x, ADF)
-    again = cp.propagate(lambda x: x @ torch.ones(3, 3, dtype=D), y)
+    y = propagate(torch.relu, x, ADF)
+    again = propagate(lambda x: x @ torch.ones(3, 3, dtype=D), y)
     assert not isinstance(again.covariance, Diagonal)  # exact from here on
 
 
@@ -109,7 +110,7 @@ def test_memory_is_linear_in_the_number_of_features() -> None:
     most = []
     for side in (32, 64):
         with Largest() as largest:
-            cp.propagate(model, independent(1, 1, side, side, batch_dims=1), ADF)
+            propagate(model, independent(1, 1, side, side, batch_dims=1), ADF)
         most.append(largest.nbytes // 8)
     assert most[1] <= 5 * most[0]
 
@@ -120,7 +121,7 @@ def test_every_architecture_goes_through(name: str) -> None:
     model = ARCHITECTURES[name].build()
     x = independent(2, *ARCHITECTURES[name].shape, batch_dims=1)
     x = cp.Gaussian.diagonal(x.mean, 1e-4 * x.variance, batch_dims=1)
-    y = cp.propagate(model, x, ADF)
+    y = propagate(model, x, ADF)
     assert isinstance(y.covariance, Diagonal)
     assert_close(y.mean, model(x.mean), atol=0.05)
     assert bool((y.variance > 0).all())
@@ -128,5 +129,5 @@ def test_every_architecture_goes_through(name: str) -> None:
 
 def test_dropout_adds_its_noise() -> None:
     x = independent(2, 3)
-    y = cp.propagate(lambda x: F.dropout(x, 0.25, True), x, ADF)
-    assert_close(y.variance, cp.propagate(lambda x: F.dropout(x, 0.25, True), x).variance)
+    y = propagate(lambda x: F.dropout(x, 0.25, True), x, ADF)
+    assert_close(y.variance, propagate(lambda x: F.dropout(x, 0.25, True), x).variance)

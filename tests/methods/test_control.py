@@ -11,6 +11,7 @@ import covprop as cp
 from covprop.diagnostics.compare import footprint
 from covprop.methods import control
 from covprop.text_table import in_bytes
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
@@ -41,8 +42,8 @@ def seeded(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_moments_are_those_of_many_samples(base: Any, batch: tuple[int, ...]) -> None:
     model, x = network(), gaussian(*batch)
-    y = cp.propagate(model, x, cp.ControlVariate(4_000, base, seeded(0)))
-    truth = cp.propagate(model, x, cp.MonteCarlo(200_000, seeded(1)))
+    y = propagate(model, x, cp.ControlVariate(4_000, base, seeded(0)))
+    truth = propagate(model, x, cp.MonteCarlo(200_000, seeded(1)))
     for found, wanted, errors in (
         (y.mean, truth.mean, (y.mean_stderr, truth.mean_stderr)),
         (
@@ -68,7 +69,7 @@ def test_an_input_of_low_rank_is_its_matrix(
     variance = torch.full_like(mean, 0.1) if beside else None
     x = cp.Gaussian.low_rank(mean, factor, variance, len(batch))
     y, z = (
-        cp.propagate(model, given, cp.ControlVariate(4_000, base, seeded(0)))
+        propagate(model, given, cp.ControlVariate(4_000, base, seeded(0)))
         for given in (x, cp.Gaussian(mean, x.covariance_matrix))
     )
     assert bool(((y.mean - z.mean).abs() < 6 * y.mean_stderr).all())
@@ -93,7 +94,7 @@ def test_standard_errors_are_the_spread_over_runs(
     x = gaussian()
     many = cp.Gaussian(x.mean.expand(runs, 4), x.covariance_matrix.expand(runs, 4, 4))
     model = network(Sine())  # closed forms, where all runs need them
-    y = cp.propagate(model, many, cp.ControlVariate(samples, base, seeded(0)))
+    y = propagate(model, many, cp.ControlVariate(samples, base, seeded(0)))
     assert y.samples == samples
     for values, told in (
         (y.mean, y.mean_stderr),
@@ -110,16 +111,16 @@ def test_a_linear_network_leaves_nothing_to_chance() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3).to(D).requires_grad_(requires_grad=False)
     for x in (gaussian(2), gaussian(2, rank=1), cp.Gaussian.isotropic(gaussian(2).mean, 0.5, 1)):
-        y = cp.propagate(model, x, cp.ControlVariate(128, generator=seeded(0)))
-        assert_same(y, cp.propagate(model, x), 1e-9)
+        y = propagate(model, x, cp.ControlVariate(128, generator=seeded(0)))
+        assert_same(y, propagate(model, x), 1e-9)
         assert float(y.covariance_stderr.abs().max()) < 1e-9
 
 
 def test_nearly_linear_networks_need_far_fewer_samples() -> None:
     model, x = network(), gaussian()
     x = cp.Gaussian(x.mean, 0.01 * x.covariance_matrix)
-    y = cp.propagate(model, x, cp.ControlVariate(1024, generator=seeded(0)))
-    plain = cp.propagate(model, x, cp.MonteCarlo(1024, seeded(0)))
+    y = propagate(model, x, cp.ControlVariate(1024, generator=seeded(0)))
+    plain = propagate(model, x, cp.MonteCarlo(1024, seeded(0)))
     assert float(y.mean_stderr.norm()) < 0.1 * float(plain.mean_stderr.norm())
     assert float(y.covariance_stderr.norm()) < 0.3 * float(plain.covariance_stderr.norm())
 
@@ -144,9 +145,9 @@ def controller(seed: int) -> nn.Sequential:
 def against_plain_samples(model: Any, x: Any, base: Any, runs: int = 8) -> tuple[Any, Any, Any]:
     """Root mean square errors of variances, of controlled and of plain samples; all results."""
     count = 2_000
-    truth = cp.propagate(model, x, cp.MonteCarlo(200_000, seeded(99))).variance
-    found = [cp.propagate(model, x, cp.ControlVariate(count, base, seeded(i))) for i in range(runs)]
-    plain = [cp.propagate(model, x, cp.MonteCarlo(count, seeded(i))) for i in range(runs)]
+    truth = propagate(model, x, cp.MonteCarlo(200_000, seeded(99))).variance
+    found = [propagate(model, x, cp.ControlVariate(count, base, seeded(i))) for i in range(runs)]
+    plain = [propagate(model, x, cp.MonteCarlo(count, seeded(i))) for i in range(runs)]
     ours, theirs = (
         torch.stack([(y.variance - truth).square() for y in results]).mean(0).sqrt()
         for results in (found, plain)
@@ -189,7 +190,7 @@ def test_the_covariance_is_positive_semi_definite() -> None:
         return torch.sin(3 * x[..., :3]) @ turn + 1e-3 * torch.relu(x[..., :1])
 
     for seed in range(10):
-        y = cp.propagate(model, gaussian(), cp.ControlVariate(128, generator=seeded(seed)))
+        y = propagate(model, gaussian(), cp.ControlVariate(128, generator=seeded(seed)))
         values = torch.linalg.eigvalsh(y.covariance_matrix)
         assert float(values.min()) > -1e-12 * float(values.max())
 
@@ -200,10 +201,10 @@ def test_several_inputs_nests_and_constants_pass() -> None:
     def both(a: Any, b: Any) -> Any:
         return {"sum": model(a + b), "constant": torch.ones(2), "difference": a - b}
 
-    found = cp.propagate(both, x, y, method=cp.ControlVariate(512, generator=seeded(0)))
+    found = propagate(both, x, y, method=cp.ControlVariate(512, generator=seeded(0)))
     assert_close(found["constant"], torch.ones(2))
-    assert_same(found["difference"], cp.propagate(lambda a, b: a - b, x, y), 1e-9)
-    truth = cp.propagate(both, x, y, method=cp.MonteCarlo(50_000, seeded(1)))["sum"]
+    assert_same(found["difference"], propagate(lambda a, b: a - b, x, y), 1e-9)
+    truth = propagate(both, x, y, method=cp.MonteCarlo(50_000, seeded(1)))["sum"]
     error = (found["sum"].mean_stderr.square() + truth.mean_stderr.square()).sqrt()
     assert bool(((found["sum"].mean - truth.mean).abs() < 5 * error).all())
 
@@ -211,9 +212,7 @@ def test_several_inputs_nests_and_constants_pass() -> None:
 def test_a_seed_gives_the_same_and_leaves_the_global_one_alone() -> None:
     model, x = network(), gaussian()
     before = torch.random.get_rng_state()
-    first, second = (
-        cp.propagate(model, x, cp.ControlVariate(128, generator=seeded(3))) for _ in "ab"
-    )
+    first, second = (propagate(model, x, cp.ControlVariate(128, generator=seeded(3))) for _ in "ab")
     assert torch.equal(first.covariance_matrix, second.covariance_matrix)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -233,16 +232,16 @@ def test_a_model_without_rules_is_offered_a_base_without_them() -> None:
         with pytest.raises(
             cp.UnsupportedOperation, match=r"; or .* base=cp.Linearized\(\)"
         ) as told:
-            cp.propagate(model, gaussian(), method)
+            propagate(model, gaussian(), method)
         assert str(told.value).count("base=") == 1
     with pytest.raises(cp.UnsupportedOperation, match="no rule") as told:
-        cp.propagate(model, gaussian())
+        propagate(model, gaussian())
     assert "base=" not in str(told.value)
 
 
 def test_what_no_base_can_do_is_not_blamed_on_it() -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"have no Gaussian") as told:
-        cp.propagate(lambda x: x > 0, gaussian(), cp.ControlVariate(128))
+        propagate(lambda x: x > 0, gaussian(), cp.ControlVariate(128))
     assert "base=" not in str(told.value)
 
 
@@ -260,20 +259,20 @@ def test_memory_is_checked_for_all_that_is_held(
         return x @ weight
 
     with torch.no_grad():
-        call = footprint(lambda: cp.propagate(wide, x, method), x.device)
+        call = footprint(lambda: propagate(wide, x, method), x.device)
     held = control.MATRICES * 8 * size**2 + 8 * 4 * size
     assert 0.8 * held < call.peak_bytes < 1.2 * held  # and the samples themselves
     monkeypatch.setattr("covprop.methods.network.LARGE", 0)
     monkeypatch.setattr("covprop.methods.network.free_bytes", lambda _: held - 1)
     with pytest.raises(cp.TooLarge, match=f"1,000 outputs would need {in_bytes(held)}"):
-        cp.propagate(wide, x, method)
+        propagate(wide, x, method)
 
 
 def test_memory_is_planned_for_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covprop.flow.lineage.LARGE", 1000)
     monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 1000)
     with pytest.raises(cp.TooLarge, match="The plan:"):
-        cp.propagate(network(), gaussian(), cp.ControlVariate(128))
+        propagate(network(), gaussian(), cp.ControlVariate(128))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, D])
@@ -289,8 +288,8 @@ def test_what_no_sample_has_seen_is_what_the_base_knows(
     def function(t: Any) -> Any:
         return torch.cat([torch.relu(t - 4.7) + 1.3, torch.tanh(t)], -1)
 
-    y = cp.propagate(function, x, cp.ControlVariate(1000, base, generator=seeded(0)))
-    known = cp.propagate(function, x, base)
+    y = propagate(function, x, cp.ControlVariate(1000, base, generator=seeded(0)))
+    known = propagate(function, x, base)
     assert isinstance(base, cp.Split) or bool((known.variance[..., :2] > 0).all())
     assert torch.equal(y.mean[..., :2], known.mean[..., :2])
     block = y.covariance_matrix[..., :2, :2]
@@ -300,7 +299,7 @@ def test_what_no_sample_has_seen_is_what_the_base_knows(
     variance_errors = y.covariance_stderr.diagonal(dim1=-2, dim2=-1)
     assert bool((variance_errors[..., :2] >= y.variance[..., :2]).all())
     assert bool((y.covariance_stderr > 0).all())
-    seen = cp.propagate(torch.tanh, x, cp.ControlVariate(1000, base, seeded(0)))
+    seen = propagate(torch.tanh, x, cp.ControlVariate(1000, base, seeded(0)))
     # Sums of 1000 products below one, in another order, and rounded to the dtype.
     rounding = 1000 * torch.finfo(D).eps + torch.finfo(dtype).eps
     rest = y.covariance_matrix[..., 2:, 2:] - seen.covariance_matrix
@@ -309,7 +308,7 @@ def test_what_no_sample_has_seen_is_what_the_base_knows(
 
 def test_an_output_that_the_base_takes_for_constant_is_one() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 1.0)
-    y = cp.propagate(lambda t: 0 * t + 1, x, cp.ControlVariate(128, generator=seeded(0)))
+    y = propagate(lambda t: 0 * t + 1, x, cp.ControlVariate(128, generator=seeded(0)))
     assert torch.equal(y.mean, torch.ones(2, dtype=D))
     assert not bool(y.covariance_matrix.any())
     assert not bool(y.covariance_stderr.any())

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.carriers import Cumulants
+from covprop.carriers import Cumulants, cross_covariance
 from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
 from tests.gaussians import covariance_matrix, numbers, seeded
+from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
+from tests.test_networks import Peak
 
 D = torch.float64
 
@@ -31,11 +33,11 @@ def whole(carrier: Any) -> Tensor:
     """T_ijk (n, n, n), written out from the factors."""
     assert isinstance(carrier, Cumulants)
     total = torch.zeros(carrier.size, carrier.size, carrier.size, dtype=D)
-    for block in carrier.blocks.values():
-        e, w, q, r = block.chunk(4, dim=-1)
-        for one in ((e, w, q), (r, e, e)):
-            for order in itertools.permutations(one):
-                total += torch.einsum("ir,jr,kr->ijk", *order) / 2
+    assert carrier.blocks.tensor is not None
+    e, w, q, r = carrier.blocks.tensor.unbind(-3)
+    for one in ((e, w, q), (r, e, e)):
+        for order in itertools.permutations(one):
+            total += torch.einsum("ri,rj,rk->ijk", *order) / 2
     return total
 
 
@@ -99,7 +101,7 @@ def test_two_layers_beat_gaussian_layers_against_quadrature() -> None:
     values = network(0.3 + math.sqrt(0.2) * nodes)
     mean = weights @ values
     truth = torch.einsum("p,pi,pj->ij", weights, values - mean, values - mean)
-    exact, better = (cp.propagate(network, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    exact, better = (propagate(network, x, method) for method in (cp.Exact(), cp.Cumulants()))
     error = [float((y.covariance_matrix - truth).norm()) for y in (exact, better)]
     assert error[1] <= 0.5 * error[0]
     shift = [float((y.mean - mean).norm()) for y in (exact, better)]
@@ -113,7 +115,7 @@ def test_linear_networks_of_skewed_inputs_are_exact() -> None:
     skewness, variance = numbers(5, seed=1), numbers(5, seed=2).square() + 0.1
     x = cp.Skewed(numbers(5), variance, skewness)
     first, second = numbers(7, 5, seed=3), numbers(3, 7, seed=4)
-    y = cp.propagate(lambda z: F.linear(F.linear(z, first) * 2, second) + 1, x, cp.Cumulants())
+    y = propagate(lambda z: F.linear(F.linear(z, first) * 2, second) + 1, x, cp.Cumulants())
     matrix = 2 * second @ first
     third = (matrix**3) @ (skewness * variance**1.5)
     expected = third / (matrix.square() @ variance) ** 1.5
@@ -126,7 +128,7 @@ def test_a_square_of_a_skewed_input() -> None:
     """E[x^2] = mu^2 + v, Var(x^2) = 4 mu^2 v + 4 mu k3 + 2 v^2 (and k4, which is left out)."""
     mean, variance, skewness = 0.7, 0.4, 0.5
     x = cp.Skewed(*(torch.tensor([n], dtype=D) for n in (mean, variance, skewness)))
-    y = cp.propagate(torch.square, x, cp.Cumulants())
+    y = propagate(torch.square, x, cp.Cumulants())
     third = skewness * variance**1.5
     assert_close(y.mean, torch.tensor([mean**2 + variance], dtype=D), rtol=1e-12)
     expected = 4 * mean**2 * variance + 4 * mean * third + 2 * variance**2
@@ -151,7 +153,7 @@ def test_a_skip_connection_is_a_layer_with_an_identity() -> None:
         slopes = torch.cat([torch.ones(size, dtype=D), torch.zeros(size, dtype=D)])
         return F.linear(F.prelu(both, slopes), torch.cat([after, after], 1))
 
-    one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (skipped, joint))
+    one, other = (propagate(f, x, cp.Cumulants()) for f in (skipped, joint))
     assert_close(one.mean, other.mean, atol=1e-12)
     # Trees centred at the nonlinear elements agree; the share of the identity in the term
     # f_2(i) f_2(j) T_ijj is zero in both.
@@ -175,8 +177,8 @@ def test_parallel_branches_are_one_layer() -> None:
         both = torch.relu(F.linear(z, torch.cat([left, right])))
         return F.linear(torch.relu(F.linear(both, torch.cat([after, after], 1))), last)
 
-    one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (branches, joint))
-    gaussian = cp.propagate(joint, x, cp.Exact())
+    one, other = (propagate(f, x, cp.Cumulants()) for f in (branches, joint))
+    gaussian = propagate(joint, x, cp.Exact())
     # To second order in the third cumulant: a small part of what it adds.
     for name in ("mean", "covariance_matrix"):
         a, b, plain = (getattr(y, name) for y in (one, other, gaussian))
@@ -198,7 +200,7 @@ def test_what_lives_longer_does_not_change_the_answer() -> None:
         d = torch.relu(c)
         return F.linear(d, first)
 
-    one, other = (cp.propagate(f, x, cp.Cumulants()) for f in (chain, keeping))
+    one, other = (propagate(f, x, cp.Cumulants()) for f in (chain, keeping))
     assert_close(one.covariance_matrix, other.covariance_matrix, rtol=1e-12)
     assert_close(one.skewness, other.skewness, rtol=1e-10)
 
@@ -227,7 +229,7 @@ def test_products_of_skewed_factors() -> None:
     third = torch.tensor([0.3, -0.2], dtype=D)
     x = cp.Skewed(torch.tensor([0.8, -0.5], dtype=D), torch.ones(2, dtype=D), third)
     # u = x_0 + x_1, v = x_0 - x_1, both with mean: u v = x_0^2 - x_1^2.
-    y = cp.propagate(lambda z: (z[:1] + z[1:]) * (z[:1] - z[1:]), x, cp.Cumulants())
+    y = propagate(lambda z: (z[:1] + z[1:]) * (z[:1] - z[1:]), x, cp.Cumulants())
     mean = torch.tensor([0.8, -0.5], dtype=D)
     expected = (4 * mean.square() + 4 * mean * third + 2).sum()
     assert_close(y.variance[0], expected, rtol=1e-12)
@@ -282,8 +284,8 @@ def mlp(*sizes: int, activation: Any = nn.ReLU, seed: int = 0) -> nn.Sequential:
 def test_networks_come_closer_to_samples(activation: Any) -> None:
     net = mlp(20, 40, 40, 40, 5, activation=activation)
     x = cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
-    exact, better = (cp.propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
-    truth = cp.propagate(net, x, cp.MonteCarlo(100_000, generator=seeded(1)))
+    exact, better = (propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    truth = propagate(net, x, cp.MonteCarlo(100_000, generator=seeded(1)))
     assert truth.covariance_stderr is not None
     noise = float(truth.covariance_stderr.square().sum().sqrt())
     error = [float((y.covariance_matrix - truth.covariance_matrix).norm()) for y in (exact, better)]
@@ -293,7 +295,7 @@ def test_networks_come_closer_to_samples(activation: Any) -> None:
 def test_skewness_of_outputs_is_that_of_samples() -> None:
     net = mlp(20, 40, 40, 3)
     x = cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
-    y = cp.propagate(net, x, cp.Cumulants())
+    y = propagate(net, x, cp.Cumulants())
     samples = net(x.sample(200_000, seeded(1)))
     centred = (samples - samples.mean(0)) / samples.std(0)
     expected, spread = (centred**3).mean(0), (centred**3).std(0) / math.sqrt(len(samples))
@@ -307,19 +309,125 @@ def test_skewness_of_outputs_is_that_of_samples() -> None:
 def test_a_batch_is_a_loop() -> None:
     net = mlp(6, 12, 12, 3)
     x = cp.Gaussian(numbers(3, 6), covariance_matrix(3, size=6, seed=2))
-    batch = cp.propagate(net, x, cp.Cumulants())
+    batch = propagate(net, x, cp.Cumulants())
     for i in range(3):
-        one = cp.propagate(net, x[i], cp.Cumulants())
+        one = propagate(net, x[i], cp.Cumulants())
         assert_close(batch.mean[i], one.mean, rtol=1e-12)
         assert_close(batch.covariance_matrix[i], one.covariance_matrix, rtol=1e-10)
         assert_close(batch.skewness[i], one.skewness, rtol=1e-9)
 
 
+class Subtracted(nn.Module):
+    """Branches that are subtracted, with weights large enough for variances below zero."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        sizes = (3, 16), (16, 3), (3, 16), (16, 3)
+        self.a, self.b, self.c, self.d = (nn.Linear(*size, dtype=D) for size in sizes)
+        for parameter in self.parameters():
+            parameter.data *= 3
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        h = x - self.b(torch.relu(self.a(x)))
+        return h - self.d(torch.relu(self.c(torch.tanh(h) * h)))
+
+
+def test_a_batch_falls_back_element_by_element() -> None:
+    """Where one of a batch has a negative variance, the others are what they are alone."""
+    net = Subtracted(29)
+    torch.manual_seed(129)
+    variance = torch.tensor([0.01, 0.3, 1.0, 4.0], dtype=D)
+    x = cp.Gaussian(torch.randn(4, 3, dtype=D), variance[:, None, None] * torch.eye(3, dtype=D))
+    with pytest.warns(cp.ApproximationWarning, match="negative variance in 1 of 4 elements"):
+        batch = propagate(net, x, cp.Cumulants())
+    assert batch.notes[-1].startswith("third cumulants give a negative variance in 1 of 4")
+    fell = []
+    for i in range(4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cp.ApproximationWarning)
+            one = propagate(net, x[i], cp.Cumulants())
+        fell.append(any("negative variance" in note for note in one.notes))
+        assert_close(batch.mean[i], one.mean, rtol=1e-10)
+        scale = float(one.covariance_matrix.abs().max())
+        assert_close(batch.covariance_matrix[i], one.covariance_matrix, atol=1e-10 * scale)
+    assert fell == [False, True, False, False]
+    exact = propagate(net, x[1], cp.Exact())
+    assert_close(batch.covariance_matrix[1], exact.covariance_matrix, rtol=1e-10)
+
+
+def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> None:
+    """Each pair of tensors once: without it, time grows with the fourth power of the steps."""
+    seen: list[tuple[int, int]] = []
+    expand = cross_covariance._expand
+
+    def counted(u: Any, v: Any, known: Any, gaussian: bool) -> Any:
+        seen.append((u.serial, v.serial))
+        return expand(u, v, known, gaussian)
+
+    monkeypatch.setattr(cross_covariance, "_expand", counted)
+    torch.manual_seed(0)
+    net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
+    propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
+    assert seen
+    assert len(set(seen)) == len(seen)
+
+
+class Skipping(nn.Module):
+    """Two skip connections, a product and parts of a tensor put together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (mlp(8, 8, seed=k)[0] for k in (1, 3, 5))
+
+    def forward(self, x: Any) -> Any:
+        h = x + self.b(torch.relu(self.a(torch.tanh(x))))
+        h = h + self.c(torch.relu(self.b(torch.relu(self.a(h)))))
+        return torch.cat([h[..., :4] * x[..., 4:], torch.tanh(h[..., 4:])], -1) + x
+
+
+def test_released_blocks_are_moved_again(monkeypatch) -> None:
+    """Where memory counts, blocks that a tensor beside them asks for are made again: the same."""
+    x = cp.Gaussian.isotropic(0.5 * numbers(2, 8, seed=9), 0.6, batch_dims=1)
+    kept = propagate(Skipping(), x, cp.Cumulants())
+    released = []
+    release = Cumulants.release_blocks
+
+    def counted(self: Any) -> None:
+        release(self)
+        released.append(self._released is not None)
+
+    monkeypatch.setattr(Cumulants, "release_blocks", counted)
+    monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
+    again = propagate(Skipping(), x, cp.Cumulants())
+    assert any(released)
+    # The same numbers, added up in the same order.
+    assert_close(again.mean, kept.mean, rtol=1e-13)
+    assert_close(again.covariance_matrix, kept.covariance_matrix, rtol=1e-12)
+    assert_close(again.skewness, kept.skewness, rtol=1e-11)
+
+
+def test_memory_grows_with_the_depth_not_with_its_square(monkeypatch) -> None:
+    """Each layer adds a block of four matrices, which the last two vectors and itself hold."""
+    for constant in ("carriers.third_cumulant.PRODUCTS", "covariance.base.CHUNK"):
+        monkeypatch.setattr(f"covprop.{constant}", 2**14)  # a small part, as of large networks
+    monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
+    width, peaks = 120, []
+    x = cp.Gaussian.isotropic(numbers(width), 1.0)
+    for depth in (4, 8):
+        net = mlp(*[width] * (depth + 1))
+        with torch.no_grad(), Peak(net.parameters()) as measured:
+            propagate(net, x, cp.Cumulants())
+        peaks.append(measured.most)
+    assert peaks[1] - peaks[0] <= 4 * (3 * 4 + 2) * 8 * width**2
+
+
 def test_single_precision_is_close_to_double() -> None:
     net = mlp(10, 30, 30, 4)
     x = cp.Gaussian(numbers(10), covariance_matrix(size=10, seed=2))
-    double = cp.propagate(net, x, cp.Cumulants())
-    single = cp.propagate(net.float(), x.to(torch.float32), cp.Cumulants())
+    double = propagate(net, x, cp.Cumulants())
+    single = propagate(net.float(), x.to(torch.float32), cp.Cumulants())
     # A few hundred additions of numbers of the size of the largest variance.
     scale = float(double.covariance_matrix.abs().max())
     found = single.covariance_matrix.double()
@@ -331,7 +439,7 @@ def test_single_precision_is_close_to_double() -> None:
 def test_without_noise_it_is_exact(scale: float) -> None:
     net = mlp(5, 8, 8, 3)
     x = cp.Gaussian(numbers(5), scale**2 * covariance_matrix(size=5, seed=2))
-    exact, found = (cp.propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    exact, found = (propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
     assert_close(found.mean, exact.mean, rtol=1e-12)
     size = float(exact.covariance_matrix.abs().max())
     assert_close(found.covariance_matrix, exact.covariance_matrix, atol=1e-6 * size)
@@ -347,7 +455,7 @@ def test_gradients_are_those_of_differences() -> None:
             z = net[1](F.linear(z, weight))
             return net[4](z + net[3](net[2](z)))
 
-        y = cp.propagate(model, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
+        y = propagate(model, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
         return [y.mean, y.covariance_matrix, y.skewness]
 
     weight = numbers(5, 3, seed=8)
@@ -359,7 +467,7 @@ def test_gradients_through_rectifiers() -> None:
     root = numbers(3, 3, seed=4) / 2
 
     def moments(mean: Tensor, root: Tensor) -> Any:
-        y = cp.propagate(net, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
+        y = propagate(net, cp.Gaussian(mean, root @ root.mT), cp.Cumulants())
         return [y.mean, y.covariance_matrix, y.skewness]
 
     assert_gradients(moments, [numbers(3), root], atol=2e-6)
@@ -369,8 +477,7 @@ def test_units_that_do_not_bend_have_no_columns() -> None:
     x = cp.Gaussian(torch.tensor([20.0, 0.1, -20.0, 0.0], dtype=D), torch.eye(4, dtype=D))
     z = torch.relu(in_flight(x))
     z.evaluate()
-    (block,) = z.carrier.blocks.values()
-    assert block.shape == (4, 4 * 2)
+    assert z.carrier.blocks.tensor.shape == (4, 2, 4)
 
 
 # Where it is not to be trusted.
@@ -382,10 +489,10 @@ def test_what_is_too_skewed_is_taken_as_gaussian_and_says_so() -> None:
     net = nn.Sequential(nn.ReLU(), nn.Linear(2, 2, dtype=D))
     net[1].weight.data, net[1].bias.data = torch.eye(2, dtype=D), torch.zeros(2, dtype=D)
     with pytest.warns(cp.ApproximationWarning, match=r"in module 1 \(Linear\): torch.relu takes"):
-        y = cp.propagate(net.requires_grad_(requires_grad=False), x, cp.Cumulants())
+        y = propagate(net.requires_grad_(requires_grad=False), x, cp.Cumulants())
     assert len(y.notes) == 1
     assert y.notes[0].startswith("in module 1 (Linear): torch.relu takes")
-    gaussian = cp.propagate(net, cp.Gaussian(x.mean, x.covariance_matrix), cp.Exact())
+    gaussian = propagate(net, cp.Gaussian(x.mean, x.covariance_matrix), cp.Exact())
     assert_close(y.mean[0], gaussian.mean[0], rtol=1e-12)
     assert_close(y.variance[0], gaussian.variance[0], rtol=1e-12)
     assert float((y.mean[1] - gaussian.mean[1]).abs()) > 1e-3  # the other is corrected
@@ -399,7 +506,7 @@ def test_no_variance_is_negative_without_a_word() -> None:
         x = cp.Gaussian.isotropic(numbers(2, seed=seed), 1.5)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            y = cp.propagate(net, x, cp.Cumulants())
+            y = propagate(net, x, cp.Cumulants())
         assert bool((y.variance >= 0).all())
         assert bool(torch.isfinite(y.covariance_matrix).all())
         assert bool((torch.linalg.eigvalsh(y.covariance_matrix) >= -1e-12).all())
@@ -422,8 +529,8 @@ def test_a_plan_counts_the_blocks() -> None:
 
 def sampled_error(model: Any, x: cp.Gaussian, method: Any, samples: int = 60_000) -> float:
     """Root mean square error of the deviations, relative, beyond that of the samples."""
-    y = cp.propagate(model, x, method)
-    truth = cp.propagate(model, x, cp.MonteCarlo(samples, generator=seeded(1)))
+    y = propagate(model, x, method)
+    truth = propagate(model, x, cp.MonteCarlo(samples, generator=seeded(1)))
     return float((y.stddev / truth.stddev - 1).square().mean().sqrt())
 
 
@@ -478,7 +585,7 @@ def test_products_and_branches_come_closer_to_samples() -> None:
 )
 def test_every_kind_of_operation_has_an_answer(model: Any) -> None:
     x = cp.Gaussian(numbers(2, 6), 0.05 * covariance_matrix(2, size=6, seed=2))
-    exact, found = (cp.propagate(model, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    exact, found = (propagate(model, x, method) for method in (cp.Exact(), cp.Cumulants()))
     assert bool(torch.isfinite(found.covariance_matrix).all())
     assert found.skewness is None or bool(torch.isfinite(found.skewness).all())
     size = float(exact.variance.max())
@@ -489,7 +596,7 @@ def test_recurrent_networks_have_an_answer() -> None:
     torch.manual_seed(0)
     net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
     x = cp.Gaussian.isotropic(numbers(1, 3, 2), 0.5, batch_dims=1)
-    exact, found = (cp.propagate(net, x, m)[0] for m in (cp.Exact(), cp.Cumulants()))
+    exact, found = (propagate(net, x, m)[0] for m in (cp.Exact(), cp.Cumulants()))
     assert bool((found.variance > 0).all())
     assert_close(found.covariance_matrix, exact.covariance_matrix, atol=0.05)
 
@@ -505,7 +612,7 @@ def test_it_composes_with_a_split() -> None:
 def test_a_trace_has_its_moments() -> None:
     net, x = mlp(6, 8, 8, 3), cp.Gaussian.isotropic(numbers(6, seed=9), 0.7)
     trace = cp.trace(net, x, method=cp.Cumulants(), keep=True)
-    y, last = cp.propagate(net, x, cp.Cumulants()), trace.steps[-1].gaussian
+    y, last = propagate(net, x, cp.Cumulants()), trace.steps[-1].gaussian
     assert last is not None
     assert_close(last.covariance_matrix, y.covariance_matrix, rtol=1e-10)
     assert_close(trace.output.skewness, y.skewness, rtol=1e-8)
@@ -528,7 +635,7 @@ def test_an_activation_beside_a_product_counts_its_second_order_once(function: A
     def model(z: Any) -> Any:
         return torch.cat([(z @ matrix) * (z @ matrix.mT), function(z)])
 
-    exact, found = (cp.propagate(model, x, method) for method in (cp.Exact(), cp.Cumulants()))
+    exact, found = (propagate(model, x, method) for method in (cp.Exact(), cp.Cumulants()))
     assert_close(found.covariance_matrix, exact.covariance_matrix, atol=1e-9)
 
 
@@ -536,7 +643,7 @@ def test_a_product_beside_its_factor_is_a_square_beside_it() -> None:
     x = cp.Skewed(*(torch.tensor([n], dtype=D) for n in (0.7, 0.4, 0.5)))
     one = torch.ones(1, 1, dtype=D)
     square, product = (
-        cp.propagate(lambda z, f=f: F.linear(z, one) + f(F.linear(z, one), z), x, cp.Cumulants())
+        propagate(lambda z, f=f: F.linear(z, one) + f(F.linear(z, one), z), x, cp.Cumulants())
         for f in (lambda _, z: z.square(), lambda a, b: a * b)
     )
     # Var(x) + 2 Cov(x, x^2) + Var(x^2), without the fourth cumulant.
@@ -555,12 +662,12 @@ def test_units_do_not_matter(dtype: torch.dtype, least: float) -> None:
         if isinstance(layer, nn.Linear):
             layer.bias.data.zero_()
     mean = numbers(8, seed=3).to(dtype)
-    one = cp.propagate(net, cp.Gaussian.isotropic(mean, 0.5), cp.Cumulants())
-    small = cp.propagate(net, cp.Gaussian.isotropic(least * mean, 0.5 * least), cp.Cumulants())
+    one = propagate(net, cp.Gaussian.isotropic(mean, 0.5), cp.Cumulants())
+    small = propagate(net, cp.Gaussian.isotropic(least * mean, 0.5 * least), cp.Cumulants())
     tolerance = 1e4 * torch.finfo(dtype).eps
     assert_close(small.stddev / least, one.stddev, rtol=tolerance)
     assert_close(small.skewness, one.skewness, atol=10 * tolerance)
-    tiny = cp.propagate(net, cp.Gaussian.isotropic(0 * mean, 1e-3 * least), cp.Cumulants())
+    tiny = propagate(net, cp.Gaussian.isotropic(0 * mean, 1e-3 * least), cp.Cumulants())
     assert bool(torch.isfinite(tiny.stddev).all())
 
 
@@ -574,12 +681,12 @@ def test_skewness_that_is_not_known_is_not_given() -> None:
         lambda z: z.replace(z.loc, z.covariance),
         lambda z: z.replace(z.loc, z.covariance, transfer=lambda cross: cross),
     ):
-        assert cp.propagate(model, x, cp.Cumulants()).skewness is None
+        assert propagate(model, x, cp.Cumulants()).skewness is None
 
 
 def test_outputs_that_fall_back_say_so_however_small_they_are() -> None:
     skewness = torch.tensor([0.1, 60.0], dtype=D)
     x = cp.Skewed(torch.tensor([0.4, -3.0], dtype=D), torch.ones(2, dtype=D), skewness)
     with pytest.warns(cp.ApproximationWarning, match="third cumulants are too large"):
-        y = cp.propagate(torch.relu, x, cp.Cumulants())
+        y = propagate(torch.relu, x, cp.Cumulants())
     assert y.notes

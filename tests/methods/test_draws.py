@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.layers import propagate
 
 D = torch.float64
 ONES = torch.ones(4, dtype=D)
@@ -63,10 +64,10 @@ class Noisy(nn.Module):
 )
 def test_no_base_is_offered_that_refuses_draws_as_well(function: Any, method: Any) -> None:
     with pytest.raises(cp.UnsupportedOperation) as raised:
-        cp.propagate(function, given(), method=method)
+        propagate(function, given(), method=method)
     assert "Linearized" not in str(raised.value)
     with pytest.raises(cp.UnsupportedOperation, match=r"base=cp\.Linearized\(\)"):
-        cp.propagate(torch.floor, given(), method=method)
+        propagate(torch.floor, given(), method=method)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -75,17 +76,17 @@ def test_a_draw_is_refused_by_its_name_and_place(name: str) -> None:
     with pytest.raises(
         cp.UnsupportedOperation, match=rf"in module 1 \(Noisy\).*{name}.*MonteCarlo"
     ):
-        cp.propagate(model, given())
+        propagate(model, given())
 
 
 @every_method
 def test_every_method_that_goes_through_once_refuses(method: Any) -> None:
     with pytest.raises(cp.UnsupportedOperation, match="randn"):
-        cp.propagate(lambda x: x + torch.randn(4, dtype=D), given(), method)
+        propagate(lambda x: x + torch.randn(4, dtype=D), given(), method)
 
 
 def test_samples_average_over_draws() -> None:
-    y = cp.propagate(lambda x: x + torch.randn(4, dtype=D), given(), cp.MonteCarlo(20_000))
+    y = propagate(lambda x: x + torch.randn(4, dtype=D), given(), cp.MonteCarlo(20_000))
     error = y.covariance_stderr.diagonal()
     assert bool(((y.variance - 1.25).abs() < 5 * error).all())
 
@@ -102,7 +103,7 @@ def test_what_has_moments_draws_nothing(method: Any) -> None:
 
     if isinstance(method, cp.ControlVariate):  # which evaluates the model, and it drops
         return
-    assert float(cp.propagate(model, given(), method).stddev.min()) > 0
+    assert float(propagate(model, given(), method).stddev.min()) > 0
     if not isinstance(method, cp.Sketched):
         assert torch.equal(torch.get_rng_state(), before)
 
@@ -119,9 +120,9 @@ def test_the_draws_of_other_threads_are_not_blamed_on_the_model() -> None:
     thread.start()
     try:
         for _ in range(20):
-            cp.propagate(model, given())
+            propagate(model, given())
         with pytest.raises(cp.UnsupportedOperation, match="randn"):
-            cp.propagate(lambda x: x + torch.randn(4, dtype=D), given())
+            propagate(lambda x: x + torch.randn(4, dtype=D), given())
     finally:
         stop.set()
         thread.join()
@@ -133,7 +134,7 @@ def test_a_sketch_follows_the_seed_of_torch() -> None:
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         method = cp.Sketched(16, exact=0)
-        found.append(cp.propagate(model, given(), method))
+        found.append(propagate(model, given(), method))
         assert found[-1].method is method
     first, again, other = (y.covariance_matrix for y in found)
     assert torch.equal(first, again)
@@ -147,7 +148,7 @@ def test_a_draw_of_an_exported_program_is_refused_beside_other_threads() -> None
     thread.start()
     try:
         with pytest.raises(cp.UnsupportedOperation, match="randn"):
-            cp.propagate(program, given())
+            propagate(program, given())
     finally:
         idle.set()
         thread.join()

@@ -13,6 +13,7 @@ import covprop as cp
 from covprop.covariance import Diagonal
 from covprop.diagnostics.compare import footprint
 from covprop.text_table import in_bytes
+from tests.layers import joint, propagate
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
@@ -63,14 +64,14 @@ def linear(*batch: int) -> tuple[nn.Module, cp.Gaussian]:
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_a_linear_network_is_exact(make: Any, batch: tuple[int, ...]) -> None:
     model, x = linear(*batch)
-    assert_agrees(cp.propagate(model, x, make()), cp.propagate(model, x))
+    assert_agrees(propagate(model, x, make()), propagate(model, x))
 
 
 @every
 def test_a_singular_covariance_and_a_certain_input_are_no_obstacle(make: Any) -> None:
     model, _ = linear()
     for x in (gaussian(2, rank=1), cp.Gaussian.isotropic(torch.ones(2, 4, dtype=D), 0.0, 1)):
-        assert_agrees(cp.propagate(model, x, make()), cp.propagate(model, x))
+        assert_agrees(propagate(model, x, make()), propagate(model, x))
 
 
 @every
@@ -82,8 +83,8 @@ def test_several_inputs_are_independent_and_plain_arguments_pass(make: Any) -> N
         return {"sum": factor * pair[0] + weight * other, "first": pair[0][:, :2]}
 
     arguments: Any = ((x, 3), 2.0)
-    found = cp.propagate(model, *arguments, method=make(), other=y, weight=weight)
-    exact = cp.propagate(model, *arguments, other=y, weight=weight)
+    found = propagate(model, *arguments, method=make(), other=y, weight=weight)
+    exact = propagate(model, *arguments, other=y, weight=weight)
     assert list(found) == ["sum", "first"]
     for name in found:
         assert_agrees(found[name], exact[name])
@@ -101,7 +102,7 @@ def test_outputs_come_back_in_the_nest_they_came_in(make: Any) -> None:
         return {"pair": Pair(x, y), "list": [y, (x, constant)], "plain": (1, "name", None, 2.5)}
 
     x, method = gaussian(3), make()
-    found, exact = cp.propagate(model, x, method), cp.propagate(model, x)
+    found, exact = propagate(model, x, method), propagate(model, x)
     assert isinstance(found["pair"], Pair)
     assert isinstance(found["list"], list)
     assert found["list"][1][1] is constant
@@ -118,9 +119,9 @@ def curved(x: Any) -> Any:
 @deterministic
 def test_a_batch_is_its_elements(method: Any) -> None:
     x = gaussian(3)
-    together = cp.propagate(curved, x, method)
+    together = propagate(curved, x, method)
     for i, element in enumerate(x):
-        assert_same(together[i], cp.propagate(curved, element, method), 1e-14)
+        assert_same(together[i], propagate(curved, element, method), 1e-14)
 
 
 @deterministic
@@ -128,23 +129,23 @@ def test_independent_inputs_are_the_same_written_out_and_never_made_dense(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = cp.Gaussian.diagonal(gaussian(2).mean, gaussian(2).variance, 1)
-    dense = cp.propagate(curved, cp.Gaussian(x.mean, x.covariance_matrix), method)
+    dense = propagate(curved, cp.Gaussian(x.mean, x.covariance_matrix), method)
 
     def refuse(self: Diagonal) -> Tensor:
         raise AssertionError(f"{self} is written out")
 
     monkeypatch.setattr(Diagonal, "matrix", refuse)
-    assert_same(cp.propagate(curved, x, method), dense, 1e-14)
-    cp.propagate(curved, x, sampled())
-    cp.propagate(curved, x, sampled(sobol=True))
+    assert_same(propagate(curved, x, method), dense, 1e-14)
+    propagate(curved, x, sampled())
+    propagate(curved, x, sampled(sobol=True))
 
 
 @every
 def test_single_precision_stays_and_is_near_double(make: Any) -> None:
     x = gaussian(2)
     with torch.no_grad():
-        found = cp.propagate(curved, x.to(torch.float32), make())
-        wide = cp.propagate(curved, x, make())
+        found = propagate(curved, x.to(torch.float32), make())
+        wide = propagate(curved, x, make())
     assert found.dtype == torch.float32
     if found.samples is None:
         assert_same(found.to(D), wide, 2e-6)
@@ -171,7 +172,7 @@ def test_images_go_through_convolutions(make: Any, batch: tuple[int, ...]) -> No
     mean = torch.linspace(-1, 1, shape[0] * 16 if batch else 16, dtype=D).reshape(shape)
     x = cp.Gaussian.isotropic(mean, 1e-3, len(batch))
     model = cnn(1 if batch else -3)
-    found, exact = cp.propagate(model, x, make()), cp.propagate(model, x)
+    found, exact = propagate(model, x, make()), propagate(model, x)
     assert found.mean.shape == (*batch, 2)
     assert_close(found.mean, exact.mean, atol=1e-4)
     assert_close(found.covariance_matrix, exact.covariance_matrix, atol=2e-7)  # of about 1e-6
@@ -193,8 +194,8 @@ def test_what_cannot_be_vectorised_goes_one_by_one(make: Any) -> None:
     x, method = gaussian(2), make()
     if method == sampled():
         method = cp.MonteCarlo(300, torch.Generator().manual_seed(0))
-    found = cp.propagate(forked, x, method)
-    assert_agrees(found, cp.propagate(lambda x: 2 * x, x))
+    found = propagate(forked, x, method)
+    assert_agrees(found, propagate(lambda x: 2 * x, x))
 
 
 @every
@@ -204,7 +205,7 @@ def test_recurrent_layers_work(make: Any) -> None:
     x = cp.Gaussian.isotropic(torch.zeros(2, 3, 2, dtype=D), 1e-3, batch_dims=1)
     method = make()
     method = cp.MonteCarlo(500) if isinstance(method, cp.MonteCarlo) else method
-    found, exact = (cp.propagate(model, x, m)[0] for m in (method, cp.Exact()))
+    found, exact = (propagate(model, x, m)[0] for m in (method, cp.Exact()))
     assert_close(found.mean, exact.mean, atol=1e-4)
     assert_close(found.variance, exact.variance, rtol=0.4, atol=1e-12)
 
@@ -212,15 +213,15 @@ def test_recurrent_layers_work(make: Any) -> None:
 @every
 def test_the_batch_may_be_moved_and_comes_back_first(make: Any) -> None:
     x = gaussian(3, size=3)
-    found = cp.propagate(lambda x: (2 * x).transpose(0, 1), x, make())
-    assert_agrees(found, cp.propagate(lambda x: 2 * x, x))
+    found = propagate(lambda x: (2 * x).transpose(0, 1), x, make())
+    assert_agrees(found, propagate(lambda x: 2 * x, x))
 
 
 @every
 def test_a_model_that_mixes_the_batch_is_refused(make: Any) -> None:
     for model in (lambda x: x.sum(0), lambda x: x - x.mean(0), lambda x: x.flip(0)):
         with pytest.raises(cp.BatchDimensionError, match="not kept apart"):
-            cp.propagate(model, gaussian(3), make())
+            propagate(model, gaussian(3), make())
 
 
 @every
@@ -238,13 +239,13 @@ def test_a_model_that_mixes_the_batch_is_refused(make: Any) -> None:
 )
 def test_what_has_no_moments_is_refused(make: Any, model: Any, message: str) -> None:
     with pytest.raises(cp.UnsupportedOperation, match=message):
-        cp.propagate(model, gaussian(), make())
+        propagate(model, gaussian(), make())
 
 
 @every
 def test_a_model_that_returns_no_gaussian_returns_what_it_returns(make: Any) -> None:
-    assert cp.propagate(lambda x: (x.shape[-1], "a"), gaussian(), make()) == (4, "a")
-    assert torch.equal(cp.propagate(torch.zeros_like, gaussian(), make()), torch.zeros(4, dtype=D))
+    assert propagate(lambda x: (x.shape[-1], "a"), gaussian(), make()) == (4, "a")
+    assert torch.equal(propagate(torch.zeros_like, gaussian(), make()), torch.zeros(4, dtype=D))
 
 
 def test_dropout_is_sampled_or_refused() -> None:
@@ -255,18 +256,18 @@ def test_dropout_is_sampled_or_refused() -> None:
 
     for method in (cp.Linearized(), cp.Unscented(), cp.PiecewiseLinear()):
         with pytest.raises(cp.UnsupportedOperation, match="draws random numbers, as dropout"):
-            cp.propagate(model, x, method)
+            propagate(model, x, method)
     torch.manual_seed(0)
-    found = cp.propagate(model, x, cp.MonteCarlo(20_000))
-    assert_agrees(found, cp.propagate(model, x))
+    found = propagate(model, x, cp.MonteCarlo(20_000))
+    assert_agrees(found, propagate(model, x))
     assert float(found.variance.sum()) > 1.5 * float(x.variance.sum())
 
 
 def test_looking_at_a_model_leaves_the_global_random_state_alone() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    cp.propagate(curved, gaussian(), sampled())
-    cp.propagate(curved, gaussian(), cp.Linearized())
+    propagate(curved, gaussian(), sampled())
+    propagate(curved, gaussian(), cp.Linearized())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -279,18 +280,18 @@ def test_a_plan_is_refused_in_one_sentence(make: Any) -> None:
 @every
 def test_moments_that_overflow_are_refused(make: Any) -> None:
     with pytest.raises(cp.MomentOverflow, match="not finite"):
-        cp.propagate(lambda x: x * float("inf"), gaussian(), make())
+        propagate(lambda x: x * float("inf"), gaussian(), make())
 
 
 @every
 def test_covariances_of_outputs_that_do_not_fit_are_refused(make: Any) -> None:
     with pytest.raises(cp.TooLarge, match="4,000,000 outputs would need"):
-        cp.propagate(lambda x: x.repeat(1_000_000), gaussian(), make())
+        propagate(lambda x: x.repeat(1_000_000), gaussian(), make())
 
 
 @every
 def test_a_bar_counts_what_is_done(make: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    cp.propagate(curved, gaussian(), make(), progress=True)
+    propagate(curved, gaussian(), make(), progress=True)
     assert "100%" in capfd.readouterr().err
 
 
@@ -298,14 +299,14 @@ def test_a_bar_counts_what_is_done(make: Any, capfd: pytest.CaptureFixture[str])
 def test_joint_gaussians_are_those_of_a_linear_model(make: Any) -> None:
     model, x = linear(2)
     method = make()
-    assert_agrees(cp.joint(model, x, method), cp.joint(model, x))
+    assert_agrees(joint(model, x, method), joint(model, x))
 
 
 @every
 def test_inputs_and_parameters_are_untouched(make: Any) -> None:
     model, x = linear(2)
     before = x.mean.clone(), x.covariance_matrix.clone(), [p.clone() for p in model.parameters()]
-    cp.propagate(lambda x: model(x.mul_(2)), x, make())
+    propagate(lambda x: model(x.mul_(2)), x, make())
     assert torch.equal(x.mean, before[0])
     assert torch.equal(x.covariance_matrix, before[1])
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before[2], strict=True))
@@ -319,7 +320,7 @@ def test_gradients_reach_weights_means_and_covariances(method: Any) -> None:
 
     def moments(weight: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         even = (covariance + covariance.mT) / 2
-        y = cp.propagate(
+        y = propagate(
             lambda x: torch.tanh(x @ weight), cp.Gaussian(mean, even, validate_args=False), method
         )
         return y.mean, y.covariance_matrix
@@ -329,7 +330,7 @@ def test_gradients_reach_weights_means_and_covariances(method: Any) -> None:
 
 def test_sampling_records_nothing_for_autograd() -> None:
     model = nn.Linear(4, 2).to(D)
-    y = cp.propagate(model, gaussian(), sampled())
+    y = propagate(model, gaussian(), sampled())
     assert not y.mean.requires_grad
     assert not y.covariance_matrix.requires_grad
 
@@ -367,7 +368,7 @@ def test_batches_pass_the_fast_path_of_attention(make: Any, name: str, dtype: An
     model = TRANSFORMERS[name]().to(dtype).eval().requires_grad_(requires_grad=False)
     mean = torch.randn(2, 4, 6, dtype=dtype)
     method, stddev = make(), 1e-2
-    y = cp.propagate(model, cp.Gaussian.isotropic(mean, stddev, batch_dims=1), method)
+    y = propagate(model, cp.Gaussian.isotropic(mean, stddev, batch_dims=1), method)
     assert y.batch_shape == (2,)
     assert_close(y.mean, model(mean), atol=1e-2)
     jacobian = torch.autograd.functional.jacobian(model, mean[:1]).reshape(24, 24)
@@ -388,7 +389,7 @@ def test_memory_is_what_is_checked(
     weight = torch.ones(4, size, dtype=dtype)
     x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), 1.0)
     with torch.no_grad():
-        call = footprint(lambda: cp.propagate(lambda x: x @ weight, x, method), x.device)
+        call = footprint(lambda: propagate(lambda x: x @ weight, x, method), x.device)
     counted = method.entry_bytes(dtype)
     assert counted - 4 < call.peak_bytes / size**2 < counted + 8  # and strips of a matrix
 
@@ -401,4 +402,4 @@ def test_memory_is_checked_for_all_that_the_method_holds(
     held = method.entry_bytes(D) * (4 * repeats) ** 2
     monkeypatch.setattr("covprop.methods.network.free_bytes", lambda _: held - 1)
     with pytest.raises(cp.TooLarge, match=f"need {in_bytes(held)}"):
-        cp.propagate(lambda x: x.repeat(repeats), gaussian(), method)
+        propagate(lambda x: x.repeat(repeats), gaussian(), method)

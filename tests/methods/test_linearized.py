@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.methods import Network, linearized
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.test_propagate import gaussian
 
@@ -28,7 +29,7 @@ def expected(model: Any, x: cp.Gaussian) -> Tensor:
 @torch.no_grad()
 def test_it_is_the_jacobian_of_autograd_on_both_sides(outputs: int) -> None:
     model, x = network(4, outputs), gaussian()
-    y = cp.propagate(model, x, cp.Linearized())
+    y = propagate(model, x, cp.Linearized())
     with torch.enable_grad():
         want = expected(model, x)
     assert_close(y.mean, model(x.mean), atol=1e-15)
@@ -57,7 +58,7 @@ def test_two_inputs_of_different_shapes_and_two_outputs() -> None:
     def model(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sin(a) @ b, (a * b).exp()
 
-    found = cp.propagate(model, a, b, cp.Linearized())
+    found = propagate(model, a, b, cp.Linearized())
     for i, y in enumerate(found):
         jacobians = torch.autograd.functional.jacobian(lambda *ab: model(*ab)[i], (a.mean, b.mean))  # noqa: B023
         want = sum(
@@ -76,9 +77,9 @@ def test_columns_and_rows_are_chosen_by_their_number(monkeypatch: pytest.MonkeyP
         )
     with torch.no_grad():
         for outputs in (2, 9):
-            cp.propagate(network(4, outputs), gaussian(), cp.Linearized())
+            propagate(network(4, outputs), gaussian(), cp.Linearized())
     assert used == ["_by_rows", "_by_columns"]
-    cp.propagate(network(4, 9), gaussian(), cp.Linearized())  # autograd follows the weights
+    propagate(network(4, 9), gaussian(), cp.Linearized())  # autograd follows the weights
     assert used[2:] == ["_by_rows"]
 
 
@@ -96,7 +97,7 @@ def test_no_grad_inside_a_model_is_seen_through(
     """Reverse mode, for few outputs, would be zero, or lack a part."""
     x = gaussian(2).to(dtype)
     weight = torch.randn(4, outputs, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = cp.propagate(lambda x: (_unseen(x) + beside * x) @ weight, x, cp.Linearized())
+    found = propagate(lambda x: (_unseen(x) + beside * x) @ weight, x, cp.Linearized())
     slopes = 1 - torch.tanh(x.mean).square() + beside
     jacobian = weight.mT * slopes[:, None, :]
     assert_close(found.covariance_matrix, jacobian @ x.covariance_matrix @ jacobian.mT)
@@ -114,8 +115,8 @@ INTEGERS = {
 @pytest.mark.parametrize("model", INTEGERS.values(), ids=INTEGERS)
 def test_what_varies_without_a_slope_is_refused(model: Any, batch: tuple[int, ...]) -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"zero at the mean.*cp\.Unscented"):
-        cp.propagate(model, gaussian(*batch), cp.Linearized())
-    far = cp.propagate(lambda x: torch.relu(x - 1e3), gaussian(*batch), cp.Linearized())
+        propagate(model, gaussian(*batch), cp.Linearized())
+    far = propagate(lambda x: torch.relu(x - 1e3), gaussian(*batch), cp.Linearized())
     assert float(far.covariance_matrix.abs().max()) == 0.0
 
 
@@ -130,12 +131,12 @@ CUT = {
 @pytest.mark.parametrize("model", CUT.values(), ids=CUT)
 def test_derivatives_that_are_cut_off_are_refused(model: Any, dtype: torch.dtype) -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"cuts them off"):
-        cp.propagate(model, gaussian(2).to(dtype), cp.Linearized())
+        propagate(model, gaussian(2).to(dtype), cp.Linearized())
 
 
 def test_kinks_at_the_mean_are_not_taken_for_cuts() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 1.0)
-    y = cp.propagate(lambda x: torch.relu(x) + 2 * x, x, cp.Linearized())
+    y = propagate(lambda x: torch.relu(x) + 2 * x, x, cp.Linearized())
     assert_close(y.stddev, torch.full((3,), 2.0, dtype=torch.float64))
 
 
@@ -147,13 +148,13 @@ def test_what_torch_cannot_differentiate_is_refused() -> None:
             return x.clone()
 
     with pytest.raises(cp.UnsupportedOperation, match="torch cannot differentiate this model"):
-        cp.propagate(Opaque.apply, gaussian(), cp.Linearized())
+        propagate(Opaque.apply, gaussian(), cp.Linearized())
 
 
 def test_an_element_that_steps_beside_smooth_ones_is_told() -> None:
     x = cp.Gaussian.isotropic(torch.tensor([0.2, -0.4, 0.9]), 0.3)
     with pytest.warns(cp.ApproximationWarning, match="1 of 3 output elements as constant"):
-        cp.propagate(lambda t: torch.cat([(10 * t[:1]).round(), t[1:]]), x, cp.Linearized())
+        propagate(lambda t: torch.cat([(10 * t[:1]).round(), t[1:]]), x, cp.Linearized())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -164,7 +165,7 @@ def test_what_is_constant_but_for_rounding_is_not_refused(dtype: torch.dtype) ->
         lambda t: t.softmax(-1).sum(-1, keepdim=True),
         lambda t: t / 3 + t / 3 + t / 3 - t,
     ):
-        y = cp.propagate(constant, x, cp.Linearized())
+        y = propagate(constant, x, cp.Linearized())
         # Derivatives of a few terms of size one, each rounded.
         assert float(y.stddev.max()) <= 16 * torch.finfo(dtype).eps
 
@@ -174,7 +175,7 @@ def test_gradients_through_a_norm_are_right() -> None:
     x = gaussian()
 
     def total(mean: Tensor) -> Tensor:
-        y = cp.propagate(
+        y = propagate(
             lambda t: nn.functional.layer_norm(t, (4,)),
             cp.Gaussian(mean, x.covariance_matrix),
             cp.Linearized(),

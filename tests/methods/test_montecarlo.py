@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.methods.montecarlo import Moments, Replicates
+from tests.layers import propagate
 from tests.oracles import assert_close, normal_rule
 from tests.test_propagate import assert_same, gaussian
 
@@ -36,11 +37,11 @@ def repeated(count: int, method: cp.MonteCarlo) -> list[Tensor]:
     """Means, covariances and their standard errors (count, ...) of `bent` in repeated runs."""
     x = pair()
     if method.sobol:  # a sequence is the same for all Gaussians of a batch
-        runs = [cp.propagate(bent, x, method) for _ in range(count)]
+        runs = [propagate(bent, x, method) for _ in range(count)]
         rows = [(y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr) for y in runs]
         return [torch.stack(column) for column in zip(*rows, strict=True)]
     many = cp.Gaussian(x.mean.expand(count, 2), x.covariance_matrix.expand(count, 2, 2))
-    y = cp.propagate(bent, many, method)
+    y = propagate(bent, many, method)
     return [y.mean, y.covariance_matrix, y.mean_stderr, y.covariance_stderr]
 
 
@@ -89,7 +90,7 @@ def test_short_sequences_know_that_their_means_differ() -> None:
     """Of two points each: half of what a covariance is lies between the replicates."""
     method = cp.MonteCarlo(64, generator(1), sobol=True)
     x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), 1.0)
-    runs = [cp.propagate(lambda x: x.square(), x, method) for _ in range(80)]
+    runs = [propagate(lambda x: x.square(), x, method) for _ in range(80)]
     spread = torch.stack([y.covariance_matrix for y in runs]).std(0)
     claimed = torch.stack([y.covariance_stderr for y in runs]).square().mean(0).sqrt()
     assert_close(claimed, spread, rtol=0.2)
@@ -100,7 +101,7 @@ def test_chunks_change_nothing(options: dict[str, Any]) -> None:
     x = gaussian(2)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).to(D)
     runs = [
-        cp.propagate(model, x, cp.MonteCarlo(1000, generator(), chunk=chunk, **options))
+        propagate(model, x, cp.MonteCarlo(1000, generator(), chunk=chunk, **options))
         for chunk in (None, 1000, 77, 1)
     ]
     for other in runs[1:]:
@@ -116,7 +117,7 @@ def test_the_model_sees_no_more_than_a_chunk(options: dict[str, Any]) -> None:
         seen.append(torch.func.debug_unwrap(x).shape)
         return 2 * x
 
-    cp.propagate(model, gaussian(), cp.MonteCarlo(640, generator(), chunk=9, **options))
+    propagate(model, gaussian(), cp.MonteCarlo(640, generator(), chunk=9, **options))
     assert max(shape[0] for shape in seen[2:]) == 9
 
 
@@ -128,7 +129,7 @@ def test_a_chunk_is_found_from_the_largest_tensor_on_the_way() -> None:
         sizes.append(torch.func.debug_unwrap(wide).numel())
         return wide.sum()
 
-    cp.propagate(model, gaussian(), cp.MonteCarlo(20, generator()))
+    propagate(model, gaussian(), cp.MonteCarlo(20, generator()))
     assert max(sizes) <= 2**20
     assert len(sizes) < 2 + 20  # several at a time, all the same
 
@@ -138,20 +139,20 @@ def test_the_generator_is_the_only_randomness(options: dict[str, Any]) -> None:
     x = gaussian(2)
     state = torch.get_rng_state()
     first, second, third = (
-        cp.propagate(bent, x, cp.MonteCarlo(500, generator(seed), **options)) for seed in (1, 1, 2)
+        propagate(bent, x, cp.MonteCarlo(500, generator(seed), **options)) for seed in (1, 1, 2)
     )
     assert_same(first, second)
     assert not torch.equal(first.mean, third.mean)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(3)
-    one = cp.propagate(bent, x, cp.MonteCarlo(500, **options))
+    one = propagate(bent, x, cp.MonteCarlo(500, **options))
     torch.manual_seed(3)
-    assert_same(cp.propagate(bent, x, cp.MonteCarlo(500, **options)), one)
+    assert_same(propagate(bent, x, cp.MonteCarlo(500, **options)), one)
 
 
 def errors_of_the_mean(options: dict[str, Any], model: Any) -> float:
     source = generator(5)
-    runs = [cp.propagate(model, pair(), cp.MonteCarlo(2048, source, **options)) for _ in range(30)]
+    runs = [propagate(model, pair(), cp.MonteCarlo(2048, source, **options)) for _ in range(30)]
     return float(torch.stack([y.mean for y in runs]).var(0).sum().sqrt())
 
 
@@ -163,13 +164,13 @@ def test_pairs_and_sequences_have_smaller_errors_of_nearly_linear_functions() ->
     assert antithetic < plain / 8
     assert sobol < plain / 10
     for name, size in zip(KINDS, (plain, antithetic, sobol), strict=True):
-        y = cp.propagate(model, pair(), cp.MonteCarlo(2048, generator(), **KINDS[name]))
+        y = propagate(model, pair(), cp.MonteCarlo(2048, generator(), **KINDS[name]))
         assert float(y.mean_stderr.square().sum().sqrt()) == pytest.approx(size, rel=0.5)
 
 
 @every
 def test_the_number_of_samples_is_rounded_up_to_whole_groups(options: dict[str, Any]) -> None:
-    y = cp.propagate(bent, pair(), cp.MonteCarlo(999, generator(), **options))
+    y = propagate(bent, pair(), cp.MonteCarlo(999, generator(), **options))
     size = {"antithetic": 2, "sobol": 32}.get(next(iter(options), ""), 1)
     assert y.samples == -(-999 // size) * size
 
@@ -177,14 +178,14 @@ def test_the_number_of_samples_is_rounded_up_to_whole_groups(options: dict[str, 
 def test_other_gaussians_have_no_sampling_error() -> None:
     for y in (
         pair(),
-        cp.propagate(bent, pair(), cp.Linearized()),
-        cp.propagate(torch.relu, pair()),
+        propagate(bent, pair(), cp.Linearized()),
+        propagate(torch.relu, pair()),
     ):
         assert (y.samples, y.mean_stderr, y.covariance_stderr) == (None, None, None)
 
 
 def test_sampling_errors_follow_indices_dtypes_and_marginals() -> None:
-    y = cp.propagate(lambda x: x.reshape(3, 2, 2), gaussian(3), cp.MonteCarlo(100, generator()))
+    y = propagate(lambda x: x.reshape(3, 2, 2), gaussian(3), cp.MonteCarlo(100, generator()))
     assert y.mean_stderr.shape == (3, 2, 2)
     assert y.covariance_stderr.shape == (3, 4, 4)
     assert torch.equal(y[1].mean_stderr, y.mean_stderr[1])
@@ -200,9 +201,9 @@ def test_sampling_errors_follow_indices_dtypes_and_marginals() -> None:
 
 def test_gaussians_of_a_batch_are_sampled_apart() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(2, 3, dtype=D), 1.0, batch_dims=1)
-    y = cp.propagate(torch.tanh, x, cp.MonteCarlo(50, generator()))
+    y = propagate(torch.tanh, x, cp.MonteCarlo(50, generator()))
     assert not torch.equal(y.mean[0], y.mean[1])
-    same = cp.propagate(torch.tanh, x, cp.MonteCarlo(64, generator(), sobol=True))
+    same = propagate(torch.tanh, x, cp.MonteCarlo(64, generator(), sobol=True))
     assert_close(same.mean[0], same.mean[1], atol=1e-15)
 
 
@@ -229,7 +230,7 @@ def test_a_generator_is_a_generator(source: Any) -> None:
 def test_a_sequence_of_too_many_dimensions_is_refused() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(30_000, dtype=D), 1.0)
     with pytest.raises(cp.UnsupportedOperation, match="up to 21201 dimensions"):
-        cp.propagate(lambda x: x[:2], x, cp.MonteCarlo(64, sobol=True))
+        propagate(lambda x: x[:2], x, cp.MonteCarlo(64, sobol=True))
 
 
 # Moments from blocks against the same moments from everything at once.

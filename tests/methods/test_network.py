@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.methods import Network
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.test_propagate import gaussian
 
@@ -84,7 +85,7 @@ def test_the_batch_is_found_though_its_first_element_does_not_change(model: Any)
     for variance in (torch.zeros(3, 3, dtype=D), some):
         variance[1:] = 1
         x = cp.Gaussian.diagonal(mean, variance, batch_dims=1)
-        y = cp.propagate(model, x, cp.Linearized())
+        y = propagate(model, x, cp.Linearized())
         assert_close(y.mean, model(mean).mT, atol=0)
         assert bool((y.variance[0] <= 4 * variance[0]).all())
 
@@ -117,7 +118,7 @@ def test_a_certain_input_of_a_script_has_a_certain_output(batch: tuple[int, ...]
     network = Network(scripted(), [x])
     assert len(network.outputs) == 1
     assert not network.visible
-    assert isinstance(cp.propagate(scripted(), x, cp.Linearized()), cp.Gaussian)
+    assert isinstance(propagate(scripted(), x, cp.Linearized()), cp.Gaussian)
 
 
 def test_points_are_evaluated_as_the_model_would_one_by_one() -> None:
@@ -150,6 +151,6 @@ def test_randomness_is_noticed_and_taken_back() -> None:
 @pytest.mark.parametrize("method", [cp.Linearized(), cp.Unscented(), cp.MonteCarlo(4)], ids=repr)
 def test_an_empty_batch_has_an_empty_result(method: Any) -> None:
     x = cp.Gaussian.isotropic(torch.zeros(0, 4, dtype=D), 1.0, batch_dims=1)
-    y = cp.propagate(nn.Linear(4, 3).to(D), x, method)
+    y = propagate(nn.Linear(4, 3).to(D), x, method)
     assert y.mean.shape == (0, 3)
     assert y.covariance_matrix.shape == (0, 3, 3)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.methods import Network
 from covprop.methods.comparison import piecewise
+from tests.layers import propagate
 from tests.oracles import assert_close, moments, pair_covariance
 from tests.test_propagate import assert_same, gaussian
 
@@ -30,7 +31,7 @@ def network(*widths: int, inplace: bool = False) -> nn.Sequential:
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
 def test_one_hidden_layer_is_exact(batch: tuple[int, ...]) -> None:
     model, x = network(4, 6, 3), gaussian(*batch)
-    assert_same(cp.propagate(model, x, PL), cp.propagate(model, x), 1e-14)
+    assert_same(propagate(model, x, PL), propagate(model, x), 1e-14)
 
 
 def by_hand(model: nn.Sequential, split: int, x: cp.Gaussian) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,7 @@ def by_hand(model: nn.Sequential, split: int, x: cp.Gaussian) -> tuple[Tensor, T
 @pytest.mark.parametrize(("layer", "split"), [(None, 3), (-1, 5), (0, 1), (1, 3), ("3", 3)])
 def test_it_is_what_one_calculates_by_hand(layer: Any, split: int) -> None:
     model, x = network(4, 9, 8, 4, 2), gaussian()  # wide: units must be active before the last
-    y = cp.propagate(model, x, cp.PiecewiseLinear(layer))
+    y = propagate(model, x, cp.PiecewiseLinear(layer))
     mean, covariance = by_hand(model, split, x)
     assert_close(y.mean, mean, atol=1e-12)
     assert_close(y.covariance_matrix, covariance, atol=5e-9)  # the oracle, beyond rho = 0.99
@@ -73,18 +74,18 @@ def test_zero_means_are_those_of_the_first_publication() -> None:
     rho = (inner / torch.outer(s, s)).clamp(-1, 1)
     kernel = (1 - rho.square()).sqrt() + rho * (torch.pi / 2 + torch.asin(rho))
     covariance = torch.outer(s, s) * (kernel - 1) / (2 * torch.pi)
-    y = cp.propagate(model, x, cp.PiecewiseLinear(zero_mean=True))
+    y = propagate(model, x, cp.PiecewiseLinear(zero_mean=True))
     assert_close(y.covariance_matrix, b @ covariance @ b.mT, atol=1e-9)  # asin near one
-    exact = cp.propagate(model, x, PL)
+    exact = propagate(model, x, PL)
     assert_close(y.mean, exact.mean, atol=1e-15)
     assert float((y.variance / exact.variance - 1).abs().max()) > 0.05
 
 
 def test_a_batch_is_its_elements() -> None:
     model, x = network(4, 6, 5, 3), gaussian(3)
-    together = cp.propagate(model, x, PL)
+    together = propagate(model, x, PL)
     for i, element in enumerate(x):
-        assert_same(together[i], cp.propagate(model, element, PL), 1e-14)
+        assert_same(together[i], propagate(model, element, PL), 1e-14)
 
 
 def test_the_batch_may_be_elsewhere_at_the_relu() -> None:
@@ -94,13 +95,13 @@ def test_the_batch_may_be_elsewhere_at_the_relu() -> None:
         return torch.relu((x @ a).transpose(0, 1)).transpose(0, 1) @ b.reshape(3, 2)
 
     x = gaussian(3)
-    assert_same(cp.propagate(moved, x, PL), cp.propagate(moved, x), 1e-14)
+    assert_same(propagate(moved, x, PL), propagate(moved, x), 1e-14)
 
 
 def test_small_noise_is_linear_where_no_unit_is_at_its_kink() -> None:
     model, x = network(4, 6, 5, 3), gaussian()
     small = cp.Gaussian(x.mean, 1e-12 * x.covariance_matrix)
-    found, linear = (cp.propagate(model, small, method) for method in (PL, cp.Linearized()))
+    found, linear = (propagate(model, small, method) for method in (PL, cp.Linearized()))
     assert_close(found.covariance_matrix, linear.covariance_matrix, rtol=1e-9, atol=1e-24)
 
 
@@ -127,19 +128,19 @@ def test_every_spelling_counts_and_constants_do_not() -> None:
     assert [call.module for call in calls] == ["", "twice", "twice", ""]
     x = gaussian()
     for i in range(4):
-        same = cp.propagate(model, x, cp.PiecewiseLinear(i - 4))
-        assert_same(cp.propagate(model, x, cp.PiecewiseLinear(i)), same)
+        same = propagate(model, x, cp.PiecewiseLinear(i - 4))
+        assert_same(propagate(model, x, cp.PiecewiseLinear(i)), same)
     with pytest.raises(cp.UnsupportedOperation, match="2 calls of ReLU are in a module 'twice'"):
-        cp.propagate(model, x, cp.PiecewiseLinear("twice"))
+        propagate(model, x, cp.PiecewiseLinear("twice"))
 
 
 def test_in_place_and_dtype_and_images() -> None:
     plain, changing = network(4, 6, 5, 3), network(4, 6, 5, 3, inplace=True)
     x = gaussian(2)
-    assert_same(cp.propagate(changing, x, PL), cp.propagate(plain, x, PL))
-    narrow = cp.propagate(plain.float(), x.to(torch.float32), PL)
+    assert_same(propagate(changing, x, PL), propagate(plain, x, PL))
+    narrow = propagate(plain.float(), x.to(torch.float32), PL)
     assert narrow.dtype == torch.float32
-    assert_same(narrow.to(D), cp.propagate(plain.to(D), x, PL), 1e-5)
+    assert_same(narrow.to(D), propagate(plain.to(D), x, PL), 1e-5)
     torch.manual_seed(0)
     cnn = nn.Sequential(
         nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 2, stride=2), nn.ReLU(),
@@ -148,8 +149,8 @@ def test_in_place_and_dtype_and_images() -> None:
     image = cp.Gaussian.isotropic(torch.linspace(-1, 1, 16, dtype=D).reshape(1, 1, 4, 4), 0.01, 1)
     with torch.no_grad():
         for layer in (0, "3"):
-            found = cp.propagate(cnn, image, cp.PiecewiseLinear(layer))
-            assert_same(found, cp.propagate(cnn, image), 1e-4)
+            found = propagate(cnn, image, cp.PiecewiseLinear(layer))
+            assert_same(found, propagate(cnn, image), 1e-4)
             assert float(found.variance.min()) > 1e-7
 
 
@@ -161,7 +162,7 @@ def test_a_gradient_reaches_the_weights() -> None:
         def call(t: Any) -> Any:
             return model[3:](F.linear(torch.relu(model[0](t)), weight, model[2].bias))
 
-        y = cp.propagate(call, x, PL)
+        y = propagate(call, x, PL)
         return y.mean, y.covariance_matrix
 
     assert torch.autograd.gradcheck(result, (weight,))
@@ -175,7 +176,7 @@ def test_a_network_without_relu_is_refused() -> None:
         lambda x: torch.relu(weight()) * x,
     ):
         with pytest.raises(cp.UnsupportedOperation, match="this network has none"):
-            cp.propagate(model, gaussian(), PL)
+            propagate(model, gaussian(), PL)
 
 
 def weight() -> Tensor:
@@ -187,9 +188,9 @@ def test_a_layer_that_is_not_there_is_refused(layer: int) -> None:
     with pytest.raises(
         cp.UnsupportedOperation, match=f"no ReLU number {layer}: the network calls 2"
     ):
-        cp.propagate(network(4, 6, 5, 3), gaussian(), cp.PiecewiseLinear(layer))
+        propagate(network(4, 6, 5, 3), gaussian(), cp.PiecewiseLinear(layer))
     with pytest.raises(cp.UnsupportedOperation, match="in '1', '3', in this order"):
-        cp.propagate(network(4, 6, 5, 3), gaussian(), cp.PiecewiseLinear("9"))
+        propagate(network(4, 6, 5, 3), gaussian(), cp.PiecewiseLinear("9"))
     with pytest.raises(ValueError, match="a number or the name of a module"):
         cp.PiecewiseLinear(1.5)
 
@@ -205,7 +206,7 @@ def test_a_layer_that_is_not_there_is_refused(layer: int) -> None:
 )
 def test_what_goes_past_the_relu_is_refused(model: Any) -> None:
     with pytest.raises(cp.UnsupportedOperation, match="something goes past this one"):
-        cp.propagate(model, gaussian(), PL)
+        propagate(model, gaussian(), PL)
 
 
 def test_a_result_changed_in_place_and_then_left_is_refused() -> None:
@@ -215,7 +216,7 @@ def test_a_result_changed_in_place_and_then_left_is_refused() -> None:
         return 3 * y
 
     with pytest.raises(cp.UnsupportedOperation, match="something goes past this one"):
-        cp.propagate(model, gaussian(), PL)
+        propagate(model, gaussian(), PL)
 
 
 @pytest.mark.parametrize("stddev", [0.0, 1.0])
@@ -227,11 +228,11 @@ def test_scripts_cannot_be_looked_into(stddev: float) -> None:
     x = cp.Gaussian.isotropic(torch.ones(4, dtype=D), stddev)
     for model in (script, nn.Sequential(script, nn.ReLU(), last)):
         with pytest.raises(cp.UnsupportedOperation, match="cannot look into all of this model"):
-            cp.propagate(model, x, cp.PiecewiseLinear())
+            propagate(model, x, cp.PiecewiseLinear())
 
 
 @pytest.mark.parametrize("inplace", [False, True])
 def test_it_finds_the_relus_of_an_exported_program(inplace: bool) -> None:
     model, x = network(4, 9, 8, 4, 2, inplace=inplace), gaussian()
     program = torch.export.export(model, (x.mean,)).module()
-    assert_same(cp.propagate(program, x, PL), cp.propagate(model, x, PL), 1e-12)
+    assert_same(propagate(program, x, PL), propagate(model, x, PL), 1e-12)

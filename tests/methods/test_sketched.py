@@ -18,6 +18,7 @@ from covprop.covariance import Diagonal, LinearMap, LowRank
 from covprop.flow.lineage import Lineage
 from tests.architectures import ARCHITECTURES
 from tests.largest import Largest
+from tests.layers import joint, propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -101,8 +102,8 @@ def errors(y: cp.Gaussian, z: cp.Gaussian) -> tuple[float, float, float]:
 @every_network
 def test_what_is_left_with_exact_directions_is_the_third_order(name: str) -> None:
     x = gaussian()
-    y = cp.propagate(NETWORKS[name], x, cp.Sketched(1024, generator=seeded(0)))
-    z = cp.propagate(NETWORKS[name], x)
+    y = propagate(NETWORKS[name], x, cp.Sketched(1024, generator=seeded(0)))
+    z = propagate(NETWORKS[name], x)
     mean, worst, shift = errors(y, z)
     assert mean < 2e-3
     assert worst < 5e-3
@@ -117,10 +118,8 @@ def test_what_is_left_with_exact_directions_is_the_third_order(name: str) -> Non
 @every_network
 def test_random_directions_agree_within_their_standard_errors(name: str) -> None:
     x = gaussian()
-    y = cp.propagate(
-        NETWORKS[name], x, cp.Sketched(512, generator=seeded(1), exact=0, replicates=16)
-    )
-    z = cp.propagate(NETWORKS[name], x)
+    y = propagate(NETWORKS[name], x, cp.Sketched(512, generator=seeded(1), exact=0, replicates=16))
+    z = propagate(NETWORKS[name], x)
     spread = z.stddev
     slack = 5e-3  # of a deviation: the third order, and a bias of 1 / tangents
     assert bool(((y.mean - z.mean).abs() <= 5 * y.mean_stderr + slack * spread).all())
@@ -136,8 +135,8 @@ def test_random_directions_agree_within_their_standard_errors(name: str) -> None
 def test_linear_networks_are_exact(order: int, dtype: torch.dtype) -> None:
     model = seeded_network(lambda: nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 4))).to(dtype)
     x = gaussian().to(dtype)
-    y = cp.propagate(model, x, cp.Sketched(16, order, seeded(0), exact=0))
-    z = cp.propagate(model, x)
+    y = propagate(model, x, cp.Sketched(16, order, seeded(0), exact=0))
+    z = propagate(model, x)
     assert y.dtype == dtype
     tolerance = 100 * torch.finfo(dtype).eps
     assert_close(y.mean, z.mean, rtol=tolerance, atol=tolerance)
@@ -153,9 +152,9 @@ def test_what_few_tangents_bias_in_every_layer_is_taken_away() -> None:
             nn.init.kaiming_normal_(layer.weight)
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1].to(D)
     x = gaussian()
-    z = cp.propagate(model, x)
+    z = propagate(model, x)
     many = cp.Gaussian(x.mean.repeat(100, 1), x.covariance_matrix.repeat(100, 1, 1))
-    y = cp.propagate(model, many, cp.Sketched(64, generator=seeded(0), exact=0))
+    y = propagate(model, many, cp.Sketched(64, generator=seeded(0), exact=0))
     ratios = y.variance.unflatten(0, (100, 2)) / z.variance
     assert float(ratios.mean() - 1) < 0.011  # 0.015 where the bias is left, 0.004 +- 0.001 here
 
@@ -174,9 +173,9 @@ def test_what_saturates_keeps_its_variance_with_few_tangents(
             nn.init.normal_(layer.weight, std=(1.6 / layer.in_features) ** 0.5)
     model = nn.Sequential(*(part for layer in layers for part in (layer, activation())))[:-1].to(D)
     x = cp.Gaussian.isotropic(torch.randn(50, dtype=D, generator=seeded(1)), 1.0)
-    z = cp.propagate(model, x)
+    z = propagate(model, x)
     method = cp.Sketched(96, order, seeded(0), exact=0, replicates=6)
-    ratio = (cp.propagate(model, x, method).variance / z.variance).mean()
+    ratio = (propagate(model, x, method).variance / z.variance).mean()
     assert abs(float(ratio) - 1) < 0.05  # 0.07 to 0.15 where the square of the slope is left
 
 
@@ -187,7 +186,7 @@ def test_float32_has_room_for_deviations_of_any_size(scale: float) -> None:
     found = []
     for unit in (1.0, scale):
         x = cp.Gaussian.isotropic(torch.zeros(20), unit)
-        y = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0), exact=0))
+        y = propagate(model, x, cp.Sketched(16, generator=seeded(0), exact=0))
         found.append(y.stddev / unit)
     assert_close(*found, rtol=1e-5)
 
@@ -197,7 +196,7 @@ def test_a_variance_that_could_be_too_large_is_not_taken_for_one() -> None:
     weight = F.normalize(torch.randn(30, 3, dtype=D, generator=seeded(0)), dim=0)
     x = cp.Gaussian.isotropic(torch.zeros(30, dtype=D), 12.0)
     method = cp.Sketched(16, exact=0, generator=seeded(0))
-    y = cp.propagate(lambda x: torch.exp(x @ weight), x, method)
+    y = propagate(lambda x: torch.exp(x @ weight), x, method)
     assert bool(torch.isfinite(y.variance).all())  # e^(2 v) for v up to 300; v + s overflows
 
 
@@ -219,13 +218,11 @@ def test_the_spread_of_tangents_tells_how_well_variances_are_known() -> None:
 
 @torch.no_grad()
 def test_errors_fall_as_tangents_grow() -> None:
-    x, z = gaussian(), cp.propagate(NETWORKS["residual"], gaussian())
+    x, z = gaussian(), propagate(NETWORKS["residual"], gaussian())
     found = []
     for tangents in (16, 64, 256):
         runs = [
-            cp.propagate(
-                NETWORKS["residual"], x, cp.Sketched(tangents, generator=seeded(i), exact=0)
-            )
+            propagate(NETWORKS["residual"], x, cp.Sketched(tangents, generator=seeded(i), exact=0))
             for i in range(8)
         ]
         found.append(
@@ -237,9 +234,9 @@ def test_errors_fall_as_tangents_grow() -> None:
 @torch.no_grad()
 def test_the_second_order_is_what_order_one_lacks() -> None:
     x = gaussian(scale=0.5)
-    z = cp.propagate(NETWORKS["chain"], x)
+    z = propagate(NETWORKS["chain"], x)
     first, second = (
-        errors(cp.propagate(NETWORKS["chain"], x, cp.Sketched(1024, order, seeded(0))), z)
+        errors(propagate(NETWORKS["chain"], x, cp.Sketched(1024, order, seeded(0))), z)
         for order in (1, 2)
     )
     assert second[0] < first[0] / 3
@@ -249,10 +246,10 @@ def test_the_second_order_is_what_order_one_lacks() -> None:
 def test_one_generator_and_one_seed_give_one_result() -> None:
     x, method = gaussian(), cp.Sketched(16, generator=seeded(3))
     state = torch.random.get_rng_state()
-    first = cp.propagate(NETWORKS["residual"], x, method)
+    first = propagate(NETWORKS["residual"], x, method)
     assert torch.equal(state, torch.random.get_rng_state())
-    again = cp.propagate(NETWORKS["residual"], x, cp.Sketched(16, generator=seeded(3)))
-    other = cp.propagate(NETWORKS["residual"], x, method)  # the generator has moved on
+    again = propagate(NETWORKS["residual"], x, cp.Sketched(16, generator=seeded(3)))
+    other = propagate(NETWORKS["residual"], x, method)  # the generator has moved on
     assert torch.equal(first.covariance_matrix, again.covariance_matrix)
     assert torch.equal(first.mean, again.mean)
     assert not torch.equal(first.mean, other.mean)
@@ -262,7 +259,7 @@ def test_one_generator_and_one_seed_give_one_result() -> None:
 def test_standard_errors_are_those_of_repeated_seeds() -> None:
     x = gaussian()
     many = cp.Gaussian(x.mean.repeat(60, 1), x.covariance_matrix.repeat(60, 1, 1))
-    y = cp.propagate(NETWORKS["chain"], many, cp.Sketched(32, generator=seeded(0), exact=0))
+    y = propagate(NETWORKS["chain"], many, cp.Sketched(32, generator=seeded(0), exact=0))
     for values, errors_told in (
         (y.mean, y.mean_stderr),
         (y.covariance_matrix, y.covariance_stderr),
@@ -272,17 +269,17 @@ def test_standard_errors_are_those_of_repeated_seeds() -> None:
         assert 0.8 < float(ratio.mean()) < 1.25
         assert values is not y.mean or bool(((ratio > 0.5) & (ratio < 2)).all())
     assert y.samples == 32
-    alone = cp.propagate(NETWORKS["chain"], x, cp.Sketched(32, generator=seeded(0), replicates=1))
+    alone = propagate(NETWORKS["chain"], x, cp.Sketched(32, generator=seeded(0), replicates=1))
     assert alone.covariance_stderr is None
 
 
 @torch.no_grad()
 def test_a_batch_is_its_elements_one_by_one() -> None:
     x = gaussian(batch=3)  # with exact directions and order one, what is random is little
-    y = cp.propagate(NETWORKS["convolution"], x, cp.Sketched(256, generator=seeded(0)))
+    y = propagate(NETWORKS["convolution"], x, cp.Sketched(256, generator=seeded(0)))
     for i in range(3):
         alone = cp.Gaussian(x.mean[i : i + 1], x.covariance_matrix[i : i + 1])
-        z = cp.propagate(NETWORKS["convolution"], alone, cp.Sketched(256, generator=seeded(i)))
+        z = propagate(NETWORKS["convolution"], alone, cp.Sketched(256, generator=seeded(i)))
         assert max(errors(y[i], z[0])) < 0.01
 
 
@@ -294,8 +291,8 @@ def test_inputs_that_share_one_covariance_are_independent_all_the_same() -> None
     def network(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return torch.relu(x - z), x * z
 
-    truth = cp.propagate(network, x, z)
-    found = cp.propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
+    truth = propagate(network, x, z)
+    found = propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
     assert_close(found[0].variance, truth[0].variance)
     assert_close(found[1].mean, truth[1].mean)
 
@@ -304,8 +301,8 @@ def test_inputs_that_share_one_covariance_are_independent_all_the_same() -> None
 def test_products_of_two_inputs_of_unequal_sizes_agree_with_dense() -> None:
     first = cp.Gaussian.isotropic(torch.randn(2, 3, 3, dtype=D, generator=seeded(1)), 0.1, 1)
     second = cp.Gaussian.isotropic(torch.randn(2, 3, 2, dtype=D, generator=seeded(2)), 0.2, 1)
-    y = cp.propagate(torch.matmul, first, second, cp.Sketched(64, generator=seeded(3)))
-    dense = cp.propagate(torch.matmul, first, second)
+    y = propagate(torch.matmul, first, second, cp.Sketched(64, generator=seeded(3)))
+    dense = propagate(torch.matmul, first, second)
     assert_close(y.mean, dense.mean, atol=1e-12)
     s = dense.covariance.diagonal().sqrt()
     unit = s[..., :, None] * s[..., None, :]
@@ -327,7 +324,7 @@ def test_a_seed_gives_the_same_wherever_the_inputs_are_in_memory() -> None:
     found = []
     for order in (apart, apart[::-1]):
         x, z = (cp.Gaussian(torch.ones(6, dtype=D), covariance) for covariance in order)
-        y = cp.propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
+        y = propagate(network, x, z, cp.Sketched(64, generator=seeded(0)))
         found.append(y.covariance_matrix)
     assert torch.equal(*found)
 
@@ -339,8 +336,8 @@ def test_the_order_of_inputs_and_their_directions_do_not_matter() -> None:
     def model(u: Tensor, v: Tensor) -> Tensor:
         return torch.cat([u[:, :4] * v, torch.relu(u[:, 2:] - v)], 1)
 
-    y = cp.propagate(model, a, b, cp.Sketched(512, generator=seeded(0)))
-    z = cp.propagate(model, a, b)
+    y = propagate(model, a, b, cp.Sketched(512, generator=seeded(0)))
+    z = propagate(model, a, b)
     assert max(errors(y, z)) < 0.01
 
 
@@ -350,7 +347,7 @@ def test_no_noise_gives_the_output_at_the_mean(scale: float) -> None:
     mean = gaussian().mean
     x = cp.Gaussian.isotropic(mean, scale, batch_dims=1)
     for name in ("residual", "convolution", "max pooling", "product"):
-        y = cp.propagate(NETWORKS[name], x, cp.Sketched(16, generator=seeded(0), exact=0))
+        y = propagate(NETWORKS[name], x, cp.Sketched(16, generator=seeded(0), exact=0))
         assert_close(y.mean, NETWORKS[name](mean))
         assert float(y.variance.max()) <= 100 * scale**2
 
@@ -358,22 +355,22 @@ def test_no_noise_gives_the_output_at_the_mean(scale: float) -> None:
 @torch.no_grad()
 def test_a_constant_has_no_variance_and_a_low_rank_input_keeps_its_factor() -> None:
     x = gaussian()
-    y = cp.propagate(NETWORKS["chain"], cp.Gaussian.constant(x.mean, 1), cp.Sketched(16))
+    y = propagate(NETWORKS["chain"], cp.Gaussian.constant(x.mean, 1), cp.Sketched(16))
     assert_close(y.mean, NETWORKS["chain"](x.mean))
     assert float(y.variance.abs().max()) == 0
     factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 5
     for variance in (None, torch.full((2, 20), 0.01, dtype=D)):
         low = cp.Gaussian.low_rank(x.mean, factor, variance, batch_dims=1)
-        y = cp.propagate(NETWORKS["chain"], low, cp.Sketched(64, generator=seeded(0)))
-        z = cp.propagate(NETWORKS["chain"], low)
+        y = propagate(NETWORKS["chain"], low, cp.Sketched(64, generator=seeded(0)))
+        z = propagate(NETWORKS["chain"], low)
         assert max(errors(y, z)) < (0.02 if variance is None else 0.03)
 
 
 @torch.no_grad()
 def test_some_outputs_alone_are_flat_and_the_same() -> None:
     x = gaussian()
-    every = cp.propagate(NETWORKS["chain"], x, cp.Sketched(16, generator=seeded(0)))
-    some = cp.propagate(NETWORKS["chain"], x, cp.Sketched(16, generator=seeded(0), outputs=[2, 0]))
+    every = propagate(NETWORKS["chain"], x, cp.Sketched(16, generator=seeded(0)))
+    some = propagate(NETWORKS["chain"], x, cp.Sketched(16, generator=seeded(0), outputs=[2, 0]))
     assert_close(some.mean, every.mean[:, [2, 0]])
     assert_close(some.covariance_matrix, every.covariance_matrix[:, [2, 0]][:, :, [2, 0]])
 
@@ -387,20 +384,20 @@ def test_a_limit_of_memory_counts_for_the_first_order_too() -> None:
     assert first < second
     enough = cp.Sketched(64, 1, seeded(0), memory=2 * first)
     free = cp.Sketched(64, 1, seeded(0))
-    assert_close(*(cp.propagate(NETWORKS["chain"], x, m).mean for m in (enough, free)))
+    assert_close(*(propagate(NETWORKS["chain"], x, m).mean for m in (enough, free)))
     with pytest.raises(cp.TooLarge, match="more replicates"):
-        cp.propagate(NETWORKS["chain"], x, cp.Sketched(64, 1, memory=first // 8))
+        propagate(NETWORKS["chain"], x, cp.Sketched(64, 1, memory=first // 8))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("memory", [60_000, 16_000])
 def test_a_limit_of_memory_changes_groups_and_not_the_answer(memory: int) -> None:
     x = gaussian(batch=1)
-    z = cp.propagate(NETWORKS["residual"], x)
+    z = propagate(NETWORKS["residual"], x)
     limited = cp.Sketched(64, generator=seeded(0), memory=memory)
-    assert max(errors(cp.propagate(NETWORKS["residual"], x, limited), z)) < 0.02
+    assert max(errors(propagate(NETWORKS["residual"], x, limited), z)) < 0.02
     with pytest.raises(cp.TooLarge, match=r"need [\d.]+ kB, and .* fewer tangents"):
-        cp.propagate(NETWORKS["residual"], x, cp.Sketched(64, memory=1))
+        propagate(NETWORKS["residual"], x, cp.Sketched(64, memory=1))
 
 
 @torch.no_grad()
@@ -413,11 +410,11 @@ def test_a_layer_of_fifty_thousand_units_has_no_matrix() -> None:
     ).requires_grad_(False)  # fmt: skip
     x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), 0.1, batch_dims=1)
     with Largest() as largest:
-        y = cp.propagate(model, x, cp.Sketched(32, generator=seeded(0)))
+        y = propagate(model, x, cp.Sketched(32, generator=seeded(0)))
     units = channels * side**2
     assert units > 50_000
     assert largest.nbytes <= 20 * units * x.mean.itemsize  # a matrix has 51,200 of them
-    truth = cp.propagate(model, x, cp.MonteCarlo(4_000, seeded(1)))
+    truth = propagate(model, x, cp.MonteCarlo(4_000, seeded(1)))
     assert errors(y, truth)[0] < 0.05
 
 
@@ -447,16 +444,16 @@ def trained() -> tuple[nn.Module, Tensor]:
 def test_a_trained_network_is_within_one_percent_of_dense() -> None:
     model, images = trained()
     x = cp.Gaussian.isotropic(images[:6], 0.1, batch_dims=1)
-    dense = cp.propagate(model, x)
+    dense = propagate(model, x)
     method = cp.Sketched(64, generator=seeded(0), exact=0)
-    y = cp.propagate(model, x, method)
+    y = propagate(model, x, method)
     mean, worst, _ = errors(y, dense)
     assert mean < 0.01
     assert worst < 0.03
     assert float(((y.mean - dense.mean) / dense.stddev).square().mean().sqrt()) < 0.05
     more = cp.Sketched(128, generator=seeded(0), exact=0)
-    assert errors(cp.propagate(model, x, more), dense)[2] < 0.1  # the worst of sixty means
-    alone = cp.propagate(model, x, cp.AssumedDensity())
+    assert errors(propagate(model, x, more), dense)[2] < 0.1  # the worst of sixty means
+    alone = propagate(model, x, cp.AssumedDensity())
     share = (alone.stddev / dense.stddev).mean()
     assert float(share) < 0.4  # variances alone are no answer
 
@@ -469,8 +466,8 @@ def test_every_architecture_goes_through(name: str) -> None:
     generator = seeded(4)
     mean = torch.randn(2, *ARCHITECTURES[name].shape, dtype=D, generator=generator)
     x = cp.Gaussian.isotropic(mean, 0.01, batch_dims=1)
-    y = cp.propagate(model, x, cp.Sketched(16, generator=generator, exact=0))
-    z = cp.propagate(model, x, cp.Linearized())
+    y = propagate(model, x, cp.Sketched(16, generator=generator, exact=0))
+    z = propagate(model, x, cp.Linearized())
     assert_close(y.mean, z.mean, atol=0.05)
     assert 0.9 < float((y.stddev / z.stddev).median()) < 1.1
 
@@ -478,12 +475,12 @@ def test_every_architecture_goes_through(name: str) -> None:
 def test_parameters_get_no_gradients_and_autograd_may_be_off() -> None:
     model = seeded_network(Residual).requires_grad_()
     x = gaussian()
-    y = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0)))
+    y = propagate(model, x, cp.Sketched(16, generator=seeded(0)))
     assert not y.mean.requires_grad
     assert not y.covariance_matrix.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
     with torch.inference_mode():
-        z = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0)))
+        z = propagate(model, x, cp.Sketched(16, generator=seeded(0)))
     assert_close(z.covariance_matrix, y.covariance_matrix)
 
 
@@ -510,9 +507,9 @@ def test_a_plan_counts_tangents() -> None:
 def test_joint_and_progress_work(capsys: pytest.CaptureFixture[str]) -> None:
     x = gaussian(batch=1)
     method = cp.Sketched(64, generator=seeded(0))
-    y, z = cp.joint(NETWORKS["chain"], x, method), cp.joint(NETWORKS["chain"], x)
+    y, z = joint(NETWORKS["chain"], x, method), joint(NETWORKS["chain"], x)
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=0.01)
-    cp.propagate(NETWORKS["chain"], x, method, progress=True)
+    propagate(NETWORKS["chain"], x, method, progress=True)
     assert "100%" in capsys.readouterr().err
 
 
@@ -523,8 +520,8 @@ def test_it_is_a_base_of_methods_that_wrap_another(low: bool) -> None:
     if low:
         factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 3
         x = cp.Gaussian.low_rank(x.mean, factor, torch.full_like(x.mean, 0.01), batch_dims=1)
-    y = cp.propagate(NETWORKS["chain"], x, cp.Split(3, base=cp.Sketched(256, generator=seeded(0))))
-    z = cp.propagate(NETWORKS["chain"], x, cp.Split(3))
+    y = propagate(NETWORKS["chain"], x, cp.Split(3, base=cp.Sketched(256, generator=seeded(0))))
+    z = propagate(NETWORKS["chain"], x, cp.Split(3))
     assert max(errors(y, z)) < 0.02
 
 
@@ -552,7 +549,7 @@ def test_outputs_are_named_in_any_way() -> None:
     def found(outputs: Any) -> cp.Gaussian:
         method = cp.Sketched(16, generator=seeded(0), outputs=outputs)
         assert method == cp.Sketched(16, outputs=outputs)
-        return cp.propagate(model, x, method)
+        return propagate(model, x, method)
 
     wanted = found([0, 2])
     mask = torch.tensor([True, False, True, False])
@@ -569,18 +566,18 @@ def test_outputs_are_named_in_any_way() -> None:
 def test_what_it_cannot_do_it_refuses() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(1, 2, 3, 3), 0.1, batch_dims=1)
     with pytest.raises(cp.UnsupportedOperation, match="whole channels"):
-        cp.propagate(lambda t: F.dropout2d(t, 0.2, True), x, cp.Sketched(16))
+        propagate(lambda t: F.dropout2d(t, 0.2, True), x, cp.Sketched(16))
     with pytest.raises(cp.UnsupportedOperation, match="every pair"):
-        cp.propagate(lambda t: t.covariance.matrix(), x, cp.Sketched(16))
+        propagate(lambda t: t.covariance.matrix(), x, cp.Sketched(16))
     with pytest.raises(cp.UnsupportedOperation, match=r"gives a covariance.*through"):
-        cp.propagate(lambda t: t.replace(t.loc, Diagonal(t.variances)), x, cp.Sketched(16))
+        propagate(lambda t: t.replace(t.loc, Diagonal(t.variances)), x, cp.Sketched(16))
 
     def inner(t: Any) -> Any:
         with torch.inference_mode():
             return torch.einsum("...j,jk->...k", t, torch.ones(3, 2))
 
     with pytest.raises(cp.UnsupportedOperation, match="inference mode"):
-        cp.propagate(inner, x, cp.Sketched(16))
+        propagate(inner, x, cp.Sketched(16))
 
 
 @torch.no_grad()
@@ -595,7 +592,7 @@ def test_time_is_linear_in_the_number_of_units() -> None:
         best = 1e9
         for _ in range(3):
             started = time.perf_counter()
-            cp.propagate(model, x, cp.Sketched(32, generator=seeded(0)))
+            propagate(model, x, cp.Sketched(32, generator=seeded(0)))
             best = min(best, time.perf_counter() - started)
         seconds.append(best)
     assert seconds[1] < 10 * seconds[0]  # four times the units; sixteen if it were quadratic
@@ -628,8 +625,8 @@ def test_few_inputs_have_honest_standard_errors(
 ) -> None:
     """Of 4 replicates: |error| / stderr has Student's t with 3 degrees, above 4 in 2.8 of 100."""
     model, x = few_inputs(inputs, activation, 2, 90, dtype)
-    y = cp.propagate(model, x, cp.Sketched(64, generator=seeded(inputs)))
-    z = cp.propagate(model, x, truth).covariance_matrix
+    y = propagate(model, x, cp.Sketched(64, generator=seeded(inputs)))
+    z = propagate(model, x, truth).covariance_matrix
     scale = z.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = scale[..., :, None] * scale[..., None, :]
     error = (y.covariance_matrix - z) / scale
@@ -649,7 +646,7 @@ def test_few_inputs_are_exact_but_for_chance(activation: nn.Module) -> None:
     """One layer has all orders: nothing is left but chance."""
     model, x = few_inputs(4, activation, 1, 1)
     method = cp.Sketched(512, generator=seeded(0), replicates=16)
-    y, exact = cp.propagate(model, x, method), cp.propagate(model, x)
+    y, exact = propagate(model, x, method), propagate(model, x)
     error = (y.covariance_matrix - exact.covariance_matrix).abs()
     assert y.covariance_stderr is not None
     assert bool((error < 5 * y.covariance_stderr).all())
@@ -662,8 +659,8 @@ def test_few_inputs_are_exact_but_for_chance(activation: nn.Module) -> None:
 def test_few_inputs_that_hardly_vary_have_the_jacobian_alone(noise: float) -> None:
     model, x = few_inputs(2, nn.Tanh(), 2, 3)
     x = cp.Gaussian.isotropic(x.mean, noise, batch_dims=1)
-    y = cp.propagate(model, x, cp.Sketched(16, generator=seeded(0)))
-    expected = cp.propagate(model, x, cp.Linearized()).covariance_matrix
+    y = propagate(model, x, cp.Sketched(16, generator=seeded(0)))
+    expected = propagate(model, x, cp.Linearized()).covariance_matrix
     assert_close(y.covariance_matrix, expected, rtol=1e-5, atol=1e-11 * noise**2)
 
 
@@ -681,14 +678,14 @@ def test_what_cancels_has_no_negative_variance(
     for replicates in (1, 4):
         method = cp.Sketched(16, generator=seeded(2), replicates=replicates, exact=exact)
         for function in (lambda x: x**2 - x * x, lambda x: torch.cat([x**2 - x * x, x], -1)):
-            y = cp.propagate(function, x, method=method)
+            y = propagate(function, x, method=method)
             assert bool((y.variance >= 0).all())
             assert bool(y.stddev.isfinite().all())
-            cp.propagate(torch.relu, y)
+            propagate(torch.relu, y)
         if exact is None:
-            y = cp.propagate(lambda x: x**2 - x * x, x, method=method)
+            y = propagate(lambda x: x**2 - x * x, x, method=method)
             # Two sums of 25 products of two rows, for each of two terms, and their difference.
-            of_terms = 4 * cp.propagate(torch.square, x).variance
+            of_terms = 4 * propagate(torch.square, x).variance
             assert bool((y.variance <= 50 * torch.finfo(dtype).eps * of_terms).all())
             cp.Gaussian(y.mean, y.covariance_matrix)
 
@@ -710,6 +707,6 @@ def test_what_has_been_released_is_not_looked_at_again(monkeypatch: pytest.Monke
             t = torch.tanh(t.flip(-1))
         return t
 
-    cp.propagate(long, cp.Gaussian.isotropic(torch.zeros(4), 0.1), cp.Sketched(4, replicates=1))
+    propagate(long, cp.Gaussian.isotropic(torch.zeros(4), 0.1), cp.Sketched(4, replicates=1))
     assert len(looked) >= 30
     assert max(looked) <= 4

@@ -11,6 +11,7 @@ from torch import nn
 import covprop as cp
 from covprop.covariance import Deflated, Diagonal
 from tests.largest import Largest
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
@@ -33,7 +34,7 @@ def network(*widths: int, seed: int = 0) -> nn.Sequential:
 def test_one_input_is_integrated_by_the_nodes_alone(base: Any) -> None:
     """With one element nothing is left beside the direction: Gauss-Hermite quadrature."""
     x = cp.Gaussian(torch.tensor([0.3], dtype=D), torch.tensor([[0.49]], dtype=D))
-    y = cp.propagate(lambda x: x**3, x, cp.Split(4, base=base))
+    y = propagate(lambda x: x**3, x, cp.Split(4, base=base))
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     values, weights = (0.3 + 0.7 * nodes) ** 3, weights / weights.sum()
     mean = weights @ values
@@ -49,15 +50,15 @@ def test_a_linear_network_is_exact(base: Any, batch: tuple[int, ...], directions
     torch.manual_seed(1)
     model = nn.Linear(4, 3).to(D).requires_grad_(requires_grad=False)
     for x in (gaussian(*batch), gaussian(*batch, rank=1)):
-        y = cp.propagate(model, x, cp.Split(3, directions, base))
-        assert_same(y, cp.propagate(model, x), 1e-12)
+        y = propagate(model, x, cp.Split(3, directions, base))
+        assert_same(y, propagate(model, x), 1e-12)
 
 
 def test_directions_are_those_of_an_independent_decomposition() -> None:
     """The mixture of the input itself has its moments, and lies along S J^T."""
     x = gaussian()
     weight = torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=D)
-    y = cp.propagate(lambda x: torch.cat([x @ weight.mT, 0 * x], -1), x, cp.Split(5))
+    y = propagate(lambda x: torch.cat([x @ weight.mT, 0 * x], -1), x, cp.Split(5))
     along = y.mixture.components.mean[:, 0] - y.mean[0]
     deviation = float((weight @ x.covariance_matrix @ weight.mT) ** 0.5)
     nodes, weights = np.polynomial.hermite_e.hermegauss(5)
@@ -69,9 +70,9 @@ def test_directions_are_those_of_an_independent_decomposition() -> None:
 
 def test_a_batch_is_the_same_one_by_one() -> None:
     model, x = network(4, 20, 3), gaussian(5)
-    together = cp.propagate(model, x, cp.Split(3, 2))
+    together = propagate(model, x, cp.Split(3, 2))
     for i in range(5):
-        assert_same(together[i], cp.propagate(model, x[i], cp.Split(3, 2)), 1e-9)
+        assert_same(together[i], propagate(model, x[i], cp.Split(3, 2)), 1e-9)
 
 
 def test_a_network_that_takes_no_batch_has_its_components_one_by_one() -> None:
@@ -81,9 +82,9 @@ def test_a_network_that_takes_no_batch_has_its_components_one_by_one() -> None:
     def alone(x: Any, context: Any) -> Any:
         return {"y": model((x[None] + context)[0]), "n": 3, "context": context}
 
-    found = cp.propagate(alone, x, context, method=cp.Split(3))
+    found = propagate(alone, x, context, method=cp.Split(3))
     shifted = cp.Gaussian(x.mean + context[0], x.covariance_matrix)
-    assert_same(found["y"], cp.propagate(model, shifted, cp.Split(3)), 1e-9)
+    assert_same(found["y"], propagate(model, shifted, cp.Split(3)), 1e-9)
     assert found["n"] == 3
     assert found["context"] is context
 
@@ -95,11 +96,11 @@ def test_the_inputs_of_a_network_stay_independent() -> None:
     def both(a: Any, b: Any) -> Any:
         return model(a + 2 * b), a - b
 
-    found = cp.propagate(both, x, y, method=cp.Split(3, 2))
-    plain = cp.propagate(both, x, y, method=cp.MonteCarlo(200_000, _seeded(0)))
+    found = propagate(both, x, y, method=cp.Split(3, 2))
+    plain = propagate(both, x, y, method=cp.MonteCarlo(200_000, _seeded(0)))
     for ours, sampled in zip(found, plain, strict=True):
         assert bool(((ours.mean - sampled.mean).abs() < 0.05 * sampled.stddev).all())
-    exact = cp.propagate(lambda a, b: a - b, x, y)
+    exact = propagate(lambda a, b: a - b, x, y)
     assert_same(found[1], exact, 1e-12)
 
 
@@ -110,21 +111,21 @@ def test_an_input_of_low_rank_stays_one_and_is_the_same(alone: bool) -> None:
     mean = torch.randn(6, dtype=D, generator=_seeded(1))
     x = cp.Gaussian.low_rank(mean, factor, variance)
     model = network(6, 20, 3)
-    y = cp.propagate(model, x, cp.Split(3, 2))
-    full = cp.propagate(model, cp.Gaussian(mean, factor @ factor.mT), cp.Split(3, 2))
+    y = propagate(model, x, cp.Split(3, 2))
+    full = propagate(model, cp.Gaussian(mean, factor @ factor.mT), cp.Split(3, 2))
     assert_close(y.mean, full.mean, rtol=1e-5, atol=1e-5)
     assert_close(y.covariance_matrix, full.covariance_matrix, rtol=1e-5, atol=1e-5)
     torch.manual_seed(2)
     linear = nn.Linear(6, 3).to(D).requires_grad_(requires_grad=False)
-    assert_same(cp.propagate(linear, x, cp.Split(3)), cp.propagate(linear, x), 1e-9)
+    assert_same(propagate(linear, x, cp.Split(3)), propagate(linear, x), 1e-9)
 
 
 def test_a_sketch_is_split_along_the_directions_of_the_exact_method() -> None:
     model = network(30, 30, 30, 2, seed=3)
     x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(0)), 1.0)
     sketched = cp.Sketched(1024, generator=_seeded(1))
-    y = cp.propagate(model, x, cp.Split(3, base=sketched))
-    exact = cp.propagate(model, x, cp.Split(3))
+    y = propagate(model, x, cp.Split(3, base=sketched))
+    exact = propagate(model, x, cp.Split(3))
     assert_close(y.mixture.components.mean, exact.mixture.components.mean, rtol=0.1, atol=0.1)
     assert_close(y.stddev / exact.stddev, torch.ones(2, dtype=D), atol=0.03)
     assert y.covariance_stderr is not None
@@ -141,8 +142,8 @@ def test_independent_noise_is_split_as_its_matrix_is(
     variance = torch.rand((*batch, 6), dtype=D, generator=_seeded(1))
     variance[..., 2] = 0.0
     x = cp.Gaussian.diagonal(mean, variance, batch_dims=len(batch))
-    y = cp.propagate(model, x, method)
-    z = cp.propagate(model, cp.Gaussian(mean, torch.diag_embed(variance)), method)
+    y = propagate(model, x, method)
+    z = propagate(model, cp.Gaussian(mean, torch.diag_embed(variance)), method)
     assert_same(y, z, 1e-9)
 
 
@@ -154,7 +155,7 @@ def test_a_component_of_independent_noise_has_no_matrix() -> None:
         return torch.relu(x @ torch.arange(12, dtype=D).reshape(6, 2))
 
     x = cp.Gaussian.isotropic(torch.zeros(6, dtype=D), 0.5)
-    y = cp.propagate(model, x, cp.Split(3, 2))
+    y = propagate(model, x, cp.Split(3, 2))
     assert isinstance(seen[0], Diagonal)  # for the directions
     assert isinstance(seen[1], Deflated)
     assert seen[1].units.shape == (6, 2)
@@ -174,8 +175,8 @@ BASES_OF_IMAGES = {
 @pytest.mark.parametrize("shape", [(1, 3), (3,)])
 def test_axes_may_be_counted_from_the_front(base: Any, shape: tuple[int, ...]) -> None:
     x = cp.Gaussian.isotropic(torch.tensor([0.3, 0.1, -0.2], dtype=D).reshape(shape), 0.5)
-    front = cp.propagate(lambda x: x.softmax(len(shape) - 1), x, cp.Split(base=base))
-    back = cp.propagate(lambda x: x.softmax(-1), x, cp.Split(base=base))
+    front = propagate(lambda x: x.softmax(len(shape) - 1), x, cp.Split(base=base))
+    back = propagate(lambda x: x.softmax(-1), x, cp.Split(base=base))
     assert_same(front, back, 1e-12)
     assert float(back.stddev.min()) > 0.05
     assert_close(back.mean.sum(), torch.ones((), dtype=D))
@@ -187,9 +188,9 @@ def test_elements_of_a_batch_may_be_treated_by_their_place() -> None:
     def by_place(x: Any) -> Any:
         return model(x + places[: len(x)]), len(x)
 
-    found, count = cp.propagate(by_place, x, cp.Split(3))
+    found, count = propagate(by_place, x, cp.Split(3))
     moved = cp.Gaussian(x.mean + places[:2], x.covariance_matrix)
-    assert_same(found, cp.propagate(model, moved, cp.Split(3)), 1e-9)
+    assert_same(found, propagate(model, moved, cp.Split(3)), 1e-9)
     assert count == 2
 
 
@@ -205,7 +206,7 @@ def test_all_directions_leave_points_alone(base: Any, count: int, dense: bool) -
         mean = torch.randn(3, dtype=D)
         x = cp.Gaussian.isotropic(mean, 1.0)
         x = cp.Gaussian(mean, x.covariance_matrix) if dense else x
-        y = cp.propagate(model, x, cp.Split(count, 3, base=base))
+        y = propagate(model, x, cp.Split(count, 3, base=base))
         nodes, weights = np.polynomial.hermite_e.hermegauss(count)
         grid = np.stack(np.meshgrid(nodes, nodes, nodes), -1).reshape(-1, 3)
         chances = np.prod(np.stack(np.meshgrid(weights, weights, weights), -1), -1).reshape(-1)
@@ -224,7 +225,7 @@ def _gain(model: Any, x: cp.Gaussian, base: Any) -> torch.Tensor:
     if isinstance(base, cp.Linearized):
         return torch.func.jacrev(model)(x.mean)
     first, last = model[0], model[2]
-    units = cp.propagate(first, x)
+    units = propagate(first, x)
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     points = units.mean + units.stddev * torch.as_tensor(nodes)[:, None]
     slopes = torch.as_tensor(weights / weights.sum()) @ (1 - torch.tanh(points).square())
@@ -248,9 +249,9 @@ def test_noise_near_rounding_is_no_worse_for_being_split(
 
         mean = torch.randn(4) + offset
         x = cp.Gaussian.isotropic(mean, noise * float(mean.norm()))
-        found = cp.propagate(centred, x, method).covariance_matrix.double()
+        found = propagate(centred, x, method).covariance_matrix.double()
         model.to(D)
-        truth = cp.propagate(centred, x.to(D), method)
+        truth = propagate(centred, x.to(D), method)
         scale = truth.stddev[:, None] * truth.stddev
         # Noise s leaves out of the variance what is not linear: less than a share of s^2. Means in
         # float32 are off by eps, and nonlinearity is only seen where it is several times as much.
@@ -266,7 +267,7 @@ def test_gradients_go_through_offsets_that_rounding_hides() -> None:
     found = []
     for dtype in (torch.float32, D):
         mean = start.detach().clone().to(dtype).requires_grad_()
-        y = cp.propagate(model.to(dtype), cp.Gaussian.isotropic(mean, 1e-5), cp.Split(3))
+        y = propagate(model.to(dtype), cp.Gaussian.isotropic(mean, 1e-5), cp.Split(3))
         y.variance.log().sum().backward()
         found.append(mean.grad.to(D))
     assert_close(found[0], found[1], atol=0.05)  # eps over the noise, a few times
@@ -281,7 +282,7 @@ def test_an_image_is_split_without_a_matrix(base: Any) -> None:
     )
     x = cp.Gaussian.isotropic(torch.rand(1, 3, 80, 80, generator=_seeded(0)), 0.5, batch_dims=1)
     with Largest() as largest:
-        y = cp.propagate(model, x, cp.Split(base=base))
+        y = propagate(model, x, cp.Split(base=base))
     assert largest.nbytes < 19_200**2  # of which a matrix would have four times as many
     count = 1 if base == BASES_OF_IMAGES["some outputs"] else 2
     assert y.mixture.components.batch_shape == (3, 1)
@@ -296,7 +297,7 @@ def test_components_of_a_sketch_are_those_of_the_exact_method_on_images() -> Non
     )
     x = cp.Gaussian.isotropic(torch.rand(2, 1, 8, 8, generator=_seeded(0)), 1.0, batch_dims=1)
     sketched = cp.Sketched(512, generator=_seeded(2), exact=0)
-    y, z = (cp.propagate(model, x, cp.Split(3, base=base)) for base in (sketched, cp.Exact()))
+    y, z = (propagate(model, x, cp.Split(3, base=base)) for base in (sketched, cp.Exact()))
     assert y.covariance_stderr is not None
     error = (y.covariance_matrix - z.covariance_matrix).abs()
     assert bool((error < 5 * y.covariance_stderr + 0.02 * z.variance.amax()).all())
@@ -305,24 +306,24 @@ def test_components_of_a_sketch_are_those_of_the_exact_method_on_images() -> Non
 def test_what_a_base_would_write_out_is_refused_where_it_does_not_fit() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(3, 700, 700), 0.1)
     with pytest.raises(cp.TooLarge, match="Sketched"):
-        cp.propagate(lambda x: x.flatten().cumsum(0)[0], x, cp.Split())
+        propagate(lambda x: x.flatten().cumsum(0)[0], x, cp.Split())
 
 
 def test_a_matrix_is_not_copied_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covprop.methods.split.free_bytes", lambda _: 100)
     with pytest.raises(cp.TooLarge, match="low_rank"):
-        cp.propagate(torch.relu, gaussian(), cp.Split(base=cp.Linearized()))
+        propagate(torch.relu, gaussian(), cp.Split(base=cp.Linearized()))
 
 
 def test_nothing_that_varies_is_nothing_to_split() -> None:
     x = gaussian()
-    assert_close(cp.propagate(lambda _: torch.ones(2), x, cp.Split()), torch.ones(2))
+    assert_close(propagate(lambda _: torch.ones(2), x, cp.Split()), torch.ones(2))
     certain = cp.Gaussian.isotropic(torch.ones(4, dtype=D), 0.0)
     model = network(4, 20, 3)
-    y = cp.propagate(model, certain, cp.Split())
+    y = propagate(model, certain, cp.Split())
     assert_close(y.mean, model(certain.mean))
     assert_close(y.covariance_matrix, torch.zeros(3, 3, dtype=D))
-    scalar = cp.propagate(lambda x: torch.relu(x).sum(), x, cp.Split())
+    scalar = propagate(lambda x: torch.relu(x).sum(), x, cp.Split())
     assert scalar.mean.shape == ()
 
 
@@ -331,21 +332,21 @@ def test_nothing_that_varies_is_nothing_to_split() -> None:
 def test_noise_along_no_direction_is_not_split(base: Any) -> None:
     mean = torch.ones(3, dtype=torch.float64)
     x = cp.Gaussian.low_rank(mean, mean.new_zeros(3, 0), 0.1 * mean)
-    y = cp.propagate(torch.relu, x, cp.Split(base=base))
-    assert_close(y.covariance_matrix, cp.propagate(torch.relu, x, base).covariance_matrix)
+    y = propagate(torch.relu, x, cp.Split(base=base))
+    assert_close(y.covariance_matrix, propagate(torch.relu, x, base).covariance_matrix)
 
 
 def test_float32_is_near_float64() -> None:
     model, x = network(4, 20, 3), gaussian(2)
-    y = cp.propagate(model, x, cp.Split())
-    z = cp.propagate(model.float(), x.to(torch.float32), cp.Split())
+    y = propagate(model, x, cp.Split())
+    z = propagate(model.float(), x.to(torch.float32), cp.Split())
     assert z.dtype == torch.float32
     assert_close(z.covariance_matrix.double(), y.covariance_matrix, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_a_direction_that_cannot_turn() -> None:
     def variance(mean: Any, spread: Any) -> Any:
-        y = cp.propagate(torch.sin, cp.Gaussian(mean, spread, validate_args=False), cp.Split(3))
+        y = propagate(torch.sin, cp.Gaussian(mean, spread, validate_args=False), cp.Split(3))
         return y.covariance_matrix
 
     mean = torch.tensor([0.4], dtype=D, requires_grad=True)
@@ -359,16 +360,16 @@ def test_components_halve_what_one_gaussian_is_off_by() -> None:
     for seed in range(8):
         model = network(30, 30, 30, 30, 1, seed=seed)
         x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(seed)), 1.0)
-        truth = cp.propagate(model, x, cp.MonteCarlo(40_000, _seeded(seed))).variance
+        truth = propagate(model, x, cp.MonteCarlo(40_000, _seeded(seed))).variance
         for count, method in ((1, cp.Exact()), (3, cp.Split(3))):
-            errors[count].append(float(cp.propagate(model, x, method).variance / truth - 1))
+            errors[count].append(float(propagate(model, x, method).variance / truth - 1))
     one, three = (np.sqrt(np.mean(np.square(errors[count]))) for count in (1, 3))
     assert three < 0.6 * one
 
 
 def test_a_mixture_samples_and_becomes_a_torch_distribution() -> None:
     model, x = network(4, 20, 2), gaussian(3)
-    y = cp.propagate(model, x, cp.Split(3))
+    y = propagate(model, x, cp.Split(3))
     assert y.mixture.components.batch_shape == (3, 3)
     draws = y.mixture.sample(100_000, _seeded(0))
     assert draws.shape == (100_000, 3, 2)
@@ -381,7 +382,7 @@ def test_a_mixture_samples_and_becomes_a_torch_distribution() -> None:
 
 def test_copies_and_parts_of_a_result_keep_their_mixture() -> None:
     model, x = network(4, 20, 3), gaussian(2, 3)
-    y = cp.propagate(model, x, cp.Split(3))
+    y = propagate(model, x, cp.Split(3))
     means, matrices = y.mixture.components.mean, y.mixture.components.covariance_matrix
     rows = torch.tensor([1, 0])
     for index in (1, slice(0, 1), (0, 2), rows, (rows, rows), (slice(None), 1), y.mean[..., 0] > 0):
@@ -402,7 +403,7 @@ def test_copies_and_parts_of_a_result_keep_their_mixture() -> None:
 
 def test_a_detached_result_has_a_detached_mixture() -> None:
     mean = torch.zeros(4, dtype=D, requires_grad=True)
-    y = cp.propagate(torch.sin, cp.Gaussian.isotropic(mean, 0.5), cp.Split(3))
+    y = propagate(torch.sin, cp.Gaussian.isotropic(mean, 0.5), cp.Split(3))
     assert y.mixture.components.mean.requires_grad
     assert not y.detach().mixture.components.mean.requires_grad
 
@@ -410,7 +411,7 @@ def test_a_detached_result_has_a_detached_mixture() -> None:
 def test_errors_of_sampled_components_are_put_together() -> None:
     model, x = network(4, 20, 2), gaussian()
     found = [
-        cp.propagate(model, x, cp.Split(3, base=cp.MonteCarlo(500, _seeded(seed))))
+        propagate(model, x, cp.Split(3, base=cp.MonteCarlo(500, _seeded(seed))))
         for seed in range(60)
     ]
     assert found[0].samples == 1500
@@ -425,7 +426,7 @@ def test_errors_of_the_means_of_components_are_in_those_of_variances() -> None:
     matrix = torch.tensor([[3.0, 3.0], [1.0, -1.0]], dtype=D)  # the first is split, not the second
     x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 1.0)
     found = [
-        cp.propagate(lambda x: x @ matrix, x, cp.Split(base=cp.MonteCarlo(200, _seeded(seed))))
+        propagate(lambda x: x @ matrix, x, cp.Split(base=cp.MonteCarlo(200, _seeded(seed))))
         for seed in range(200)
     ]
     spread = torch.stack([y.covariance_matrix for y in found]).std(0)
@@ -449,7 +450,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 
 def test_an_operation_without_a_rule_says_so() -> None:
     with pytest.raises(cp.UnsupportedOperation, match="no rule"):
-        cp.propagate(lambda x: torch.linalg.inv(x.reshape(2, 2)), gaussian(), cp.Split())
+        propagate(lambda x: torch.linalg.inv(x.reshape(2, 2)), gaussian(), cp.Split())
 
 
 def _seeded(seed: int) -> torch.Generator:
@@ -468,7 +469,7 @@ def test_what_is_left_of_a_matrix_has_no_negative_variance(
         factor = 0.4 * torch.randn(3, 3, dtype=dtype)
         x = cp.Gaussian(torch.randn(3, dtype=dtype), factor @ factor.mT + 0.2 * torch.eye(3))
         model = nn.Linear(3, directions).to(dtype)
-        y = cp.propagate(model, x, cp.Split(3, directions))
+        y = propagate(model, x, cp.Split(3, directions))
         exact = model.weight @ x.covariance_matrix @ model.weight.mT
         # 27 components, sums of 3 and of 27 terms, at most.
         atol = 100 * torch.finfo(dtype).eps * float(exact.diagonal().max())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.test_propagate import assert_same, gaussian
 
@@ -34,7 +35,7 @@ def test_the_mean_of_a_quadratic_function_is_exact(method: cp.Unscented, rank: i
         [(second * a).sum((-2, -1)), second.diagonal(dim1=-2, dim2=-1).sum(-1), second[..., 0, 1]],
         -1,
     )
-    assert_close(cp.propagate(quadratic, x, method).mean, want, atol=1e-12)
+    assert_close(propagate(quadratic, x, method).mean, want, atol=1e-12)
 
 
 def transform(model: Any, x: cp.Gaussian, method: cp.Unscented) -> tuple[Tensor, Tensor]:
@@ -55,7 +56,7 @@ def transform(model: Any, x: cp.Gaussian, method: cp.Unscented) -> tuple[Tensor,
 @every
 def test_it_is_the_textbook_transform(method: cp.Unscented) -> None:
     for model in (quadratic, lambda x: torch.relu(x) + x.exp()):
-        y = cp.propagate(model, gaussian(), method)
+        y = propagate(model, gaussian(), method)
         mean, covariance = transform(model, gaussian(), method)
         assert_close(y.mean, mean, atol=1e-12)
         assert_close(y.covariance_matrix, covariance, atol=1e-12)
@@ -73,22 +74,20 @@ def test_two_inputs_are_one_of_both() -> None:
     def model(x: Tensor, y: Tensor) -> Tensor:
         return (x * y).tanh()
 
-    apart = cp.propagate(model, x, y, cp.Unscented())
-    assert_same(
-        apart, cp.propagate(lambda z: model(*z.chunk(2, -1)), together, cp.Unscented()), 1e-14
-    )
+    apart = propagate(model, x, y, cp.Unscented())
+    assert_same(apart, propagate(lambda z: model(*z.chunk(2, -1)), together, cp.Unscented()), 1e-14)
 
 
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = gaussian(3)
-    whole = cp.propagate(quadratic, x, cp.Unscented())
+    whole = propagate(quadratic, x, cp.Unscented())
     monkeypatch.setattr("covprop.methods.network.HELD", 100)
-    assert_same(cp.propagate(quadratic, x, cp.Unscented()), whole, 1e-12)
+    assert_same(propagate(quadratic, x, cp.Unscented()), whole, 1e-12)
 
 
 def test_the_variance_of_a_square_is_exact_with_beta_two() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), 0.7)
-    y = cp.propagate(torch.square, x, cp.Unscented(beta=2.0))
+    y = propagate(torch.square, x, cp.Unscented(beta=2.0))
     assert float(y.variance) == pytest.approx(2 * 0.7**4, rel=1e-12)
 
 
@@ -98,9 +97,9 @@ def test_default_weights_keep_the_covariance_semi_definite_and_julier_s_do_not()
     def model(x: Any) -> Any:
         return torch.stack([x.square().sum(-1), torch.relu(x).sum(-1)], -1)
 
-    default = cp.propagate(model, x, cp.Unscented())
+    default = propagate(model, x, cp.Unscented())
     assert float(torch.linalg.eigvalsh(default.covariance_matrix)[0]) > -1e-12
-    julier = cp.propagate(model, x, cp.Unscented(alpha=1.0, kappa=-7.0))
+    julier = propagate(model, x, cp.Unscented(alpha=1.0, kappa=-7.0))
     assert float(torch.linalg.eigvalsh(julier.covariance_matrix)[0]) < -1
 
 
@@ -109,4 +108,4 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="number"):
         cp.Unscented(**options)
     with pytest.raises(cp.UnsupportedOperation, match=r"n \+ kappa must be positive"):
-        cp.propagate(quadratic, gaussian(), cp.Unscented(kappa=-4.0))
+        propagate(quadratic, gaussian(), cp.Unscented(kappa=-4.0))

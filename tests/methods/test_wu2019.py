@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.methods.comparison.wu2019 import bump_first, bump_second
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.paper import means, wu_relu_covariance
 from tests.test_propagate import gaussian
@@ -31,7 +32,7 @@ def pairs(rho: float, steps: int = 41) -> cp.Gaussian:
 
 
 def error(function: Any, x: cp.Gaussian) -> Tensor:
-    found, exact = cp.propagate(function, x, WU), cp.propagate(function, x)
+    found, exact = propagate(function, x, WU), propagate(function, x)
     assert_close(found.mean, exact.mean, rtol=1e-15)
     assert_close(found.variance, exact.variance, rtol=1e-14)
     return (found.covariance_matrix - exact.covariance_matrix)[..., 0, 1].abs()
@@ -51,14 +52,14 @@ def test_covariances_are_exact_at_zero_means_for_any_correlations_and_variances(
 ) -> None:
     x = gaussian(3, size=5, rank=5)
     centred = cp.Gaussian(torch.zeros_like(x.mean), x.covariance_matrix)
-    found, exact = (cp.propagate(function, centred, method) for method in (WU, cp.Exact()))
+    found, exact = (propagate(function, centred, method) for method in (WU, cp.Exact()))
     assert_close(found.covariance_matrix, exact.covariance_matrix, rtol=1e-12, atol=1e-15)
 
 
 def test_relu_scales_with_its_input() -> None:
     x = gaussian()
     scaled = cp.Gaussian(x.mean * 7, x.covariance_matrix * 49)
-    found, expected = (cp.propagate(torch.relu, y, WU) for y in (scaled, x))
+    found, expected = (propagate(torch.relu, y, WU) for y in (scaled, x))
     assert_close(found.covariance_matrix, 49 * expected.covariance_matrix, rtol=1e-12)
 
 
@@ -72,7 +73,7 @@ def test_degenerate_inputs_have_finite_moments_and_gradients(
     )
     matrix = matrix.to(dtype).requires_grad_()
     mean = torch.tensor([0.3, 0.3, -0.3, 1.0, 1e6], dtype=dtype, requires_grad=True)
-    y = cp.propagate(
+    y = propagate(
         lambda x: function(x.to(D)).to(dtype), cp.Gaussian(mean, matrix, validate_args=False), WU
     )
     covariance = y.covariance_matrix
@@ -89,9 +90,9 @@ def test_a_network_is_near_the_exact_covariance_and_a_batch_is_its_elements() ->
     ).to(D)  # fmt: skip
     x = gaussian(3)
     with torch.no_grad():
-        found, exact = cp.propagate(model, x, WU), cp.propagate(model, x)
+        found, exact = propagate(model, x, WU), propagate(model, x)
         for i, element in enumerate(x):
-            alone = cp.propagate(model, element, WU)
+            alone = propagate(model, element, WU)
             assert_close(found[i].covariance_matrix, alone.covariance_matrix, rtol=1e-12)
     scale = exact.stddev[..., :, None] * exact.stddev[..., None, :]
     difference = (found.covariance_matrix - exact.covariance_matrix).abs() / scale
@@ -100,11 +101,11 @@ def test_a_network_is_near_the_exact_covariance_and_a_batch_is_its_elements() ->
 
 def test_parallel_branches_meet_by_the_same_formula() -> None:
     x = gaussian()
-    together = cp.propagate(lambda x: torch.relu(torch.cat([x, 2 * x])), x, WU)
-    apart = cp.propagate(lambda x: torch.cat([torch.relu(x), torch.relu(2 * x)]), x, WU)
+    together = propagate(lambda x: torch.relu(torch.cat([x, 2 * x])), x, WU)
+    apart = propagate(lambda x: torch.cat([torch.relu(x), torch.relu(2 * x)]), x, WU)
     assert_close(apart.covariance_matrix, together.covariance_matrix, rtol=1e-12)
     with pytest.raises(cp.UnsupportedOperation, match="a ReLU and a step"):
-        cp.propagate(lambda x: torch.cat([torch.relu(x), step(x)]), x, WU)
+        propagate(lambda x: torch.cat([torch.relu(x), step(x)]), x, WU)
 
 
 def bend(x: Any) -> Any:
@@ -121,14 +122,14 @@ def bend(x: Any) -> Any:
 )  # fmt: skip
 def test_other_activations_are_refused(function: Any, name: str) -> None:
     with pytest.raises(cp.UnsupportedOperation, match="ReLU and Heaviside alone") as caught:
-        cp.propagate(function, gaussian(), WU)
+        propagate(function, gaussian(), WU)
     assert f"{name}: Wu et al." in str(caught.value)
     assert "covprop." not in str(caught.value)
 
 
 def test_clamping_from_below_at_zero_is_relu() -> None:
     x = gaussian()
-    found, relu = (cp.propagate(f, x, WU) for f in (lambda x: x.clamp(min=0), torch.relu))
+    found, relu = (propagate(f, x, WU) for f in (lambda x: x.clamp(min=0), torch.relu))
     assert_close(found.covariance_matrix, relu.covariance_matrix, rtol=1e-15)
 
 

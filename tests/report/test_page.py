@@ -160,10 +160,10 @@ def test_steps_are_told_by_the_quantiles_of_their_deviations(content: dict[str, 
 
 def test_the_verdict_of_the_comparison_is_at_the_head(content: dict[str, Any]) -> None:
     comparison = content["comparison"]
-    assert comparison["Exact()"].agreement.verdict == "within sampling error"
+    assert comparison["GaussianLayers()"].agreement.verdict == "within sampling error"
     head = Reader(page.render(**content).split("<nav")[0]).shown
     assert "Agrees with sampling" in head
-    assert "Exact() against 500 samples of the network: within sampling error." in head
+    assert "GaussianLayers() against 500 samples of the network: within sampling error." in head
     assert "3 numbers to 2 classes in 3 operations" in head
     assert (
         f"standard deviation of {float(content['x'].stddev[0]):.3g}, correlated up to 0.23" in head
@@ -179,9 +179,9 @@ def test_a_method_that_is_wrong_is_said_to_be() -> None:
     )
     head = Reader(page.render(model_name="m", x=x, y=y, comparison=comparison)).shown
     assert "Differs from sampling" in head
-    assert "Linearized() against 2,000 samples of the network: mean off by" in head
-    assert "std, variance off by" in head
-    assert "Exact() is within sampling error; unbiased moments" in head
+    assert "Linearized() against 2,000 samples of the network: standard deviations " in head
+    assert " standard errors), means " in head
+    assert "GaussianLayers() is within sampling error; unbiased moments" in head
     assert "cp.propagate(model, x, method=cp.ControlVariate(10_000))." in head
 
 

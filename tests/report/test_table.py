@@ -23,6 +23,20 @@ def test_words_are_flush_left_and_numbers_right() -> None:
     )  # fmt: skip
 
 
+def test_a_table_of_limited_width_wraps_notes_and_first_cells_but_no_calls() -> None:
+    call = "cp.propagate(model, x, method=cp.Split(5))"
+    rows = (("a name of several words", "1"), ("b", "2"))
+    lead = ("what matters most is said at the beginning, in one sentence",)
+    table = Table(("name", "size"), rows, notes=(f"take this: {call}",), lead=lead, width=46)
+    lines = str(table).splitlines()
+    assert max(map(len, lines)) <= 46
+    assert lines[:2] == ["what matters most is said at the beginning, in", "  one sentence"]
+    assert lines[-1] == f"  {call}"
+    narrow = str(Table(("name", "size"), rows, width=16)).splitlines()
+    assert narrow[1:4] == ["a name of      1", " several", " words"]
+    assert table.to_html().startswith(f"<p>{lead[0]}</p><table>")
+
+
 def test_html_escapes_what_it_is_given() -> None:
     text = Table(("a<b",), (("x & y",),), notes=("1 < 2",)).to_html()
     assert "a&lt;b" in text

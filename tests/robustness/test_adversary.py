@@ -10,6 +10,7 @@ from torch import nn
 
 import covprop as cp
 from covprop import robustness
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, normal_cdf, random_gaussian, within
 
@@ -233,6 +234,6 @@ def test_noise_of_low_rank_is_sampled_in_its_directions(alone: bool) -> None:
     variance = None if alone else torch.ones(1, 5).double()
     x = cp.Gaussian.low_rank(mean, factor, variance, batch_dims=1)
     found = robustness.sampled_probabilities(model, x, 20_000, generator())
-    margin = cp.propagate(lambda x: model(x) @ torch.tensor([1.0, -1.0]).double(), x)
+    margin = propagate(lambda x: model(x) @ torch.tensor([1.0, -1.0]).double(), x)
     expected = normal_cdf(margin.mean / margin.stddev)
     assert within(found.probability[..., 0], expected, found.stderr[..., 0])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop import robustness
 from covprop.robustness.analysis import STAGES
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, random_gaussian
 
@@ -33,8 +34,8 @@ def noisy(*batch: int, size: int = 6) -> cp.Gaussian:
 def test_every_field_is_what_its_own_function_gives() -> None:
     model, x = network(6, 30, 4), noisy(3)
     labels = torch.tensor([1, 2, 3])
-    found = analysed(model, x, labels, method=cp.Exact())
-    y = cp.propagate(model, x, cp.Exact())
+    found = analysed(model, x, labels, method=cp.GaussianLayers())
+    y = cp.propagate(model, x, cp.GaussianLayers())
     assert torch.equal(found.label, labels)
     assert torch.equal(found.predicted, model(x.mean).argmax(-1))
     direct = robustness.class_probabilities(y, generator=generator(5))
@@ -57,7 +58,7 @@ def test_every_field_is_what_its_own_function_gives() -> None:
     attack = robustness.adversarial_accuracy(model, x.mean, labels, WIDTH * math.sqrt(6))
     assert_close(found.adversary.margin, attack.margin, atol=1e-12)
     assert found.input_shape == (6,)
-    assert found.method == "Exact()"
+    assert found.method == "GaussianLayers()"
 
 
 def test_the_sampled_check_agrees_with_the_network() -> None:
@@ -93,7 +94,7 @@ def test_one_of_a_batch_is_as_if_alone() -> None:
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_few_classes_go_all_the_way(classes: int) -> None:
     model = network(6, 30, classes)
-    found = analysed(model, noisy(), method=cp.Exact())
+    found = analysed(model, noisy(), method=cp.GaussianLayers())
     assert found.probabilities.probability.shape == (max(2, classes),)
     assert float(found.probabilities.stderr.max()) == 0
     assert found.margin_mean.shape == (max(2, classes) - 1,)
@@ -153,7 +154,7 @@ def saturated() -> tuple[nn.Module, cp.Gaussian]:
 
 def test_a_budget_that_samples_do_not_bear_out_says_what_they_say() -> None:
     model, x = saturated()
-    found = analysed(model, x, probability=0.9, samples=4000, method=cp.Exact())
+    found = analysed(model, x, probability=0.9, samples=4000, method=cp.GaussianLayers())
     assert found.budget.found.tolist() == [True, True]
     noisy = cp.Gaussian.isotropic(x.mean, found.budget.stddev, batch_dims=1)
     truth = robustness.sampled_probabilities(model, noisy, 100_000, generator(9)).probability
@@ -195,7 +196,7 @@ def test_samples_may_keep_a_label_more_often_than_at_least_or_lose_what_has_no_b
 
 
 def test_it_says_where_samples_disagree() -> None:
-    found = analysed(*saturated(), 0, method=cp.Exact())
+    found = analysed(*saturated(), 0, method=cp.GaussianLayers())
     assert found.agrees.tolist() == [False, False]
     assert str(found).count("samples disagree") == 2
     assert "more than chance" in str(found[0])
@@ -252,13 +253,15 @@ def test_other_methods_and_their_mixtures() -> None:
     model = network(4, 8, 3)
     x = cp.Gaussian.isotropic(random_gaussian(size=4).mean, 1.5)
     sampled = robustness.sampled_probabilities(model, x, 200_000, generator(3)).probability
-    plain, split = (analysed(model, x, method=method) for method in (cp.Exact(), cp.Split(7, 2)))
+    plain, split = (
+        analysed(model, x, method=method) for method in (cp.GaussianLayers(), cp.Split(7, 2))
+    )
     errors = [
         float((found.probabilities.probability - sampled).abs().max()) for found in (plain, split)
     ]
     assert errors[1] < 0.7 * errors[0]
     assert split.method == "Split(components=7, directions=2)"
-    y = cp.propagate(model, x, cp.Split(7, 2))
+    y = propagate(model, x, cp.Split(7, 2))
     parts = robustness.class_probabilities(y.mixture.components).probability
     expected = (y.mixture.weights[:, None] * parts).sum(0)
     assert_close(split.probabilities.probability, expected, atol=1e-12)

@@ -59,12 +59,15 @@ def test_the_probability_at_the_budget_is_the_target(dtype: torch.dtype) -> None
     model = network(6, 30, 5).to(dtype)
     mean = random_gaussian(4, size=6).mean.to(dtype)
     found = robustness.noise_budget(
-        model, mean, batch_dims=1, method=cp.Exact(), generator=generator()
+        model, mean, batch_dims=1, method=cp.GaussianLayers(), generator=generator()
     )
     labels = model(mean).argmax(-1)
     noisy = cp.Gaussian.isotropic(mean, found.level, batch_dims=1)
     wrong = robustness.misclassification_probability(
-        cp.propagate(model, noisy, cp.Exact()), labels, points=2**14, generator=generator(1)
+        cp.propagate(model, noisy, cp.GaussianLayers()),
+        labels,
+        points=2**14,
+        generator=generator(1),
     )
     assert found.level.dtype == dtype
     assert_close(1 - wrong.probability, torch.full((4,), 0.99, dtype=dtype), atol=1e-4)
@@ -174,7 +177,7 @@ def test_a_probability_that_rises_with_the_noise_is_told() -> None:
     def model(x: Tensor) -> Tensor:
         return torch.cat([0.3 - 3 * x + x.square(), 0 * x], dim=-1)
 
-    x, method = torch.zeros(1).double(), cp.Exact()
+    x, method = torch.zeros(1).double(), cp.GaussianLayers()
     found = robustness.noise_budget(model, x, 0, probability=0.675, method=method)
     assert found.reason == (reasons.NOT_MONOTONE,)
     assert bool(found.found)

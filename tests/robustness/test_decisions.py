@@ -56,7 +56,7 @@ def test_the_error_falls_with_third_cumulants() -> None:
     for seed in range(12):
         model, x = skewed(seed, 12 + seed, 2 + seed % 3, (nn.ReLU, nn.GELU)[seed % 2])
         right = truth(model, x)
-        gaussian = decide(model, x, cp.Exact(), POINTS).classes().probability
+        gaussian = decide(model, x, cp.GaussianLayers(), POINTS).classes().probability
         third = decide(model, x, cp.Cumulants(), POINTS).classes().probability
         before.append(float((gaussian - right).abs().max()))
         after.append(float((third - right).abs().max()))
@@ -95,7 +95,9 @@ def test_few_inputs_are_counted_and_nothing_is_assumed() -> None:
     error = (classes.probability - right).abs()
     assert bool((error <= 4 * (classes.stderr + (right / SAMPLES).sqrt())).all())
     assert float(error.max()) < 0.005
-    gaussian = robustness.class_probabilities(cp.propagate(model, x, cp.Exact())).probability
+    gaussian = robustness.class_probabilities(
+        cp.propagate(model, x, cp.GaussianLayers())
+    ).probability
     assert float((gaussian - right).abs().max()) > 0.02
     wrong = found.misclassification(1)
     assert_close(wrong.probability, 1 - classes.probability[1], atol=1e-12)
@@ -109,7 +111,7 @@ def test_a_linear_network_is_exact_at_points(classes: int) -> None:
     model = nn.Linear(4, classes).double()
     x = cp.Gaussian.isotropic(torch.randn(3, 4).double(), 0.5, batch_dims=1)
     found = decide(model, x, cp.QuasiMonteCarlo(), POINTS).classes()
-    expected = robustness.class_probabilities(cp.propagate(model, x, cp.Exact()))
+    expected = robustness.class_probabilities(cp.propagate(model, x, cp.GaussianLayers()))
     slack = 5 * (found.stderr + expected.stderr) + 1e-9
     assert bool(((found.probability - expected.probability).abs() <= slack).all())
     if classes <= 3:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop import robustness
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import (
     factor_gaussian,
@@ -166,7 +167,7 @@ def test_gradients_reach_the_input_of_a_network() -> None:
 
     def wrong(variance: Tensor) -> Tensor:
         x = cp.Gaussian.diagonal(torch.tensor([0.1, -0.4, 0.2]).double(), variance)
-        y = cp.propagate(torch.nn.functional.linear, x, weight)
+        y = propagate(torch.nn.functional.linear, x, weight)
         return robustness.misclassification_probability(y, 0, generator=generator()).probability
 
     (gradient,) = torch.autograd.grad(wrong(variance), variance)

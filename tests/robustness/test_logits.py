@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import covprop as cp
 from covprop import robustness
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import (
     factor_gaussian,
@@ -47,7 +48,7 @@ def test_a_line_of_logits_is_what_quadrature_says(classes: int) -> None:
 def test_one_logit_is_the_expected_sigmoid() -> None:
     x = cp.Gaussian.isotropic(torch.tensor([[0.4], [-2.0]]).double(), 1.3, batch_dims=1)
     found = expected_softmax(x)
-    assert_close(found.probability[:, 1:], cp.propagate(torch.sigmoid, x).mean, atol=1e-12)
+    assert_close(found.probability[:, 1:], propagate(torch.sigmoid, x).mean, atol=1e-12)
     assert_close(found.probability.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-8)
     z, weight = normal_rule()
     assert float(found.probability[0, 1]) == pytest.approx(
@@ -60,7 +61,7 @@ def test_samples_of_logits_and_through_a_network_agree() -> None:
     model = network(6, 4)  # linear: its output is Gaussian
     for logits, draws in (
         (x, x.sample(200_000, generator(2))),
-        (cp.propagate(model, x), model(x.sample(200_000, generator(2)))),
+        (propagate(model, x), model(x.sample(200_000, generator(2)))),
     ):
         found = expected_softmax(logits)
         values = draws.softmax(-1)
@@ -90,7 +91,7 @@ def test_the_rule_of_softmax_is_near_it_for_narrow_logits_and_not_for_wide_ones(
     errors = []
     for scale in (0.01, 0.1, 1.0):
         narrow = cp.Gaussian(x.mean, scale * x.covariance_matrix)
-        rule = cp.propagate(functional.softmax, narrow, dim=-1).mean
+        rule = propagate(functional.softmax, narrow, dim=-1).mean
         found = expected_softmax(narrow, points=2**14)
         errors.append(float((rule - found.probability).abs().max()))
     assert errors[0] < 1e-4

@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal
 
 import covprop as cp
 from covprop import robustness
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import (
     factor_gaussian,
@@ -144,12 +145,12 @@ def test_probabilities_agree_with_samples_through_a_network() -> None:
     """A linear network keeps the Gaussian, so that nothing but sampling is between the two."""
     model = network(9, 5)
     x = random_gaussian(2, size=9, seed=2)
-    found = probabilities(cp.propagate(model, x))
+    found = probabilities(propagate(model, x))
     sampled = robustness.sampled_probabilities(model, x, 100_000, generator(1))
     assert within(found.probability, sampled.probability, sampled.stderr + found.stderr)
     deep = network(9, 60, 60, 5)
     narrow = cp.Gaussian(x.mean, 0.01 * x.covariance_matrix)
-    found = probabilities(cp.propagate(deep, narrow))
+    found = probabilities(propagate(deep, narrow))
     sampled = robustness.sampled_probabilities(deep, narrow, 50_000, generator(1))
     assert_close(found.probability, sampled.probability, atol=0.02)  # the Gaussian assumption
 
@@ -310,7 +311,7 @@ def test_margins_are_the_label_less_the_others() -> None:
 def test_margins_and_entropy_agree_with_samples_through_a_network() -> None:
     model, samples = network(5, 4), 100_000  # linear: its output is Gaussian
     x = random_gaussian(size=5, seed=8)
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     logits = model(x.sample(samples, generator(2)))
     others = logits[:, 1, None] - logits[:, [0, 2, 3]]
     found = robustness.margins(y, 1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop import robustness
 from covprop.robustness.sensitivity import project_on_simplex
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, normal_cdf, random_gaussian
 
@@ -37,7 +38,7 @@ def test_sensitivities_are_finite_differences(name: str, dense: bool) -> None:
 
     def value(change: Tensor) -> Tensor:
         moved = cp.Gaussian(x.mean, x.covariance_matrix + torch.diag_embed(change))
-        return MEASURES[name]()(cp.propagate(model, moved), labels)
+        return MEASURES[name]()(propagate(model, moved), labels)
 
     for i in range(5):
         step = torch.zeros(2, 5, dtype=torch.float64)
@@ -69,7 +70,7 @@ def test_it_is_defined_at_zero_noise_and_with_noise_in_few_elements() -> None:
     heat = robustness.sensitivity(model, narrow, 1, of)
 
     def wrong(more: Tensor) -> float:
-        y = cp.propagate(model, cp.Gaussian.diagonal(mean, variance + more))
+        y = propagate(model, cp.Gaussian.diagonal(mean, variance + more))
         found = robustness.misclassification_probability(y, 1, points=2**16, generator=generator(5))
         return float(found.probability)
 
@@ -201,7 +202,7 @@ def test_a_network_is_never_fooled_less_and_the_noise_stays_in_its_set(within: o
         assert torch.equal(found.gaussian.mean, x.mean)
     labels = model(x.mean).argmax(-1)
     again = robustness.misclassification_probability(
-        cp.propagate(model, found.gaussian), labels, generator=generator()
+        propagate(model, found.gaussian), labels, generator=generator()
     )
     assert_close(again.probability, found.after.probability, rtol=1e-9)
     start, end = (

@@ -14,6 +14,7 @@ from covprop.activations import DECLARATIONS
 from covprop.covariance import Dense, Diagonal
 from covprop.errors import name_of
 from covprop.flow.table import TABLE, Kind
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.rules import test_composed
 from tests.rules.linear_cases import BATCH, LINEAR_CASES, Layer, LinearCase
@@ -53,7 +54,7 @@ def jacobians(function: Callable[[Tensor], Any], shape: tuple[int, ...]) -> list
 
 def assert_affine(function: Callable[[Any], Any], x: cp.Gaussian) -> None:
     """propagate gives function(mean) and J S J^T for every output and element of the batch."""
-    means, results = function(x.mean.clone()), cp.propagate(function, x)
+    means, results = function(x.mean.clone()), propagate(function, x)
     if isinstance(means, Tensor):
         means, results = [means], [results]
     assert len(means) == len(results)
@@ -107,18 +108,18 @@ def test_gaussians_go_through_and_nothing_that_was_given_changes(case: LinearCas
 )
 def test_a_batch_has_any_shape(batch: tuple[int, ...], function: Callable[[Any], Any]) -> None:
     x = gaussian((*batch, 3, 4), len(batch))
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert y.batch_shape == batch
     assert y.mean.shape == function(x.mean).shape
     for index in torch.cartesian_prod(*map(torch.arange, batch)).reshape(-1, len(batch)):
-        one, alone = y[tuple(index)], cp.propagate(function, x[tuple(index)])
+        one, alone = y[tuple(index)], propagate(function, x[tuple(index)])
         assert_close(one.mean, alone.mean, rtol=1e-14)
         assert_close(one.covariance_matrix, alone.covariance_matrix, rtol=1e-12, atol=1e-13)
 
 
 @every_structure
 def test_nothing_may_be_left(structure: type) -> None:
-    y = cp.propagate(lambda x: x[..., :0], gaussian((2, 3, 4), 1, structure))
+    y = propagate(lambda x: x[..., :0], gaussian((2, 3, 4), 1, structure))
     assert (y.mean.shape, y.covariance_matrix.shape) == ((2, 3, 0), (2, 0, 0))
 
 
@@ -140,13 +141,13 @@ def test_every_spelling_of_a_linear_operation_is_used(monkeypatch: pytest.Monkey
     monkeypatch.setattr("covprop.flow.tensor.TABLE", Recorder(TABLE))
     for case in LINEAR_CASES:
         with suppress(Exception):  # what fails fails in a test of its own
-            cp.propagate(case.function, gaussian((BATCH, *case.event), 1))
+            propagate(case.function, gaussian((BATCH, *case.event), 1))
         if case.single is not None:
             with suppress(Exception):
-                cp.propagate(case.single, gaussian(case.event, 0))
+                propagate(case.single, gaussian(case.event, 0))
     for polynomial in test_composed.POLYNOMIALS.values():  # forms in place of what is not linear
         with suppress(Exception):
-            cp.propagate(polynomial, gaussian((4,), 0))
+            propagate(polynomial, gaussian((4,), 0))
     elementwise = {f for row in DECLARATIONS for f in (*row.functions, *row.in_place)}
     elementwise |= {f for f in TABLE if "prelu" in name_of(f)}
     single = ("affine", "movement")

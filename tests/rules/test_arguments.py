@@ -15,6 +15,7 @@ import covprop as cp
 from covprop.errors import name_of
 from covprop.flow.table import TABLE
 from tests.gaussians import gaussian
+from tests.layers import propagate
 
 INF = math.inf
 B, C = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -56,7 +57,7 @@ BY_NAME: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", BY_NAME)
 def test_arguments_may_be_named(name: str) -> None:
     x = gaussian(4, 4)
-    by_name, by_place = (cp.propagate(function, x) for function in BY_NAME[name])
+    by_name, by_place = (propagate(function, x) for function in BY_NAME[name])
     assert_same(by_name, by_place)
 
 
@@ -100,22 +101,22 @@ IDENTITIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_infinite_bounds_bound_nothing(name: str) -> None:
     x = gaussian(3)
-    assert_same(cp.propagate(IDENTITIES[name], x), x)
+    assert_same(propagate(IDENTITIES[name], x), x)
 
 
 def test_one_infinite_bound_leaves_the_other() -> None:
     x = gaussian(3)
-    one_sided = cp.propagate(lambda x: x.clamp(min=0.3), x)
+    one_sided = propagate(lambda x: x.clamp(min=0.3), x)
     for function in (lambda x: x.clamp(0.3, INF), lambda x: F.hardtanh(x, 0.3, INF)):
-        assert_same(cp.propagate(function, x), one_sided)
-    below = cp.propagate(lambda x: F.hardtanh(x, -INF, 0.3), x)
-    assert_same(below, cp.propagate(lambda x: x.clamp(max=0.3), x))
+        assert_same(propagate(function, x), one_sided)
+    below = propagate(lambda x: F.hardtanh(x, -INF, 0.3), x)
+    assert_same(below, propagate(lambda x: x.clamp(max=0.3), x))
 
 
 @pytest.mark.parametrize("bounds", [(INF, INF), (-INF, -INF), (math.nan, 1.0)])
 def test_bounds_that_leave_nothing_finite_are_refused(bounds: tuple[float, float]) -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"clamp between .* has no finite moments"):
-        cp.propagate(lambda x: x.clamp(*bounds), gaussian(3))
+        propagate(lambda x: x.clamp(*bounds), gaussian(3))
 
 
 METHODS = [cp.Exact(), cp.Series(order=8), cp.AssumedDensity()]
@@ -127,10 +128,8 @@ def test_padding_with_minus_infinity_before_a_maximum_is_the_padding_of_max_pool
     method: Any, dtype: torch.dtype
 ) -> None:
     x = gaussian(1, 5, 4).to(dtype)
-    padded = cp.propagate(
-        lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=-INF), 3, 2), x, method
-    )
-    pooled = cp.propagate(lambda x: F.max_pool2d(x, 3, 2, padding=1), x, method)
+    padded = propagate(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=-INF), 3, 2), x, method)
+    pooled = propagate(lambda x: F.max_pool2d(x, 3, 2, padding=1), x, method)
     torch.testing.assert_close(padded.mean, pooled.mean)
     torch.testing.assert_close(padded.covariance_matrix, pooled.covariance_matrix)
 
@@ -149,21 +148,21 @@ def test_the_maximum_with_minus_infinity_is_the_other(method: Any, batch: tuple[
     ]
     expected = x.covariance_matrix if method.carries_pairs else torch.diag_embed(x.variance)
     for function in functions:
-        y = cp.propagate(function, x, method)
+        y = propagate(function, x, method)
         torch.testing.assert_close(y.mean, x.mean, rtol=1e-13, atol=1e-13)
         torch.testing.assert_close(y.covariance_matrix, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_a_maximum_of_nothing_but_minus_infinity_is_not_a_number_of_ours() -> None:
     with pytest.raises(cp.MomentOverflow, match="not finite"):
-        cp.propagate(lambda x: F.max_pool1d(F.pad(x[None], (3, 0), value=-INF), 3), gaussian(3))
+        propagate(lambda x: F.max_pool1d(F.pad(x[None], (3, 0), value=-INF), 3), gaussian(3))
 
 
 def test_small_units_beside_large_ones_keep_their_digits_in_padded_pooling() -> None:
     """The padding is low enough for each element by itself."""
     mean, stddev = torch.tensor([[1e-3, 1e4, 1e-3]]), torch.tensor([[1e-4, 1e3, 1e-4]])
     x = cp.Gaussian.diagonal(mean, stddev.square())
-    y = cp.propagate(lambda x: F.max_pool1d(x, 2, 3, padding=1), x)
+    y = propagate(lambda x: F.max_pool1d(x, 2, 3, padding=1), x)
     assert abs(float(y.mean[0, 0]) - 1e-3) < 1e-3 * float(stddev[0, 0])
     assert float(y.stddev[0, 0]) == pytest.approx(1e-4, rel=1e-4)
 
@@ -173,9 +172,9 @@ def test_an_infinite_mean_is_refused_where_it_is_not_a_maximum() -> None:
         return F.linear(F.pad(x, (1, 0), value=-INF), B)
 
     with pytest.raises(cp.MomentOverflow, match=r"not finite .* weights and constants"):
-        cp.propagate(model, gaussian(3))
+        propagate(model, gaussian(3))
     with pytest.raises(cp.MomentOverflow, match=r"input of torch.* has a mean .* infinite"):
-        cp.propagate(lambda x: torch.relu(F.pad(x, (1, 0), value=-INF)), gaussian(3))
+        propagate(lambda x: torch.relu(F.pad(x, (1, 0), value=-INF)), gaussian(3))
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.GELU(), nn.Identity()])
@@ -187,7 +186,7 @@ def test_broken_weights_are_named_and_not_the_activation_behind_them(
     model = nn.Sequential(*layers).double().requires_grad_(False)
     model[2].weight[0, 1] = value
     with pytest.raises(cp.MomentOverflow, match=r"2\.weight has NaN or infinite entries$") as found:
-        cp.propagate(model, gaussian(3))
+        propagate(model, gaussian(3))
     assert "Piecewise" not in str(found.value)
     assert "bound it first" not in str(found.value)
 
@@ -214,20 +213,20 @@ def test_broken_weights_are_named_by_every_method(
         model[0].weight[0, 0] = value
         x = cp.Gaussian.isotropic(torch.ones(1, 3, dtype=dtype), 1.0, batch_dims=1)
         with pytest.raises(cp.MomentOverflow) as found:
-            cp.propagate(model, x, method=method)
+            propagate(model, x, method=method)
         assert str(found.value).count("; 0.weight has NaN or infinite entries") == 1
 
 
 def test_samples_that_are_not_finite_are_refused_as_elsewhere() -> None:
     with pytest.raises(cp.MomentOverflow, match=r"not finite .* weights and constants"):
-        cp.propagate(
+        propagate(
             lambda x: F.pad(x, (1, 1), value=-INF), gaussian(3), method=cp.ControlVariate(128)
         )
 
 
 def test_a_function_that_quadrature_cannot_do_has_its_name() -> None:
     with pytest.raises(cp.QuadratureError, match=r"moments of torch\.nn\.functional\.softplus "):
-        cp.propagate(lambda x: cp.activation(F.softplus)(x, 1000.0), gaussian(3))
+        propagate(lambda x: cp.activation(F.softplus)(x, 1000.0), gaussian(3))
 
 
 @pytest.mark.parametrize(
@@ -255,18 +254,18 @@ def test_an_option_that_no_number_suits_is_blamed_and_nothing_else(
 ) -> None:
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(error, match=re.escape(text)):
-            cp.propagate(function, gaussian(3).to(dtype))
+            propagate(function, gaussian(3).to(dtype))
 
 
 def test_an_overflow_of_torchs_hidden_functions_has_their_public_name() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(2), 1.0)
     with pytest.raises(cp.MomentOverflow, match=r"of torch\.nn\.functional\.threshold overflow"):
-        cp.propagate(lambda x: F.threshold(x, 0.0, 1e30), x)
+        propagate(lambda x: F.threshold(x, 0.0, 1e30), x)
 
 
 def test_a_threshold_below_all_sizes_leaves_everything() -> None:
     x = gaussian(3)
-    y = cp.propagate(lambda x: F.hardshrink(x, -1.0), x)
+    y = propagate(lambda x: F.hardshrink(x, -1.0), x)
     assert torch.equal(y.mean, x.mean)
     assert torch.equal(y.covariance_matrix, x.covariance_matrix)
 
@@ -276,7 +275,7 @@ def test_an_overflow_names_the_function() -> None:
     with pytest.raises(
         cp.MomentOverflow, match=r"moments of torch.*square overflow torch\.float32"
     ):
-        cp.propagate(torch.square, x)
+        propagate(torch.square, x)
 
 
 def test_a_result_whose_variance_rounds_to_zero_is_a_valid_input() -> None:
@@ -286,10 +285,10 @@ def test_a_result_whose_variance_rounds_to_zero_is_a_valid_input() -> None:
         still = torch.linalg.svd(factor)[0][:, 5:]  # the direction in which nothing varies
         x = cp.Gaussian(torch.zeros(6, dtype=torch.float64), 1e4 * factor @ factor.mT)
         for model in (lambda x: x @ still, lambda x: torch.cat([x @ still, 2 * x @ still, x[:1]])):  # noqa: B023
-            y = cp.propagate(model, x)
+            y = propagate(model, x)
             assert bool((y.variance >= 0).all())
             assert cp.Gaussian(y.mean, y.covariance_matrix).event_shape == y.event_shape
-            cp.propagate(torch.tanh, y)
+            propagate(torch.tanh, y)
 
 
 def test_rounding_excuses_no_covariance_between_constants() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from tests.gaussians import numbers
+from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
 
 pytestmark = pytest.mark.filterwarnings(
@@ -224,7 +225,7 @@ CERTAIN = [
 def test_without_noise_the_mean_is_the_modules_output(name: str) -> None:
     function, shape = CASES[name]
     x = given(0.0, shape=shape)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert_close(y.mean, function(x.mean), atol=1e-13)
     assert not y.covariance_matrix.any()
 
@@ -235,7 +236,7 @@ def test_little_noise_goes_through_the_jacobian(name: str) -> None:
     """To first order every covariance is J S J^T, with the Jacobian of torch itself."""
     function, shape = CASES[name]
     x = given(1e-4, shape=shape)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert_close(y.mean, function(x.mean), atol=1e-6)  # of second order: 1e-8 times curvatures
     with torch.enable_grad():
         jacobian = torch.autograd.functional.jacobian(function, x.mean)
@@ -269,7 +270,7 @@ SAMPLED = {
 def test_small_noise_agrees_with_sampling(name: str) -> None:
     function, shape = CASES[name]
     x = given(SAMPLED[name], shape=shape)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     sample = x.sample(SAMPLES // 2, torch.Generator().manual_seed(6))
     there, back = (
         function(draws.flatten(0, 1)).unflatten(0, (-1, BATCH))
@@ -305,9 +306,9 @@ def test_small_noise_agrees_with_sampling(name: str) -> None:
 def test_a_batch_is_each_of_its_elements(name: str) -> None:
     function, shape = CASES[name]
     x = given(0.5, shape=shape)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     for i in range(BATCH):
-        one = cp.propagate(function, x[i : i + 1])
+        one = propagate(function, x[i : i + 1])
         assert_close(y.mean[i], one.mean[0], atol=1e-12)
         assert_close(y.covariance_matrix[i], one.covariance_matrix[0], atol=1e-12)
 
@@ -333,8 +334,8 @@ UNBATCHED: dict[str, Function] = {  # of (length, width), and so are they of a b
 def test_a_sequence_without_a_batch(name: str) -> None:
     function = UNBATCHED[name]
     certain, x = given(0.0)[0], given(1e-4)[0]
-    assert_close(cp.propagate(function, certain).mean, function(certain.mean), atol=1e-13)
-    y = cp.propagate(function, x)
+    assert_close(propagate(function, certain).mean, function(certain.mean), atol=1e-13)
+    y = propagate(function, x)
     with torch.enable_grad():
         slope = torch.autograd.functional.jacobian(function, x.mean).reshape(y.mean.numel(), -1)
     expected = slope @ x.covariance_matrix @ slope.mT
@@ -344,7 +345,7 @@ def test_a_sequence_without_a_batch(name: str) -> None:
 @torch.no_grad()
 def test_batch_first_and_second_are_the_same_numbers() -> None:
     x = given(0.5)
-    first, second = (cp.propagate(MULTI_HEAD[name], x) for name in ("batch first", "batch second"))
+    first, second = (propagate(MULTI_HEAD[name], x) for name in ("batch first", "batch second"))
     assert_close(first.mean, second.mean, atol=1e-13)
     assert_close(first.covariance_matrix, second.covariance_matrix, atol=1e-13)
 
@@ -353,8 +354,8 @@ def test_batch_first_and_second_are_the_same_numbers() -> None:
 def test_a_batch_left_second_comes_back_first() -> None:
     """What a module that puts the batch second returns: a Gaussian has its batch in front."""
     x = given(0.3)
-    inside = cp.propagate(lambda x: SECOND(*[x.transpose(0, 1)] * 3), x)
-    outside = cp.propagate(lambda x: PLAIN(x, x, x), x)
+    inside = propagate(lambda x: SECOND(*[x.transpose(0, 1)] * 3), x)
+    outside = propagate(lambda x: PLAIN(x, x, x), x)
     for got, want in zip(inside, outside, strict=True):
         assert_close(got.mean, want.mean, atol=1e-13)
         assert_close(got.covariance_matrix, want.covariance_matrix, atol=1e-13)
@@ -371,7 +372,7 @@ def test_what_a_mask_leaves_out_has_no_weight_whatever_the_scores(size: float) -
 
     x = given(0.0)
     try:
-        y = cp.propagate(forward, x)
+        y = propagate(forward, x)
     except cp.CovpropError:
         assert size > 1
         return
@@ -385,7 +386,7 @@ def test_a_row_without_any_key_is_as_torch_has_it() -> None:
     x = given(0.0)
     expected = F.scaled_dot_product_attention(x.mean, x.mean, x.mean, attn_mask=alone)
     try:
-        y = cp.propagate(lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=alone), x)
+        y = propagate(lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=alone), x)
     except cp.CovpropError:
         return
     assert_close(y.mean, expected, atol=1e-12)
@@ -405,7 +406,7 @@ def test_masked_keys_leave_no_trace() -> None:
         mask = PADDED[:1].expand(len(x), -1)
         return PLAIN(x, x, x, key_padding_mask=mask, need_weights=False)[0][:, :2]
 
-    y, expected = cp.propagate(forward, x), cp.propagate(forward, other)
+    y, expected = propagate(forward, x), propagate(forward, other)
     assert_close(y.mean, expected.mean, atol=1e-12)
     assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-12)
 
@@ -444,7 +445,7 @@ def test_dropout_of_weights_agrees_with_sampling(name: str) -> None:
     x = given(0.02)
     before = {key: layer.training for key, layer in module.named_modules()}
     with cp.dropout_active(module):
-        y = cp.propagate(function, x)
+        y = propagate(function, x)
         torch.manual_seed(7)  # dropout takes no generator
         outputs = function(x.sample(SAMPLES, torch.Generator().manual_seed(6)).flatten(0, 1))
     assert {key: layer.training for key, layer in module.named_modules()} == before
@@ -464,15 +465,15 @@ def test_dropout_of_a_transformer_layer_agrees_with_sampling() -> None:
         last.weight *= 0.05
         last.bias *= 0.05
     x = given(0.001, batch=1)
-    without = cp.propagate(layer, x)
+    without = propagate(layer, x)
     with cp.dropout_active(layer):
-        y = cp.propagate(layer, x)
+        y = propagate(layer, x)
     torch.manual_seed(7)
     outputs = layer.train()(x.sample(SAMPLES, torch.Generator().manual_seed(6))[:, 0])
     layer.eval()
     assert_sampled(y[0], outputs, bias=0.02)  # of the skip, 5 % is dropped
     assert bool((y.stddev > 2 * without.stddev).all())
-    assert_close(cp.propagate(layer, x).covariance_matrix, without.covariance_matrix, rtol=0.0)
+    assert_close(propagate(layer, x).covariance_matrix, without.covariance_matrix, rtol=0.0)
 
 
 @torch.no_grad()
@@ -505,7 +506,7 @@ def test_gradients_through_an_attention_block_are_right(batch: tuple[int, ...]) 
         def forward(x: Any) -> Any:
             return norm(x + attention(x, x, x, need_weights=False)[0])
 
-        y = cp.propagate(forward, cp.Gaussian(mean, matrix.expand(*batch, 4, 4)))
+        y = propagate(forward, cp.Gaussian(mean, matrix.expand(*batch, 4, 4)))
         return y.mean, y.covariance_matrix
 
     mean = numbers(*batch, 2, 2, seed=2) * 2
@@ -515,7 +516,7 @@ def test_gradients_through_an_attention_block_are_right(batch: tuple[int, ...]) 
 def test_gradients_reach_the_weights_of_an_attention_layer() -> None:
     torch.manual_seed(0)
     module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, kdim=WIDTH, vdim=2).double()
-    y = cp.propagate(lambda x: module(x, x, x[..., :2])[0], given(0.1))
+    y = propagate(lambda x: module(x, x, x[..., :2])[0], given(0.1))
     (y.covariance_matrix.sum() + y.mean.sum()).backward()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
@@ -527,8 +528,8 @@ def test_gradients_reach_the_weights_of_an_attention_layer() -> None:
 def test_single_precision_is_near_double() -> None:
     x = given(0.1)
     small = ENCODER["encoder, first, norm first, relu"]
-    expected = cp.propagate(small, x)
-    y = cp.propagate(make_float(small), x.to(torch.float32))
+    expected = propagate(small, x)
+    y = propagate(make_float(small), x.to(torch.float32))
     assert_close(y.mean, expected.mean.float(), atol=1e-5)
     assert_close(y.covariance_matrix, expected.covariance_matrix.float(), atol=1e-6)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from tests.gaussians import gaussian
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 N = 3
@@ -92,7 +93,7 @@ def test_what_touches_the_batch_raises(name: str) -> None:
     x = gaussian(*EVENTS.get(name, (N, N)), batch=batch)
     MIXING[name](x.mean)  # torch has no objection
     with pytest.raises(cp.BatchDimensionError, match="batch"):
-        cp.propagate(MIXING[name], x)
+        propagate(MIXING[name], x)
 
 
 @pytest.mark.parametrize("name", MOVING)
@@ -110,7 +111,7 @@ def test_a_batch_that_is_only_moved_comes_first_in_the_result(name: str) -> None
         )
     ]
     assert len(places) == 1
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert_close(y.mean, function(x.mean).movedim(places[0], 0), rtol=1e-14)
     for b in range(N):
         slope = slopes.movedim(places[0], 0)[b].movedim(-3, 0)[b].reshape(-1, N * N)
@@ -122,7 +123,7 @@ def test_a_batch_that_is_only_moved_comes_first_in_the_result(name: str) -> None
 def test_the_same_is_allowed_where_there_is_no_batch(name: str) -> None:
     x = gaussian(N, N, N)
     expected = MIXING[name](x.mean)
-    y = cp.propagate(MIXING[name], x)
+    y = propagate(MIXING[name], x)
     many = isinstance(expected, list | tuple)
     for got, want in zip(y if many else [y], expected if many else [expected], strict=True):
         assert_close(got.mean, want, rtol=1e-14)
@@ -132,7 +133,7 @@ def test_the_same_is_allowed_where_there_is_no_batch(name: str) -> None:
 def test_every_batch_dimension_is_guarded(dims: tuple[int, int]) -> None:
     x = gaussian(N, batch=(N, N))
     with pytest.raises(cp.BatchDimensionError, match="first 2 dimensions are the batch"):
-        cp.propagate(lambda x: x.transpose(*dims), x)
+        propagate(lambda x: x.transpose(*dims), x)
 
 
 def test_the_error_names_the_operation_the_shapes_and_the_module() -> None:
@@ -142,7 +143,7 @@ def test_the_error_names_the_operation_the_shapes_and_the_module() -> None:
         match=r"in module 0 \(Flatten\): .*flatten mixes, moves or drops the batch of shape \(3,\) "
         r"in a tensor of shape \(3, 2\); the first dimension is the batch",
     ):
-        cp.propagate(model, gaussian(2, batch=(3,)))
+        propagate(model, gaussian(2, batch=(3,)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -154,7 +155,7 @@ def test_exchanging_two_elements_of_any_batch_is_noticed(count: int, dtype: torc
         order[first], order[second] = second, first
         exchange = torch.eye(count, dtype=dtype)[order]
         with pytest.raises(cp.BatchDimensionError):
-            cp.propagate(lambda x, exchange=exchange: exchange @ x, x)
+            propagate(lambda x, exchange=exchange: exchange @ x, x)
 
 
 @pytest.mark.parametrize("count", [2, 40])
@@ -163,7 +164,7 @@ def test_a_small_leak_between_elements_is_noticed(count: int) -> None:
     leak = torch.eye(count, dtype=torch.float64)
     leak[0, 1] = 1e-3
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(lambda x: leak @ x, x)
+        propagate(lambda x: leak @ x, x)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_small_leak_between_elements_is_noticed(count: int) -> None:
 )
 def test_constants_may_differ_along_the_batch(function: Callable[[Any], Any]) -> None:
     x = gaussian(N, N, batch=(N,))
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     slopes = torch.autograd.functional.jacobian(function, x.mean)
     slopes = slopes.reshape(N, -1, N, N * N)
     for b in range(N):

@@ -10,6 +10,7 @@ from torch import nn
 
 import covprop as cp
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.registry import WITHOUT_RULE, registry_kept
 
@@ -21,7 +22,7 @@ W, ROW = weight(5, WIDTH), weight(WIDTH)
 def assert_same(moved: Function, plain: Function, x: cp.Gaussian) -> None:
     """But for the order in which a matrix product sums, the very same numbers."""
     moved(x.mean.clone())  # torch has no objection
-    y, expected = cp.propagate(moved, x), cp.propagate(plain, x)
+    y, expected = propagate(moved, x), propagate(plain, x)
     assert_close(y.mean, expected.mean, atol=1e-14)
     assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-14)
 
@@ -197,7 +198,7 @@ def test_the_shape_is_the_one_that_the_model_sees() -> None:
         return y
 
     plain = given()
-    cp.propagate(forward, plain)
+    propagate(forward, plain)
     wanted = list(seen)
     seen.clear()
     forward(plain.mean)
@@ -208,10 +209,10 @@ def test_a_result_has_its_batch_in_front() -> None:
     """Wherever the model has left it: a Gaussian's batch leads."""
     x = given()
     for moved in (lambda x: x.transpose(0, 1), lambda x: x.movedim(0, -1), lambda x: x[None, None]):
-        y = cp.propagate(moved, x)
+        y = propagate(moved, x)
         assert y.batch_shape == (BATCH,)
         assert_close(y.mean.reshape(x.mean.shape), x.mean, rtol=0.0)
-    assert cp.propagate(lambda x: x[None], x).mean.shape == (BATCH, 1, LENGTH, WIDTH)
+    assert propagate(lambda x: x[None], x).mean.shape == (BATCH, 1, LENGTH, WIDTH)
 
 
 # In place, and views.
@@ -263,7 +264,7 @@ def test_what_changed_through_a_moved_view_is_refused(change: Function) -> None:
 
     for forward in (original, view, other_view):
         with pytest.raises(cp.UnsupportedOperation, match="changed in place"):
-            cp.propagate(forward, given())
+            propagate(forward, given())
 
 
 def test_a_movement_in_place_moves_the_handle() -> None:
@@ -317,7 +318,7 @@ def test_what_touches_a_moved_batch_is_refused(name: str) -> None:
     x = gaussian(N, N, batch=(N,))
     MIXING[name](x.mean.transpose(0, 1))  # torch has no objection
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(lambda x: MIXING[name](x.transpose(0, 1)), x)
+        propagate(lambda x: MIXING[name](x.transpose(0, 1)), x)
 
 
 def test_the_error_says_where_the_batch_is() -> None:
@@ -326,18 +327,18 @@ def test_the_error_says_where_the_batch_is() -> None:
         match=r"sum mixes, splits or drops the batch of shape \(2,\), which is dimension 1 of a "
         r"tensor of shape \(3, 2, 4\)",
     ):
-        cp.propagate(lambda x: x.transpose(0, 1).sum(1), given())
+        propagate(lambda x: x.transpose(0, 1).sum(1), given())
     with pytest.raises(cp.BatchDimensionError, match=r"batch_norm .*batch comes first.*\.movedim"):
-        cp.propagate(lambda x: nn.BatchNorm1d(2).double().eval()(x.transpose(0, 1)), given())
+        propagate(lambda x: nn.BatchNorm1d(2).double().eval()(x.transpose(0, 1)), given())
     with pytest.raises(cp.BatchDimensionError, match=r"different dimensions; .*\.movedim"):
-        cp.propagate(lambda x: torch.cat([x[:, 0], x.mean(1, keepdim=True)[:, 0].t()]), given(4))
+        propagate(lambda x: torch.cat([x[:, 0], x.mean(1, keepdim=True)[:, 0].t()]), given(4))
 
 
 def test_a_rule_of_the_user_is_for_batches_in_front() -> None:
     with registry_kept():
         cp.rule(WITHOUT_RULE)(lambda _, x, dim: x)  # noqa: ARG005 (its signature)
         with pytest.raises(cp.BatchDimensionError, match=r"has a rule .* comes first"):
-            cp.propagate(lambda x: WITHOUT_RULE(x.transpose(0, 1), -1), given())
+            propagate(lambda x: WITHOUT_RULE(x.transpose(0, 1), -1), given())
         assert_same(lambda x: WITHOUT_RULE(x, -1), lambda x: x, given())
 
 
@@ -345,7 +346,7 @@ def test_gradients_follow_through_a_moved_batch() -> None:
     x = given()
 
     def moments(mean: torch.Tensor, forward: Function) -> torch.Tensor:
-        y = cp.propagate(forward, cp.Gaussian(mean, x.covariance_matrix))
+        y = propagate(forward, cp.Gaussian(mean, x.covariance_matrix))
         return y.covariance_matrix.square().sum() + y.mean.square().sum()
 
     def plain(x: Any) -> Any:
@@ -371,8 +372,8 @@ def test_gradients_follow_through_a_moved_batch() -> None:
 )
 def test_a_batch_of_one_is_as_good_as_a_larger_one(batch: int, function: Function) -> None:
     x = given(batch)
-    y = cp.propagate(lambda x: function(x.transpose(0, 1)).transpose(0, 1), x)
+    y = propagate(lambda x: function(x.transpose(0, 1)).transpose(0, 1), x)
     for i in range(batch):
-        one = cp.propagate(function, x[i])
+        one = propagate(function, x[i])
         assert_close(y[i].mean, one.mean, atol=1e-13)
         assert_close(y[i].covariance_matrix, one.covariance_matrix, atol=1e-13)

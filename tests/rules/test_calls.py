@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -58,7 +59,7 @@ BY_KEYWORD: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", BY_KEYWORD)
 def test_arguments_may_be_given_by_name(name: str) -> None:
     by_name, by_position = BY_KEYWORD[name]
-    assert_same(cp.propagate(by_name, gaussian()), cp.propagate(by_position, gaussian()))
+    assert_same(propagate(by_name, gaussian()), propagate(by_position, gaussian()))
 
 
 NUMPY: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -78,12 +79,12 @@ def test_a_number_of_numpy_is_a_number(name: str) -> None:
     with_numpy, plain = NUMPY[name]
     x = gaussian()
     assert_close(with_numpy(x.mean), plain(x.mean), rtol=0.0)
-    assert_same(cp.propagate(with_numpy, x), cp.propagate(plain, x))
-    assert_same(cp.propagate(with_numpy, x[0]), cp.propagate(plain, x[0]))
+    assert_same(propagate(with_numpy, x), propagate(plain, x))
+    assert_same(propagate(with_numpy, x[0]), propagate(plain, x[0]))
 
 
 def test_a_plus_sign_is_nothing() -> None:
-    assert_same(cp.propagate(lambda x: +x, gaussian()), gaussian())
+    assert_same(propagate(lambda x: +x, gaussian()), gaussian())
 
 
 OTHER_DTYPES: dict[str, Callable[[Any], Any]] = {
@@ -104,11 +105,11 @@ OTHER_DTYPES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", OTHER_DTYPES)
 def test_dtypes_are_promoted_as_torch_does(name: str) -> None:
     function, x = OTHER_DTYPES[name], gaussian().to(torch.float32)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     expected = function(x.mean)
     assert_close(y.mean, expected, rtol=1e-6, atol=1e-6)
     assert y.covariance_matrix.dtype == expected.dtype
-    wide = cp.propagate(function, x.to(torch.float64))
+    wide = propagate(function, x.to(torch.float64))
     scale = float(wide.covariance_matrix.abs().max())
     assert_close(y.covariance_matrix.double(), wide.covariance_matrix, atol=1e-6 * scale)
 
@@ -121,19 +122,19 @@ MODEL = nn.Sequential(
 @pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=3)])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_mode_of_autograd_does_not_matter(mode: Any, method: Any) -> None:
-    expected = cp.propagate(MODEL, gaussian(), method)
+    expected = propagate(MODEL, gaussian(), method)
     with mode():
-        y = cp.propagate(MODEL, gaussian(), method)
+        y = propagate(MODEL, gaussian(), method)
     assert_same(y, expected, rtol=1e-12)
     assert y.mean.requires_grad == (mode is torch.enable_grad)
 
 
 def test_the_default_dtype_does_not_matter() -> None:
     x = gaussian().to(torch.float32)
-    expected = cp.propagate(MODEL.float(), x)
+    expected = propagate(MODEL.float(), x)
     torch.set_default_dtype(torch.float64)
     try:
-        y = cp.propagate(MODEL, x)
+        y = propagate(MODEL, x)
     finally:
         torch.set_default_dtype(torch.float32)
         MODEL.double()
@@ -142,5 +143,5 @@ def test_the_default_dtype_does_not_matter() -> None:
 
 def test_the_global_generator_is_not_touched() -> None:
     state = torch.get_rng_state()
-    cp.propagate(MODEL, gaussian())
+    propagate(MODEL, gaussian())
     assert torch.equal(torch.get_rng_state(), state)

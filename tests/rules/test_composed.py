@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import covprop as cp
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.rules.test_product import hermite_moments
 
@@ -46,7 +47,7 @@ POLYNOMIALS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_moments_are_exact(name: str) -> None:
     x = gaussian(4)
-    y = cp.propagate(POLYNOMIALS[name], x)
+    y = propagate(POLYNOMIALS[name], x)
     mean, covariance = hermite_moments(POLYNOMIALS[name], x)
     assert y.mean.shape == POLYNOMIALS[name](x.mean).shape
     assert_close(y.mean.reshape(-1), mean, atol=1e-11)
@@ -63,7 +64,7 @@ def test_moments_are_exact(name: str) -> None:
 def test_a_quotient_by_a_gaussian_agrees_with_sampling(function: Callable[[Any], Any]) -> None:
     wide = gaussian(4)
     x = cp.Gaussian(wide.mean, wide.covariance_matrix / 100)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     sample = function(x.sample(200_000, torch.Generator().manual_seed(0)))
     stddev, count = sample.std(0), len(sample)
     assert bool(((y.mean - sample.mean(0)).abs() <= 5 * stddev / count**0.5).all())
@@ -74,7 +75,7 @@ def test_a_quotient_by_a_gaussian_agrees_with_sampling(function: Callable[[Any],
 def test_a_choice_of_independent_inputs_has_the_covariance_of_each() -> None:
     x, w = gaussian(4, batch=(2,)), gaussian(4, batch=(2,), seed=1)
     condition = torch.stack([MASK, ~MASK])
-    y = cp.propagate(lambda x, w: torch.where(condition, x, w), x, w)
+    y = propagate(lambda x, w: torch.where(condition, x, w), x, w)
     assert_close(y.mean, torch.where(condition, x.mean, w.mean), rtol=0.0)
     both, neither = (c[:, :, None] & c[:, None, :] for c in (condition, ~condition))
     expected = torch.where(both, x.covariance_matrix, 0) + torch.where(
@@ -90,16 +91,16 @@ def test_a_gaussian_is_no_condition_and_no_place() -> None:
         lambda x: x.masked_fill(x, 0.0),
     ):
         with pytest.raises(cp.UnsupportedOperation, match="condition"):
-            cp.propagate(call, gaussian(4))
+            propagate(call, gaussian(4))
     image = torch.ones(1, 1, 3, 3, dtype=torch.float64)
     with pytest.raises(cp.UnsupportedOperation, match="random places"):
-        cp.propagate(lambda x: F.grid_sample(image, x, align_corners=False), gaussian(1, 2, 2, 2))
+        propagate(lambda x: F.grid_sample(image, x, align_corners=False), gaussian(1, 2, 2, 2))
 
 
 def test_what_is_masked_by_minus_infinity_has_no_weight() -> None:
     x = gaussian(4)
-    y = cp.propagate(lambda x: torch.softmax(x.masked_fill(~MASK, -torch.inf), -1), x)
-    expected = cp.propagate(lambda x: torch.softmax(x[MASK], -1), x)
+    y = propagate(lambda x: torch.softmax(x.masked_fill(~MASK, -torch.inf), -1), x)
+    expected = propagate(lambda x: torch.softmax(x[MASK], -1), x)
     assert_close(y.mean[MASK], expected.mean, atol=1e-14)
     assert_close(y.covariance_matrix[MASK][:, MASK], expected.covariance_matrix, atol=1e-14)
     assert not y.mean[~MASK].any()
@@ -112,11 +113,11 @@ def test_shapes_are_taken_from_gaussians_and_lent_to_constants() -> None:
         lambda x: x.flatten().view_as(x), lambda x: x.mT.reshape_as(x).clone(),
         lambda x: x[:, :1].expand_as(x),
     ):  # fmt: skip
-        y = cp.propagate(call, x)
+        y = propagate(call, x)
         assert_close(y.mean, call(x.mean), rtol=0.0)
     plain = torch.arange(6.0)
-    y = cp.propagate(lambda x: x + plain.view_as(x), x)
+    y = propagate(lambda x: x + plain.view_as(x), x)
     assert_close(y.mean, x.mean + plain.reshape(2, 3), rtol=0.0)
-    first, second = cp.propagate(lambda x: torch.atleast_2d(x[0], plain)[::1], x)
+    first, second = propagate(lambda x: torch.atleast_2d(x[0], plain)[::1], x)
     assert first.mean.shape == (1, 3)
     assert second.shape == (1, 6)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -105,7 +106,7 @@ def moments(name: str, mean: Tensor, covariance: Tensor) -> tuple[np.ndarray, np
 @every_function
 @torch.no_grad()
 def test_moments_are_those_of_the_whole_function(name: str) -> None:
-    y = cp.propagate(FUNCTIONS[name][0], cp.Gaussian(MEAN, COVARIANCE))
+    y = propagate(FUNCTIONS[name][0], cp.Gaussian(MEAN, COVARIANCE))
     mean, covariance = moments(name, MEAN, COVARIANCE)
     scale = float(np.sqrt(covariance.diagonal().max()))
     assert_close(y.mean, torch.as_tensor(mean), atol=1e-8 * scale)
@@ -117,7 +118,7 @@ def test_moments_are_those_of_the_whole_function(name: str) -> None:
 def test_strong_correlations_and_wide_and_narrow_inputs(name: str) -> None:
     for stddev, rho in ((1.5, 0.999), (1e-3, -0.9)):
         unit = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=D)
-        y = cp.propagate(FUNCTIONS[name][0], cp.Gaussian(MEAN, stddev**2 * unit))
+        y = propagate(FUNCTIONS[name][0], cp.Gaussian(MEAN, stddev**2 * unit))
         mean, covariance = moments(name, MEAN, stddev**2 * unit)
         deviations = np.sqrt(covariance.diagonal())
         scale = torch.as_tensor(np.outer(deviations, deviations))
@@ -133,12 +134,12 @@ def test_methods_agree_on_marginals_and_batches_on_each_element(name: str, metho
     function = FUNCTIONS[name][0]
     means = torch.stack([MEAN + 0.4, -MEAN])
     x = cp.Gaussian(means, COVARIANCE.expand(2, 2, 2))
-    y = cp.propagate(function, x, method)
-    whole = cp.propagate(function, x)
+    y = propagate(function, x, method)
+    whole = propagate(function, x)
     # Series of so many terms leave what kinks and jumps make slow; marginals have none.
     assert_close(y.mean, whole.mean, atol=1e-8)
     for i in range(2):
-        one = cp.propagate(function, cp.Gaussian(means[i], COVARIANCE), method)
+        one = propagate(function, cp.Gaussian(means[i], COVARIANCE), method)
         assert_close(y[i].mean, one.mean, atol=1e-10)
         assert_close(y[i].covariance_matrix, one.covariance_matrix, atol=1e-9)
 
@@ -148,8 +149,8 @@ def test_float32_is_near_float64() -> None:
     for name, (function, *_) in FUNCTIONS.items():
         if name in ("snake", "scaled gate", "shifted relu", "relu of a square"):
             continue  # constants in float64 make the result float64
-        y = cp.propagate(function, cp.Gaussian(MEAN.float(), COVARIANCE.float()))
-        z = cp.propagate(function, cp.Gaussian(MEAN, COVARIANCE))
+        y = propagate(function, cp.Gaussian(MEAN.float(), COVARIANCE.float()))
+        z = propagate(function, cp.Gaussian(MEAN, COVARIANCE))
         assert y.dtype == torch.float32
         # Moments are made in float64 of means and variances in float32: some ten roundings.
         atol = 64 * torch.finfo(torch.float32).eps * float(1 + z.variance.max())
@@ -163,7 +164,7 @@ def test_gradients_are_those_of_the_moments(name: str) -> None:
 
     def total(mean: Tensor, spread: Tensor) -> Tensor:
         factor = torch.tensor([[1.0, 0.0], [0.5, 0.7]], dtype=D) * spread
-        y = cp.propagate(function, cp.Gaussian(mean, factor @ factor.mT))
+        y = propagate(function, cp.Gaussian(mean, factor @ factor.mT))
         return (y.mean * C).sum() + (y.covariance_matrix * COVARIANCE).sum()
 
     mean, spread = MEAN.clone().requires_grad_(), torch.tensor(0.9, dtype=D, requires_grad=True)
@@ -202,8 +203,8 @@ def test_a_decomposed_function_is_the_original(name: str) -> None:
     original, decomposed = ORIGINALS[name]
     first, last = nn.Linear(3, 5).to(D), nn.Linear(5, 2).to(D)
     x = cp.Gaussian.isotropic(torch.randn(4, 3, dtype=D), 0.7, batch_dims=1)
-    y = cp.propagate(lambda x: last(decomposed(first(x))), x)
-    z = cp.propagate(lambda x: last(original(first(x))), x)
+    y = propagate(lambda x: last(decomposed(first(x))), x)
+    z = propagate(lambda x: last(original(first(x))), x)
     assert_close(y.mean, z.mean, atol=1e-8)
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-8)
 
@@ -215,7 +216,7 @@ def test_a_ramp_of_wide_inputs_does_not_cancel(dtype: torch.dtype) -> None:
     for stddev in (1e3, 1e7, 1e10):
         x = cp.Gaussian(torch.zeros(2, dtype=dtype),
                         stddev**2 * torch.tensor([[1, 0.6], [0.6, 1]], dtype=dtype))  # fmt: skip
-        y = cp.propagate(lambda x: torch.relu(x) - torch.relu(x - 1), x)
+        y = propagate(lambda x: torch.relu(x) - torch.relu(x - 1), x)
         limit = np.arcsin(0.6) / (2 * np.pi)  # of two steps
         assert_close(y.variance, torch.full((2,), 0.25, dtype=dtype), atol=2 / stddev)
         assert float(y.covariance_matrix[0, 1]) == pytest.approx(limit, abs=2 / stddev + 1e-6)
@@ -230,7 +231,7 @@ def test_reading_what_a_tensor_is_evaluates_nothing() -> None:
         seen.append((y.is_pending, y.batch_shape, y.event_shape))
         return y
 
-    cp.propagate(model, cp.Gaussian(MEAN, COVARIANCE))
+    propagate(model, cp.Gaussian(MEAN, COVARIANCE))
     assert seen[1] == (True, torch.Size(()), torch.Size((2,)))
     assert "pending" in seen[0][5]
 
@@ -243,8 +244,8 @@ def test_what_is_written_in_place_changes_no_pending_function() -> None:
         x.add_(1.0)
         return product + 0 * h
 
-    y = cp.propagate(model, cp.Gaussian(MEAN, COVARIANCE))
-    z = cp.propagate(lambda x: x * torch.tanh(x), cp.Gaussian(MEAN, COVARIANCE))
+    y = propagate(model, cp.Gaussian(MEAN, COVARIANCE))
+    z = propagate(lambda x: x * torch.tanh(x), cp.Gaussian(MEAN, COVARIANCE))
     assert_close(y.mean, z.mean, atol=1e-10)
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-10)
 
@@ -252,15 +253,15 @@ def test_what_is_written_in_place_changes_no_pending_function() -> None:
 def test_the_batch_may_be_anywhere() -> None:
     x = cp.Gaussian.isotropic(torch.randn(4, 3, 2, dtype=D), 0.5, batch_dims=1)
     constants = torch.randn(3, 1, 2, dtype=D)  # for (3, batch, 2)
-    y = cp.propagate(lambda x: torch.sigmoid(x.movedim(0, 1) * constants) * x.movedim(0, 1), x)
-    z = cp.propagate(lambda x: torch.sigmoid(x * constants[:, 0]) * x, x)
+    y = propagate(lambda x: torch.sigmoid(x.movedim(0, 1) * constants) * x.movedim(0, 1), x)
+    z = propagate(lambda x: torch.sigmoid(x * constants[:, 0]) * x, x)
     assert_close(y.mean, z.mean, atol=1e-10)
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-10)
 
 
 def test_constants_that_are_trained_are_taken_one_by_one() -> None:
     rate = torch.tensor(1.3, dtype=D, requires_grad=True)
-    y = cp.propagate(lambda x: x * torch.sigmoid(rate * x), cp.Gaussian(MEAN, 0.01 * COVARIANCE))
+    y = propagate(lambda x: x * torch.sigmoid(rate * x), cp.Gaussian(MEAN, 0.01 * COVARIANCE))
     (gradient,) = torch.autograd.grad(y.mean.sum(), rate)
     slope = torch.sigmoid(1.3 * MEAN) * (1 - torch.sigmoid(1.3 * MEAN)) * MEAN**2
     assert float(gradient) == pytest.approx(float(slope.sum()), rel=0.1)
@@ -269,7 +270,7 @@ def test_constants_that_are_trained_are_taken_one_by_one() -> None:
 def test_what_has_no_moments_as_a_whole_says_so() -> None:
     x = cp.Gaussian(torch.tensor([5.0], dtype=D), torch.tensor([[0.25]], dtype=D))
     with pytest.warns(cp.ApproximationWarning, match="one by one, as if Gaussian in between"):
-        cp.propagate(lambda x: 1 / x.square(), x)
+        propagate(lambda x: 1 / x.square(), x)
 
 
 @torch.no_grad()
@@ -277,19 +278,19 @@ def test_what_is_flat_at_a_jump_has_torchs_value_there() -> None:
     """sign(relu(y)) is 0 below zero, and relu(y) >= 0 everywhere."""
     x = cp.Gaussian(MEAN, COVARIANCE)
     above = 0.5 * (1 + torch.erf(MEAN / (2 * COVARIANCE.diagonal()).sqrt()))
-    y = cp.propagate(lambda x: torch.sign(torch.relu(x)), x)
+    y = propagate(lambda x: torch.sign(torch.relu(x)), x)
     assert_close(y.mean, above, atol=1e-14)
     assert_close(y.variance, above * (1 - above), atol=1e-14)
-    always = cp.propagate(lambda x: torch.where(torch.relu(x) >= 0, x, 5.0), x)
+    always = propagate(lambda x: torch.where(torch.relu(x) >= 0, x, 5.0), x)
     assert_close(always.mean, MEAN, atol=1e-13)
-    seldom = cp.propagate(lambda x: torch.where(torch.relu(x) > 0, x, 5.0), x)
+    seldom = propagate(lambda x: torch.where(torch.relu(x) > 0, x, 5.0), x)
     assert bool((seldom.mean > 1.0).all())
 
 
 @torch.no_grad()
 def test_a_product_far_from_zero_does_not_cancel() -> None:
     x = cp.Gaussian(torch.tensor([1e3], dtype=D), torch.tensor([[1e-6]], dtype=D))
-    y = cp.propagate(lambda x: (x - 1e3) * (x - 1e3), x)
+    y = propagate(lambda x: (x - 1e3) * (x - 1e3), x)
     assert float(y.mean) == pytest.approx(1e-6, rel=1e-12)
     assert float(y.variance) == pytest.approx(2e-12, rel=1e-12)
 
@@ -297,13 +298,30 @@ def test_a_product_far_from_zero_does_not_cancel() -> None:
 def test_control_flow_cannot_depend_on_a_comparison() -> None:
     x = cp.Gaussian(MEAN, COVARIANCE)
     with pytest.raises(cp.UnsupportedOperation, match="random"):
-        cp.propagate(lambda x: x if (x > 0) else -x, x)
+        propagate(lambda x: x if (x > 0) else -x, x)
     with pytest.raises(cp.UnsupportedOperation, match="random"):
-        cp.propagate(lambda x: torch.where(x > x.flip(0), x, -x), x)
+        propagate(lambda x: torch.where(x > x.flip(0), x, -x), x)
 
 
 @pytest.mark.parametrize("exponent", [math.inf, -math.inf, math.nan])
 def test_exponents_that_are_no_numbers_are_refused(exponent: float) -> None:
     x = cp.Gaussian.isotropic(torch.ones(2), 0.1)
     with pytest.raises(cp.UnsupportedOperation, match="pow has a rule for one whole exponent"):
-        cp.propagate(lambda z: z**exponent, x)
+        propagate(lambda z: z**exponent, x)
+
+
+def test_gradients_of_a_jump_do_not_fail_where_nothing_varies() -> None:
+    """Forward it is a number; a wider Gaussian, for second derivatives, would meet the jump."""
+    mean = torch.tensor([0.0, 0.3], dtype=D, requires_grad=True)
+    variance = torch.zeros(2, dtype=D, requires_grad=True)
+
+    def function(x: Any) -> Any:
+        return torch.cos(torch.heaviside(x, torch.ones((), dtype=D)) + x).square()
+
+    y = propagate(function, cp.Gaussian.diagonal(mean, variance))
+    assert_close(y.mean, function(mean))
+    of_mean, of_variance = torch.autograd.grad(y.mean.sum(), [mean, variance])
+    # f = cos(1 + x)^2 beside the jump: f' = -sin(2 + 2x), and dE/dv = f'' / 2 = -cos(2 + 2x).
+    assert_close(of_mean, -torch.sin(2 + 2 * mean))
+    assert_close(of_variance[1], -torch.cos(2 + 2 * mean[1]), rtol=1e-6)
+    assert bool(torch.isfinite(of_variance).all())

@@ -12,6 +12,7 @@ from torch.autograd.functional import hessian, jacobian
 
 import covprop as cp
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 SCALE, SHIFT = weight(4), weight(4, seed=2)
@@ -65,7 +66,7 @@ BY_DELTA = [
 def test_mean_and_covariance_are_those_of_the_delta_method(name: str) -> None:
     function, shape = CASES[name]
     x = gaussian(*shape)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     plain = function(x.mean)
     assert y.mean.shape == plain.shape
     slope = jacobian(function, x.mean).reshape(plain.numel(), -1)
@@ -84,7 +85,7 @@ def test_small_noise_agrees_with_sampling(name: str) -> None:
     function, shape = CASES[name]
     wide = gaussian(*shape)
     x = cp.Gaussian(wide.mean, wide.covariance_matrix * 1e-4)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     noise = x.sample(100_000, torch.Generator().manual_seed(0))
     sample = torch.func.vmap(function)(noise)
     stddev = sample.std(0)
@@ -99,9 +100,9 @@ def test_small_noise_agrees_with_sampling(name: str) -> None:
 @pytest.mark.parametrize("name", SMOOTH)
 def test_a_batch_is_each_of_its_elements(name: str) -> None:
     x = gaussian(2, 4, batch=(3,))
-    y = cp.propagate(SMOOTH[name], x)
+    y = propagate(SMOOTH[name], x)
     for i in range(3):
-        one = cp.propagate(SMOOTH[name], x[i])
+        one = propagate(SMOOTH[name], x[i])
         assert_close(y.mean[i], one.mean, atol=1e-12)
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
 
@@ -109,10 +110,10 @@ def test_a_batch_is_each_of_its_elements(name: str) -> None:
 def test_group_norm_of_a_batch_is_each_of_its_elements() -> None:
     layer = nn.GroupNorm(2, 4).double().requires_grad_(requires_grad=False)
     x = gaussian(4, 2, batch=(3,))
-    y = cp.propagate(layer, x)
+    y = propagate(layer, x)
     for i in range(3):
         single = cp.Gaussian(x.mean[i][None], x.covariance_matrix[i])
-        one = cp.propagate(layer, single)
+        one = propagate(layer, single)
         assert_close(y.mean[i], one.mean[0], atol=1e-12)
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
 
@@ -129,7 +130,7 @@ LAYERS: dict[str, nn.Module] = {
 def test_layers_are_their_functions(name: str) -> None:
     x = gaussian(2, 4)
     function = SMOOTH[name] if name != "rms_norm" else lambda x: F.rms_norm(x, (4,))
-    y, expected = cp.propagate(LAYERS[name], x), cp.propagate(function, x)
+    y, expected = propagate(LAYERS[name], x), propagate(function, x)
     assert_close(y.mean.detach(), expected.mean, atol=1e-13)
     assert_close(y.covariance_matrix.detach(), expected.covariance_matrix, atol=1e-13)
 
@@ -141,7 +142,7 @@ def test_a_function_of_one_tensor_joins_with_it() -> None:
     def both(x: Any) -> Any:
         return torch.cat([x, torch.softmax(x, -1)]) + torch.logsumexp(x, -1)
 
-    y = cp.propagate(both, x)
+    y = propagate(both, x)
     slope = jacobian(both, x.mean)
     assert_close(y.covariance_matrix, slope @ x.covariance_matrix @ slope.mT, atol=1e-12)
 
@@ -161,16 +162,16 @@ MIXES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", MIXES)
 def test_a_function_across_the_batch_is_refused(name: str) -> None:
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(MIXES[name], gaussian(2, 4, batch=(3,)))
+        propagate(MIXES[name], gaussian(2, 4, batch=(3,)))
 
 
 @pytest.mark.parametrize("function", [torch.var_mean, torch.std_mean])
 @pytest.mark.parametrize("options", [{}, {"dim": -1}, {"dim": 1, "keepdim": True}])
 def test_a_mean_beside_a_spread_is_the_mean(function: Any, options: Any) -> None:
     x = gaussian(2, 4)
-    spread, mean = cp.propagate(lambda x: function(x, **options), x)
+    spread, mean = propagate(lambda x: function(x, **options), x)
     alone = torch.var if function is torch.var_mean else torch.std
-    expected = cp.propagate(lambda x: alone(x, **options), x)
+    expected = propagate(lambda x: alone(x, **options), x)
     assert_close(spread.mean, expected.mean, rtol=0.0)
     assert_close(spread.covariance_matrix, expected.covariance_matrix, rtol=0.0)
     slope = jacobian(lambda m: m.mean(**options or {"dim": (0, 1)}), x.mean)
@@ -194,27 +195,27 @@ ROUGH: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", ROUGH)
 def test_norms_that_are_not_smooth_are_refused(name: str) -> None:
     with pytest.raises(cp.UnsupportedOperation, match="not smooth"):
-        cp.propagate(ROUGH[name], gaussian(2, 4))
+        propagate(ROUGH[name], gaussian(2, 4))
 
 
 @pytest.mark.parametrize("function", [torch.norm, torch.linalg.norm, torch.linalg.vector_norm])
 def test_a_root_is_refused_where_it_is_zero(function: Callable[[Any, int], Any]) -> None:
     zero = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(cp.UnsupportedOperation, match="zero at the mean"):
-        cp.propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, 0.1))
-    cp.propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, 0.0))
+        propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, 0.1))
+    propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, 0.0))
 
 
 def test_certain_input_gives_the_function_itself() -> None:
     mean = weight(2, 4)
     for function in SMOOTH.values():
-        y = cp.propagate(function, cp.Gaussian.isotropic(mean, 0.0))
+        y = propagate(function, cp.Gaussian.isotropic(mean, 0.0))
         assert_close(y.mean, function(mean), atol=1e-14)
         assert not y.covariance_matrix.any()
 
 
 def test_probabilities_still_sum_to_one() -> None:
-    y = cp.propagate(lambda x: torch.softmax(x, -1).sum(-1), gaussian(5, batch=(2,)))
+    y = propagate(lambda x: torch.softmax(x, -1).sum(-1), gaussian(5, batch=(2,)))
     assert_close(y.mean, torch.ones(2, dtype=torch.float64), atol=1e-14)
     assert_close(y.variance, torch.zeros(2, dtype=torch.float64), atol=1e-15)
 
@@ -225,7 +226,7 @@ def test_gradients_flow_through_layer_norm() -> None:
 
     def moments_of(mean: Tensor, factor: Tensor, scale: Tensor) -> Any:
         given = cp.Gaussian(mean, factor @ factor.mT, validate_args=False)
-        y = cp.propagate(lambda x: x + F.layer_norm(x, (3,), scale), given)
+        y = propagate(lambda x: x + F.layer_norm(x, (3,), scale), given)
         return y.mean, y.covariance_matrix
 
     inputs = [t.clone().requires_grad_() for t in (x.mean, factor, weight(3))]
@@ -234,7 +235,7 @@ def test_gradients_flow_through_layer_norm() -> None:
 
 def test_a_variance_is_a_quadratic_form_and_exact() -> None:
     x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), 0.1)
-    y = cp.propagate(lambda x: x.var(), x)
+    y = propagate(lambda x: x.var(), x)
     assert float(y.mean) == pytest.approx(0.01, rel=1e-12)
     assert float(y.variance) == pytest.approx(2 * 0.01**2 / 3, rel=1e-12)  # of chi-squared with 3
 
@@ -253,11 +254,11 @@ def test_what_bends_within_a_standard_deviation_warns(function: Callable[[Any], 
     smooth = cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64), 1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cp.propagate(function, smooth)
+        propagate(function, smooth)
     rough = cp.Gaussian.isotropic(torch.full((3,), 1e-3, dtype=torch.float64), 0.1)
     with pytest.warns(cp.ApproximationWarning, match="compare with sampling"):
-        cp.propagate(function, rough)
-    cp.propagate(function, cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0]).double(), 0.05))
+        propagate(function, rough)
+    propagate(function, cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0]).double(), 0.05))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_means_of_roots_have_gradients(function: Callable[[Any], Any]) -> None:
     covariance = 0.01 * torch.eye(3, dtype=torch.float64)
 
     def propagated(mean: Tensor) -> Tensor:
-        y = cp.propagate(function, cp.Gaussian(mean, covariance))
+        y = propagate(function, cp.Gaussian(mean, covariance))
         return torch.cat([y.mean.flatten(), y.covariance_matrix.flatten()])
 
     assert torch.autograd.gradcheck(propagated, (mean,), atol=1e-6)
@@ -295,7 +296,7 @@ def test_a_variance_has_the_moments_of_its_quadratic_form(
     function: Callable[[Any], Any], pieces: Callable[[Any], Any] | None
 ) -> None:
     x = gaussian(2, 4)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     rows = jacobian(lambda v: jacobian(function, v, create_graph=True), x.mean)
     forms = rows.reshape(-1, 8, 8) / 2
     mean, matrix = x.mean.flatten(), x.covariance_matrix
@@ -313,7 +314,7 @@ def test_a_probability_near_one_keeps_its_digits_in_float32() -> None:
     """d p / d x = p (diag - p^T), of which p (1 - p) would cancel."""
     mean = torch.tensor([0.0, 17.0, 0.5])
     matrix = torch.tensor([[0.3, 0.1, 0.0], [0.1, 0.2, 0.05], [0.0, 0.05, 0.4]]) * 1e-4
-    y = cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian(mean, matrix))
+    y = propagate(lambda x: torch.softmax(x, -1), cp.Gaussian(mean, matrix))
     p = torch.softmax(mean.double(), -1)
     jacobian = torch.diag(p) - torch.outer(p, p)
     rest = p[0] + p[2]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import covprop as cp
+from tests.layers import propagate
 
 torch.manual_seed(0)
 WIDE, NARROW = nn.Linear(3, 3).double(), nn.Linear(3, 3)
@@ -44,8 +45,8 @@ def gaussian() -> cp.Gaussian:
 def test_a_detour_through_float32_costs_its_rounding_alone(name: str, method: str) -> None:
     program, x = PROGRAMS[name], gaussian()
     with torch.no_grad():
-        found = cp.propagate(lambda x: program(x, lambda y: y.float()), x, METHODS[method]())
-        expected = cp.propagate(lambda x: program(x, lambda y: y), x, METHODS[method]())
+        found = propagate(lambda x: program(x, lambda y: y.float()), x, METHODS[method]())
+        expected = propagate(lambda x: program(x, lambda y: y), x, METHODS[method]())
     assert found.dtype == torch.float64
     # A few hundred roundings of variances of about one.
     slack = 300 * torch.finfo(torch.float32).eps
@@ -63,7 +64,7 @@ def _max(y: cp.Gaussian) -> float:
 def test_a_narrow_layer_and_a_wide_one_of_one_tensor_know_each_other() -> None:
     x = gaussian()
     with torch.no_grad():
-        y = cp.propagate(lambda x: NARROW(x.float()) + WIDE(x), x)
+        y = propagate(lambda x: NARROW(x.float()) + WIDE(x), x)
         matrix = NARROW.weight.double() + WIDE.weight
     expected = matrix @ x.covariance_matrix @ matrix.mT
     slack = 100 * torch.finfo(torch.float32).eps
@@ -73,9 +74,7 @@ def test_a_narrow_layer_and_a_wide_one_of_one_tensor_know_each_other() -> None:
 def test_gradients_pass_through_both_dtypes() -> None:
     x = gaussian()
     mean = x.mean.clone().requires_grad_()
-    y = cp.propagate(
-        lambda x: torch.tanh(x.float()) * WIDE(x), cp.Gaussian(mean, x.covariance_matrix)
-    )
+    y = propagate(lambda x: torch.tanh(x.float()) * WIDE(x), cp.Gaussian(mean, x.covariance_matrix))
     (y.mean.sum() + y.variance.sum()).backward()
     assert mean.grad is not None
     assert bool(torch.isfinite(mean.grad).all())
@@ -92,8 +91,8 @@ def test_outputs_may_have_another_dtype_than_inputs(
 ) -> None:
     x = gaussian().to(given)
     with torch.no_grad():
-        found = cp.propagate(lambda x: torch.tanh(x.to(made)), x, method)
-        expected = cp.propagate(torch.tanh, gaussian(), method)
+        found = propagate(lambda x: torch.tanh(x.to(made)), x, method)
+        expected = propagate(torch.tanh, gaussian(), method)
     assert found.dtype == made
     slack = 300 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(found.mean.double(), expected.mean, rtol=0, atol=slack)

@@ -11,6 +11,7 @@ from torch import nn
 
 import covprop as cp
 from covprop.activations import DECLARATIONS
+from tests.layers import propagate
 from tests.oracles import assert_close, moments
 from tests.registry import rule_of
 from tests.rules.elementwise_spellings import FUNCTIONS, OPERATORS, Function, plain, spellings
@@ -36,7 +37,7 @@ def test_a_function_has_its_moments_in_every_spelling_and_in_place_means_in_plac
     """The moments of the first spelling, and no other number in any of them."""
     x, function = gaussian(), plain(row)
     mean, covariance = x.mean.clone(), x.covariance_matrix.clone()
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     expected = [
         moments(function, float(mean), float(stddev), kinks=row.kinks)[:2]
         for mean, stddev in zip(x.mean, x.stddev, strict=True)
@@ -44,7 +45,7 @@ def test_a_function_has_its_moments_in_every_spelling_and_in_place_means_in_plac
     means, variances = torch.tensor(expected, dtype=torch.float64).unbind(-1)
     assert_close(y.mean, means, atol=1e-8)
     assert_close(y.variance, variances, rtol=1e-7)  # the oracle's own cancellation
-    certain = cp.propagate(function, cp.Gaussian.isotropic(x.mean, 0.0))
+    certain = propagate(function, cp.Gaussian.isotropic(x.mean, 0.0))
     assert_close(certain.mean, function(x.mean).double())
     for label, call in spellings(row):
         changes = "inplace" in label or label.split(",")[0].endswith("_")
@@ -54,7 +55,7 @@ def test_a_function_has_its_moments_in_every_spelling_and_in_place_means_in_plac
             assert (result is x) == changes, label
             return result, x
 
-        result, argument = cp.propagate(both, x)
+        result, argument = propagate(both, x)
         for found, wanted in ((result, y), (argument, y if changes else x)):
             assert torch.equal(found.mean, wanted.mean), label
             assert torch.equal(found.covariance_matrix, wanted.covariance_matrix), label
@@ -77,7 +78,7 @@ def test_every_name_of_a_function_has_the_same_rule(row: Function) -> None:
 def test_python_operators_are_the_function(name: str) -> None:
     row = next(row for row in FUNCTIONS if row.names.split()[0] == name)
     x = gaussian()
-    assert_same(cp.propagate(OPERATORS[name], x), cp.propagate(plain(row), x))
+    assert_same(propagate(OPERATORS[name], x), propagate(plain(row), x))
 
 
 def test_every_declared_activation_is_spelled_here() -> None:
@@ -88,16 +89,16 @@ def test_every_declared_activation_is_spelled_here() -> None:
 @pytest.mark.parametrize("batch", [(), (2,), (2, 2)])
 def test_an_event_of_any_shape_is_a_vector_to_an_activation(batch: tuple[int, ...]) -> None:
     x = gaussian(*batch, event=(2, 3))
-    y = cp.propagate(torch.tanh, x)
+    y = propagate(torch.tanh, x)
     flat = cp.Gaussian(x.mean.flatten(-2), x.covariance_matrix)
-    expected = cp.propagate(torch.tanh, flat)
+    expected = propagate(torch.tanh, flat)
     assert_close(y.mean, expected.mean.unflatten(-1, (2, 3)), rtol=0.0)
     assert_close(y.covariance_matrix, expected.covariance_matrix, rtol=0.0)
 
 
 def test_a_scalar_event_has_an_activation_too() -> None:
     x = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0], dtype=torch.float64), 0.7, batch_dims=1)
-    y = cp.propagate(torch.relu, x)
+    y = propagate(torch.relu, x)
     assert y.event_shape == ()
     expected = [moments(torch.relu, float(mean), 0.7, kinks=[0.0])[1] for mean in x.mean]
     assert_close(y.variance, torch.tensor(expected, dtype=torch.float64), rtol=1e-10)
@@ -111,7 +112,7 @@ def test_layers_that_work_in_place_chain() -> None:
         return nn.Sequential(*layers, nn.Dropout(inplace=inplace)).double().eval()
 
     x = gaussian(2)
-    assert_same(cp.propagate(model(True), x), cp.propagate(model(False), x))
+    assert_same(propagate(model(True), x), propagate(model(False), x))
 
 
 def _changed_after(alias: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -150,14 +151,14 @@ SOMETIMES_VIEWS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", THE_SAME)
 def test_what_is_the_same_tensor_follows_a_change_in_place(name: str) -> None:
     x = gaussian(2, event=(2, 3))
-    expected = cp.propagate(lambda x: torch.relu(x + 0.5), x)
-    assert_same(cp.propagate(_changed_after(THE_SAME[name]), x), expected)
+    expected = propagate(lambda x: torch.relu(x + 0.5), x)
+    assert_same(propagate(_changed_after(THE_SAME[name]), x), expected)
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_of_what_changed_in_place_is_refused(name: str) -> None:
     with pytest.raises(cp.UnsupportedOperation, match="changed in place through another view"):
-        cp.propagate(_changed_after(VIEWS[name]), gaussian(2, event=(2, 3)))
+        propagate(_changed_after(VIEWS[name]), gaussian(2, event=(2, 3)))
 
 
 @pytest.mark.parametrize("name", SOMETIMES_VIEWS)
@@ -165,7 +166,7 @@ def test_what_shares_memory_follows_a_change_in_place_or_is_refused(name: str) -
     x = cp.Gaussian.isotropic(gaussian(2, event=(2, 3)).mean, 0.0, batch_dims=1)
     function = _changed_after(SOMETIMES_VIEWS[name])
     with suppress(cp.UnsupportedOperation):
-        assert_close(cp.propagate(function, x).mean, function(x.mean))
+        assert_close(propagate(function, x).mean, function(x.mean))
 
 
 def test_what_was_changed_through_a_view_is_refused() -> None:
@@ -174,20 +175,20 @@ def test_what_was_changed_through_a_view_is_refused() -> None:
         return x
 
     with pytest.raises(cp.UnsupportedOperation, match="changed in place through another view"):
-        cp.propagate(function, gaussian())
+        propagate(function, gaussian())
 
 
 @pytest.mark.parametrize("copy", [lambda x: x.clone(), lambda x: x * 1.0, lambda x: x + 0])
 def test_a_copy_does_not_follow_a_change_in_place(copy: Callable[[Any], Any]) -> None:
     x = gaussian(2, event=(2, 3))
-    assert_same(cp.propagate(_changed_after(copy), x), cp.propagate(lambda x: x + 0.5, x))
+    assert_same(propagate(_changed_after(copy), x), propagate(lambda x: x + 0.5, x))
 
 
 def test_a_plain_tensor_is_not_changed_into_a_gaussian() -> None:
     with pytest.raises(cp.UnsupportedOperation, match="plain tensor"):
-        cp.propagate(lambda x: torch.zeros(3, dtype=torch.float64).add_(x), gaussian())
+        propagate(lambda x: torch.zeros(3, dtype=torch.float64).add_(x), gaussian())
     with pytest.raises(cp.UnsupportedOperation, match="out"):
-        cp.propagate(lambda x: torch.tanh(x, out=torch.zeros(3)), gaussian())
+        propagate(lambda x: torch.tanh(x, out=torch.zeros(3)), gaussian())
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -211,4 +212,4 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_what_has_no_moments_or_no_rule_is_refused(name: str) -> None:
     function, reason = REFUSED[name]
     with pytest.raises(cp.UnsupportedOperation, match=reason):
-        cp.propagate(function, gaussian())
+        propagate(function, gaussian())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from tests.gaussians import gaussian
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 METHODS = [cp.Exact(independent_maxima=True), cp.Series(order=4, independent_maxima=True)]
@@ -50,7 +51,7 @@ def test_a_pair_has_the_moments_of_an_independent_one(name: str, rho: float, met
     mean, variance = by_quadrature(*PAIRS[name])
     x = pair(*PAIRS[name], rho)
     for call in (lambda x: torch.maximum(x[0], x[1]), torch.max, lambda x: -torch.min(-x)):
-        y = cp.propagate(call, x, method)
+        y = propagate(call, x, method)
         assert abs(float(y.mean) - mean) <= 1e-9
         assert abs(float(y.variance) - variance) <= 1e-8
 
@@ -59,7 +60,7 @@ def test_a_pair_has_the_moments_of_an_independent_one(name: str, rho: float, met
 def test_covariances_are_those_of_the_mixture_of_both(method) -> None:
     """Cov_ij = (1 - p_i)(1 - p_j) A_ij + p_i p_j B_ij, and with an argument (1 - p_i) A_ij."""
     a, b = gaussian(3), gaussian(3, seed=1)
-    y = cp.propagate(lambda a, b: torch.cat([torch.maximum(a, b), a]), a, b, method)
+    y = propagate(lambda a, b: torch.cat([torch.maximum(a, b), a]), a, b, method)
     spread = np.sqrt((a.variance + b.variance).numpy())
     p = torch.from_numpy(stats.norm.cdf((b.mean - a.mean).numpy() / spread))
     first, second = a.covariance_matrix, b.covariance_matrix
@@ -67,7 +68,7 @@ def test_covariances_are_those_of_the_mixture_of_both(method) -> None:
     off = ~torch.eye(3, dtype=torch.bool)
     assert_close(y.covariance_matrix[:3, :3][off], expected[off], atol=1e-13)
     assert_close(y.covariance_matrix[:3, 3:], (1 - p)[:, None] * first, atol=1e-13)
-    exact = cp.propagate(torch.maximum, a, b)  # they are independent here
+    exact = propagate(torch.maximum, a, b)  # they are independent here
     assert_close(y.mean[:3], exact.mean, atol=1e-12)
     assert_close(y.variance[:3], exact.variance, atol=1e-10)
 
@@ -76,15 +77,15 @@ def test_both_methods_keep_their_default() -> None:
     x = gaussian(1, 4, 4)
     assert not cp.Exact().independent_maxima
     assert not cp.Series().independent_maxima
-    default = cp.propagate(nn.MaxPool2d(2), x).mean
-    assert not torch.allclose(default, cp.propagate(nn.MaxPool2d(2), x, METHODS[0]).mean)
+    default = propagate(nn.MaxPool2d(2), x).mean
+    assert not torch.allclose(default, propagate(nn.MaxPool2d(2), x, METHODS[0]).mean)
 
 
 @every_method
 def test_a_maximum_with_a_constant_stays_exact(method) -> None:
     x, constant = gaussian(4), torch.linspace(-1, 1, 4, dtype=torch.float64)
     for call in (torch.maximum, torch.minimum):
-        y, expected = (cp.propagate(call, x, constant, m) for m in (method, type(method)()))
+        y, expected = (propagate(call, x, constant, m) for m in (method, type(method)()))
         assert_close(y.covariance_matrix, expected.covariance_matrix, rtol=0.0)
 
 
@@ -92,27 +93,27 @@ def test_a_maximum_with_a_constant_stays_exact(method) -> None:
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, 1)])
 def test_the_covariance_of_windows_is_positive_semi_definite(pool: nn.Module, method) -> None:
     for seed in range(5):
-        matrix = cp.propagate(pool, gaussian(1, 4, 4, seed=seed), method).covariance_matrix
+        matrix = propagate(pool, gaussian(1, 4, 4, seed=seed), method).covariance_matrix
         eigenvalues = torch.linalg.eigvalsh(matrix)
         assert float(eigenvalues.min()) >= -1e-12 * float(eigenvalues.max())
 
 
 def test_a_batch_broadcasts_and_is_each_of_its_elements() -> None:
     a, b = gaussian(2, 3, batch=(2,)), gaussian(3, batch=(2,), seed=1)
-    y = cp.propagate(lambda a, b: torch.maximum(a, b[:, None]), a, b, METHODS[0])
+    y = propagate(lambda a, b: torch.maximum(a, b[:, None]), a, b, METHODS[0])
     for i in range(2):
-        one = cp.propagate(torch.maximum, a[i], b[i], METHODS[0])
+        one = propagate(torch.maximum, a[i], b[i], METHODS[0])
         assert_close(y.mean[i], one.mean, atol=1e-13)
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-13)
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(lambda a, b: torch.maximum(a, b[0]), a, b, METHODS[0])
+        propagate(lambda a, b: torch.maximum(a, b[0]), a, b, METHODS[0])
 
 
 def test_certain_arguments_have_a_certain_maximum_and_finite_gradients() -> None:
     mean = torch.tensor([0.5, -1.0, 2.0, 0.5, -3.0, 2.0], dtype=torch.float64, requires_grad=True)
     values = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     x = cp.Gaussian.diagonal(mean, values)
-    y = cp.propagate(lambda x: torch.maximum(x[:3], x[3:]), x, METHODS[0])
+    y = propagate(lambda x: torch.maximum(x[:3], x[3:]), x, METHODS[0])
     assert_close(y.mean, torch.maximum(mean[:3], mean[3:]), rtol=0.0)
     assert not y.covariance_matrix.any()
     (y.mean.sum() + y.covariance_matrix.sum()).backward()
@@ -126,7 +127,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
     def moments(mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         given = cp.Gaussian(mean, factor @ factor.mT, validate_args=False)
-        y = cp.propagate(lambda x: x.reshape(3, 2).amax(0), given, METHODS[0])
+        y = propagate(lambda x: x.reshape(3, 2).amax(0), given, METHODS[0])
         return y.mean, y.covariance_matrix
 
     inputs = [t.clone().requires_grad_() for t in (x.mean, factor)]
@@ -149,9 +150,7 @@ def test_the_default_is_right_where_independence_is_wrong(side: int, base: float
     x = smooth(side, base)
     sample = x.sample(400_000, torch.Generator().manual_seed(0)).amax((-3, -2, -1))
     stddev, noise = float(sample.std()), 5 / math.sqrt(len(sample))
-    default, independent = (
-        cp.propagate(nn.MaxPool2d(side), x, m) for m in (cp.Exact(), *METHODS[:1])
-    )
+    default, independent = (propagate(nn.MaxPool2d(side), x, m) for m in (cp.Exact(), *METHODS[:1]))
     shift = [abs(float(y.mean) - float(sample.mean())) / stddev for y in (default, independent)]
     assert shift[0] <= 0.02 + noise
     assert abs(float(default.stddev) / stddev - 1) <= 0.07 + noise

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import covprop as cp
 from covprop.covariance.congruence import TOGETHER
 from covprop.rules.layers import Convolution, Convolver, Linear
+from tests.layers import propagate
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -126,6 +127,6 @@ def test_blocks_make_no_difference(
     x = cp.Gaussian(mean if batch else mean[None], root @ root.mT, validate_args=False)
     image = mean.reshape(-1, 2, 4, 6)[:1]
     slope = torch.autograd.functional.jacobian(model, image).reshape(-1, 48)
-    result = cp.propagate(model, x).covariance_matrix
+    result = propagate(model, x).covariance_matrix
     assert_close(result, slope @ root @ root.mT @ slope.mT)
     assert torch.equal(result, result.mT)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from tests.gaussians import gaussian
+from tests.layers import propagate
 from tests.oracles import assert_close, normal_cdf, normal_pdf
 
 
@@ -57,7 +58,7 @@ def test_a_pair_has_clarks_moments(name: str) -> None:
         lambda x: -torch.min(-x[0], -x[1]), lambda x: F.max_pool1d(x[None], 2)[0, 0],
     )  # fmt: skip
     for call in calls:
-        y = cp.propagate(call, x)
+        y = propagate(call, x)
         assert y.mean.shape == ()
         assert abs(float(y.mean) - mean) <= 1e-9
         assert abs(float(y.variance) - variance) <= 1e-8
@@ -66,19 +67,19 @@ def test_a_pair_has_clarks_moments(name: str) -> None:
 def test_the_larger_of_two_equal_tensors_is_either() -> None:
     x = gaussian(4)
     for call in (lambda x: torch.maximum(x, x), lambda x: torch.minimum(x, x.clone())):
-        y = cp.propagate(call, x)
+        y = propagate(call, x)
         assert_close(y.mean, x.mean, rtol=0.0)
         assert_close(y.covariance_matrix, x.covariance_matrix, rtol=0.0)
 
 
 def test_the_maximum_with_a_constant_is_a_shifted_relu() -> None:
     x, constant = gaussian(4), torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64)
-    expected = cp.propagate(lambda x: constant + torch.relu(x - constant), x)
+    expected = propagate(lambda x: constant + torch.relu(x - constant), x)
     for call in (torch.maximum, lambda x, c: torch.maximum(c, x), lambda x, c: torch.max(x, c)):
-        y = cp.propagate(call, x, constant)
+        y = propagate(call, x, constant)
         assert_close(y.mean, expected.mean, atol=1e-13)
         assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-12)
-    lower = cp.propagate(torch.minimum, x, constant)
+    lower = propagate(torch.minimum, x, constant)
     assert_close(lower.mean + expected.mean, x.mean + constant, atol=1e-13)
 
 
@@ -90,7 +91,7 @@ def test_covariances_of_maxima_agree_with_sampling() -> None:
         return torch.stack([torch.maximum(x[..., 0], x[..., 1]),
                             torch.maximum(x[..., 1], x[..., 2]), x[..., 0]], -1)  # fmt: skip
 
-    y = cp.propagate(call, x)
+    y = propagate(call, x)
     sample = call(x.sample(400_000, torch.Generator().manual_seed(0)))
     deviation = sample - sample.mean(0)
     products = deviation[:, :, None] * deviation[:, None, :]
@@ -132,7 +133,7 @@ POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 def test_max_pooling_agrees_with_sampling_where_windows_are_clear(name: str) -> None:
     pool, shape = POOLS[name]
     x = separated(shape, 0.02)
-    y = cp.propagate(pool, x)
+    y = propagate(pool, x)
     assert y.mean.shape == pool(x.mean).shape
     draws = x.sample(20_000, torch.Generator().manual_seed(0))
     channels = 1 + int(name.removeprefix("adaptive ")[0])  # and dimensions of space
@@ -155,7 +156,7 @@ def test_certain_input_is_pooled_as_torch_pools_it(name: str) -> None:
     generator = torch.Generator().manual_seed(2)
     for scale in (1.0, 1e4):
         mean = scale * torch.randn(shape, dtype=torch.float64, generator=generator)
-        y = cp.propagate(pool, cp.Gaussian.isotropic(mean, 0.0))
+        y = propagate(pool, cp.Gaussian.isotropic(mean, 0.0))
         assert_close(y.mean, pool(mean), atol=1e-12 * scale)
         assert not y.covariance_matrix.any()
 
@@ -181,7 +182,7 @@ REDUCTIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_agree_with_sampling_where_one_is_clearly_largest(name: str) -> None:
     x = separated((2, 3, 4), 0.02)
-    y = cp.propagate(REDUCTIONS[name], x)
+    y = propagate(REDUCTIONS[name], x)
     assert y.mean.shape == REDUCTIONS[name](x.mean).shape
     draws = x.sample(10_000, torch.Generator().manual_seed(0))
     assert_moments(y, torch.func.vmap(REDUCTIONS[name])(draws))
@@ -195,7 +196,7 @@ def test_a_tournament_of_equals_has_its_measured_error(
 ) -> None:
     """The hardest case: independent elements of one mean. Relative to the standard deviation."""
     x = cp.Gaussian.isotropic(torch.zeros(1, side, side, dtype=torch.float64), 1.0)
-    y = cp.propagate(nn.MaxPool2d(side), x)
+    y = propagate(nn.MaxPool2d(side), x)
     sample = torch.randn(400_000, side * side, generator=torch.Generator().manual_seed(0)).amax(-1)
     stddev = float(sample.std())
     assert abs(float(y.mean) - float(sample.mean())) <= mean_bound * stddev
@@ -204,9 +205,9 @@ def test_a_tournament_of_equals_has_its_measured_error(
 
 def test_a_batch_of_poolings_is_each_of_them() -> None:
     x = gaussian(1, 4, 4, batch=(3,))
-    y = cp.propagate(nn.MaxPool2d(3, 2, 1), x)
+    y = propagate(nn.MaxPool2d(3, 2, 1), x)
     for i in range(3):
-        one = cp.propagate(nn.MaxPool2d(3, 2, 1), x[i])
+        one = propagate(nn.MaxPool2d(3, 2, 1), x[i])
         assert_close(y.mean[i], one.mean, atol=1e-12)
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-11)
 
@@ -217,7 +218,7 @@ def test_a_batch_of_poolings_is_each_of_them() -> None:
 )
 def test_overlapping_windows_have_a_positive_semi_definite_covariance(pool: nn.Module) -> None:
     for seed in range(5):
-        matrix = cp.propagate(pool, gaussian(1, 4, 4, seed=seed)).covariance_matrix
+        matrix = propagate(pool, gaussian(1, 4, 4, seed=seed)).covariance_matrix
         eigenvalues = torch.linalg.eigvalsh(matrix)
         assert float(eigenvalues.min()) >= -1e-12 * float(eigenvalues.max())
 
@@ -229,24 +230,24 @@ def test_there_are_no_indices() -> None:
         nn.AdaptiveMaxPool2d(3, True),
     ):
         with pytest.raises(cp.UnsupportedOperation, match="indices"):
-            cp.propagate(pool, image)
-    assert cp.propagate(lambda x: x.max(-1), image).indices is None
-    values, indices = cp.propagate(nn.MaxPool2d(2, return_indices=True), image)
+            propagate(pool, image)
+    assert propagate(lambda x: x.max(-1), image).indices is None
+    values, indices = propagate(nn.MaxPool2d(2, return_indices=True), image)
     assert indices is None
-    assert_close(values.mean, cp.propagate(nn.MaxPool2d(2), image).mean, rtol=0)
+    assert_close(values.mean, propagate(nn.MaxPool2d(2), image).mean, rtol=0)
 
 
 def test_a_maximum_over_the_batch_is_refused() -> None:
     for call in (lambda x: x.amax(0), torch.max, lambda x: x.max(0), lambda x: x.amax((0, 1))):
         with pytest.raises(cp.BatchDimensionError):
-            cp.propagate(call, gaussian(3, batch=(3,)))
+            propagate(call, gaussian(3, batch=(3,)))
 
 
 def test_an_axis_is_a_dimension() -> None:
     x = gaussian(2, 4)
     for name in ("max", "min"):
-        by_axis = cp.propagate(lambda x, n=name: getattr(x, n)(axis=1).values, x)
-        by_dim = cp.propagate(lambda x, n=name: getattr(x, n)(dim=1).values, x)
+        by_axis = propagate(lambda x, n=name: getattr(x, n)(axis=1).values, x)
+        by_dim = propagate(lambda x, n=name: getattr(x, n)(dim=1).values, x)
         assert_close(by_axis.mean, by_dim.mean, rtol=0)
 
 
@@ -260,4 +261,4 @@ def test_a_loser_that_varies_far_more_leaves_the_winner_its_variance(dtype: torc
         lambda x: torch.maximum(x[1::2], x[::2]),
         lambda x: -torch.minimum(-x[::2], -x[1::2]),
     ):
-        assert_close(cp.propagate(function, x).variance, expected, rtol=1e-5)
+        assert_close(propagate(function, x).variance, expected, rtol=1e-5)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.covariance import Diagonal
 from tests.gaussians import gaussian
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -49,7 +50,7 @@ def test_dropout_has_the_moments_of_all_its_masks(name: str, p: float, structure
     x = gaussian(*shape)
     if structure == "diagonal":
         x = cp.Gaussian.diagonal(x.mean, x.variance)
-    y = cp.propagate(make(p).train(), x)
+    y = propagate(make(p).train(), x)
     mean, covariance = enumerated(x, torch.tensor(groups), p)
     assert_close(y.mean.reshape(-1), mean, atol=1e-14)
     assert_close(y.covariance_matrix, covariance, atol=1e-13)
@@ -57,7 +58,7 @@ def test_dropout_has_the_moments_of_all_its_masks(name: str, p: float, structure
 
 def test_independent_elements_stay_independent() -> None:
     x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), 1.0)
-    assert isinstance(cp.propagate(nn.Dropout(0.3).train(), x).covariance, Diagonal)
+    assert isinstance(propagate(nn.Dropout(0.3).train(), x).covariance, Diagonal)
 
 
 @pytest.mark.parametrize("name", ["elements", "channels 2d of one", "channels 1d"])
@@ -65,7 +66,7 @@ def test_a_batch_has_masks_of_its_own(name: str) -> None:
     make, shape, groups = LAYERS[name]
     event = shape[1:] if name == "channels 2d of one" else shape
     x = gaussian(*event, batch=(3,))
-    y = cp.propagate(make(0.3).train(), x)
+    y = propagate(make(0.3).train(), x)
     for i in range(3):
         mean, covariance = enumerated(x[i], torch.tensor(groups), 0.3)
         assert_close(y.mean[i].reshape(-1), mean, atol=1e-14)
@@ -79,7 +80,7 @@ def test_three_dimensions_of_dropout2d_are_masked_as_torch_masks_them() -> None:
     with pytest.warns(UserWarning, match="dropout2d"):
         masks = torch.stack([F.dropout2d(x.mean, 0.5) for _ in range(64)]).flatten(1)
     try:
-        y = cp.propagate(nn.Dropout2d(0.5).train(), x)
+        y = propagate(nn.Dropout2d(0.5).train(), x)
     except cp.UnsupportedOperation:
         return
     shared = (masks[:, :, None] == masks[:, None, :]).all(0)
@@ -89,16 +90,16 @@ def test_three_dimensions_of_dropout2d_are_masked_as_torch_masks_them() -> None:
 @pytest.mark.parametrize("layer", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout])
 def test_dropout_in_evaluation_changes_nothing(layer: Callable[[float], nn.Module]) -> None:
     x = gaussian(1, 2, 2, 2) if layer is nn.Dropout2d else gaussian(1, 2, 2)
-    y = cp.propagate(layer(0.5).eval(), x)
+    y = propagate(layer(0.5).eval(), x)
     assert_close(y.mean, x.mean, rtol=0.0)
     assert_close(y.covariance_matrix, x.covariance_matrix, rtol=0.0)
 
 
 def test_what_dropout_cannot_carry_is_refused() -> None:
     with pytest.raises(cp.UnsupportedOperation, match="leaves nothing"):
-        cp.propagate(nn.Dropout(1.0).train(), gaussian(3))
+        propagate(nn.Dropout(1.0).train(), gaussian(3))
     with pytest.raises(cp.UnsupportedOperation, match="evaluation"):
-        cp.propagate(nn.AlphaDropout(0.5).train(), gaussian(3))
+        propagate(nn.AlphaDropout(0.5).train(), gaussian(3))
 
 
 SPELLINGS: dict[str, Callable[[Any], Any]] = {
@@ -113,7 +114,7 @@ SPELLINGS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_every_spelling_is_the_layer(name: str) -> None:
     x = gaussian(4)
-    y, layer = cp.propagate(SPELLINGS[name], x), cp.propagate(nn.Dropout(0.3).train(), x)
+    y, layer = propagate(SPELLINGS[name], x), propagate(nn.Dropout(0.3).train(), x)
     assert_close(y.mean, layer.mean, rtol=0.0)
     assert_close(y.covariance_matrix, layer.covariance_matrix, rtol=0.0)
 
@@ -122,9 +123,9 @@ def test_the_noise_is_new_at_every_call_and_independent_of_its_input() -> None:
     """x - dropout(x) has the noise alone; two dropouts of x share x and no mask."""
     x, p = gaussian(3), 0.4
     noise = p / (1 - p) * (x.variance + x.mean.square())
-    alone = cp.propagate(lambda x: x - F.dropout(x, p), x)
+    alone = propagate(lambda x: x - F.dropout(x, p), x)
     assert_close(alone.covariance_matrix, torch.diag(noise), atol=1e-14)
-    two = cp.propagate(lambda x: F.dropout(x, p) - F.dropout(x, p), x)
+    two = propagate(lambda x: F.dropout(x, p) - F.dropout(x, p), x)
     assert_close(two.covariance_matrix, torch.diag(2 * noise), atol=1e-14)
 
 
@@ -164,7 +165,7 @@ def test_sample_free_dropout_agrees_with_sampled_dropout() -> None:
     x = cp.Gaussian(mean, torch.eye(16, dtype=torch.float64)[None] / 100)
     count = 200_000
     with cp.dropout_active(net), torch.no_grad():
-        y = cp.propagate(net, x)
+        y = propagate(net, x)
         torch.manual_seed(1)  # dropout takes no generator
         sample = net(x.sample(count, torch.Generator().manual_seed(2))[:, 0])
     stddev = sample.std(0)

@@ -13,6 +13,7 @@ import covprop as cp
 from covprop.carriers.variances import FEW
 from covprop.covariance import Diagonal, Zero
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.rules.test_delta import BY_DELTA, CASES, SMOOTH
 
@@ -41,7 +42,7 @@ def assert_sampled(y: cp.Gaussian, sample: Tensor) -> None:
 def test_moments_are_exact_where_the_noise_is_as_large_as_the_mean(name: str) -> None:
     function, shape = CASES[name]
     x = gaussian(*shape)
-    assert_sampled(cp.propagate(function, x), sampled(function, x))
+    assert_sampled(propagate(function, x), sampled(function, x))
 
 
 @ROUGH
@@ -55,7 +56,7 @@ def test_dependence_on_the_argument_is_the_expected_slope(name: str) -> None:
         return torch.cat([x.flatten(), function(x).flatten()])
 
     size = x.mean.numel()
-    y, sample = cp.propagate(both, x), sampled(both, x)
+    y, sample = propagate(both, x), sampled(both, x)
     inputs, outputs = (t - t.mean(0) for t in (sample[:, :size], sample[:, size:]))
     products = inputs[:, :, None] * outputs[:, None, :]
     error = products.std(0) / len(sample) ** 0.5
@@ -75,8 +76,8 @@ def stacked(x: Any, norm: Callable[[Any], Any], count: int = 5) -> Any:
 def test_five_norms_in_a_row_are_nearly_one(norm: Any, n: int, noise: float, bound: float) -> None:
     """The delta method was off by 12 % at a noise of 0.2, by 60 to 90 % at 0.4."""
     x = cp.Gaussian.isotropic(F.layer_norm(weight(n, seed=n), (n,)), noise)
-    one = cp.propagate(lambda x: norm(x, (n,)), x)
-    five = cp.propagate(lambda x: stacked(x, lambda t: norm(t, (n,))), x)
+    one = propagate(lambda x: norm(x, (n,)), x)
+    five = propagate(lambda x: stacked(x, lambda t: norm(t, (n,))), x)
     error = (five.stddev / one.stddev - 1).square().mean().sqrt()
     assert float(error) < bound
     shift = (five.mean - one.mean).abs() / one.stddev
@@ -99,7 +100,7 @@ def test_a_norm_is_no_worse_than_the_products_that_it_is_made_of(noise: float) -
 
     truth = sampled(norm, x)
     errors = [
-        float((cp.propagate(f, x).stddev / truth.std(0) - 1).square().mean().sqrt())
+        float((propagate(f, x).stddev / truth.std(0) - 1).square().mean().sqrt())
         for f in (norm, products)
     ]
     assert errors[0] <= errors[1] + 5 / (2 * len(truth)) ** 0.5
@@ -113,7 +114,7 @@ def test_a_post_norm_encoder_is_right_where_every_step_is_nearly_gaussian() -> N
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
     encoder.requires_grad_(requires_grad=False)
     x = cp.Gaussian.isotropic(weight(4, 32), 0.4)
-    y = cp.propagate(lambda x: encoder(x[None])[0], x)
+    y = propagate(lambda x: encoder(x[None])[0], x)
     with torch.no_grad():
         points = x.sample(4_000, torch.Generator().manual_seed(0))
         truth = encoder(points).flatten(1)
@@ -126,7 +127,7 @@ def test_a_post_norm_encoder_is_right_where_every_step_is_nearly_gaussian() -> N
 def test_a_series_has_the_same_numbers(name: str) -> None:
     function, shape = CASES[name]
     x = gaussian(*shape)
-    y, other = (cp.propagate(function, x, method) for method in (cp.Exact(), cp.Series(order=4)))
+    y, other = (propagate(function, x, method) for method in (cp.Exact(), cp.Series(order=4)))
     assert_close(other.mean, y.mean, rtol=0.0)
     assert_close(other.covariance_matrix, y.covariance_matrix, rtol=0.0)
 
@@ -144,8 +145,8 @@ def test_variances_alone_are_those_of_independent_elements(name: str, n: int) ->
     }
     mean = weight(2, n, seed=4)
     x = cp.Gaussian.diagonal(mean, 0.3 * weight(2, n, seed=6).square(), batch_dims=1)
-    y = cp.propagate(functions[name], x)
-    alone = cp.propagate(functions[name], x, cp.AssumedDensity())
+    y = propagate(functions[name], x)
+    alone = propagate(functions[name], x, cp.AssumedDensity())
     assert isinstance(alone.covariance, Diagonal)
     centred = name in ("layer_norm", "std") and n > FEW
     rtol = 0.015 if centred else 1e-9
@@ -162,9 +163,9 @@ def test_a_sketch_is_near(name: str) -> None:
     def network(x: Any) -> Any:
         return torch.cat([x.flatten(), function(x).flatten()]) * 2
 
-    y = cp.propagate(network, x)
+    y = propagate(network, x)
     method = cp.Sketched(256, generator=torch.Generator().manual_seed(0))
-    sketched = cp.propagate(network, x, method)
+    sketched = propagate(network, x, method)
     scale = y.stddev[:, None] * y.stddev[None, :]
     error = (sketched.covariance_matrix - y.covariance_matrix).abs() / scale
     assert float(error.max()) < 0.12
@@ -180,8 +181,8 @@ def test_single_precision_is_near_double(name: str) -> None:
     if name == "group_norm":
         pytest.skip("its weights are double")
     x = gaussian(*shape)
-    y = cp.propagate(function, x)
-    single = cp.propagate(function, cp.Gaussian(x.mean.float(), x.covariance_matrix.float()))
+    y = propagate(function, x)
+    single = propagate(function, cp.Gaussian(x.mean.float(), x.covariance_matrix.float()))
     assert single.mean.dtype == torch.float32
     assert_close(single.mean.double(), y.mean, atol=2e-6)
     scale = float(y.variance.max())
@@ -195,7 +196,7 @@ def test_tiny_noise_is_the_jacobians(noise: float) -> None:
         function, shape = CASES[name]
         wide = gaussian(*shape)
         x = cp.Gaussian(wide.mean, wide.covariance_matrix * noise**2)
-        y = cp.propagate(function, x)
+        y = propagate(function, x)
         slope = torch.autograd.functional.jacobian(function, x.mean).reshape(y.mean.numel(), -1)
         expected = slope @ wide.covariance_matrix @ slope.mT
         scale = float(expected.abs().max())
@@ -205,7 +206,7 @@ def test_tiny_noise_is_the_jacobians(noise: float) -> None:
 def test_pure_noise_has_a_mean_of_zero_and_all_variance() -> None:
     n = 40
     x = cp.Gaussian.isotropic(torch.zeros(n, dtype=torch.float64), 0.3)
-    y = cp.propagate(lambda x: F.layer_norm(x, (n,), eps=0.0), x)
+    y = propagate(lambda x: F.layer_norm(x, (n,), eps=0.0), x)
     assert not bool(y.mean.any())
     centred = torch.eye(n, dtype=torch.float64) - 1 / n  # uniform on a sphere
     assert_close(y.covariance_matrix, centred * n / (n - 1), atol=1e-12)
@@ -214,7 +215,7 @@ def test_pure_noise_has_a_mean_of_zero_and_all_variance() -> None:
 def test_lengths_of_pure_noise_are_chi() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 0.5)
     with pytest.warns(cp.ApproximationWarning, match="not linear"):
-        y = cp.propagate(torch.norm, x)
+        y = propagate(torch.norm, x)
     assert float(y.mean) == pytest.approx(0.5 * math.sqrt(8 / math.pi), rel=1e-12)
     assert float(y.variance) == pytest.approx(0.25 * (3 - 8 / math.pi), rel=1e-11)
 
@@ -223,7 +224,7 @@ def test_two_features_are_a_sign() -> None:
     """A layer norm of two elements gives 1 and -1, by which of them is larger."""
     x = cp.Gaussian.isotropic(torch.tensor([0.4, 0.1], dtype=torch.float64), 0.5)
     with pytest.warns(cp.ApproximationWarning, match="not linear"):
-        y = cp.propagate(lambda x: F.layer_norm(x, (2,), eps=0.0), x)
+        y = propagate(lambda x: F.layer_norm(x, (2,), eps=0.0), x)
     mean = math.erf(0.3 / (0.5 * math.sqrt(2)) / math.sqrt(2))
     assert_close(y.mean, torch.tensor([mean, -mean], dtype=torch.float64), rtol=1e-12)
     variance = 1 - mean**2
@@ -234,9 +235,9 @@ def test_two_features_are_a_sign() -> None:
 def test_a_constant_stays_one() -> None:
     constant = cp.Gaussian(weight(4), Zero.like(weight(4), 0))
     for name in ("layer_norm", "normalize", "norm"):
-        y = cp.propagate(SMOOTH[name], cp.Gaussian.isotropic(weight(2, 4), 0.0))
+        y = propagate(SMOOTH[name], cp.Gaussian.isotropic(weight(2, 4), 0.0))
         assert not bool(y.variance.any())
-    y = cp.propagate(lambda x: F.layer_norm(x, (4,)), constant)
+    y = propagate(lambda x: F.layer_norm(x, (4,)), constant)
     assert isinstance(y.covariance, Zero)
     assert_close(y.mean, F.layer_norm(weight(4), (4,)), atol=1e-14)
 
@@ -245,7 +246,7 @@ def test_a_group_in_which_nothing_varies_is_certain() -> None:
     """Beside one that does."""
     mean = weight(2, 4)
     variance = torch.tensor([[0.0] * 4, [0.3] * 4], dtype=torch.float64)
-    y = cp.propagate(lambda x: F.layer_norm(x, (4,)), cp.Gaussian.diagonal(mean, variance))
+    y = propagate(lambda x: F.layer_norm(x, (4,)), cp.Gaussian.diagonal(mean, variance))
     assert_close(y.mean[0], F.layer_norm(mean[0], (4,)), atol=1e-14)
     assert not bool(y.variance[0].any())
     assert bool((y.variance[1] > 0).all())
@@ -254,24 +255,24 @@ def test_a_group_in_which_nothing_varies_is_certain() -> None:
 def test_vectors_that_torch_would_clamp_are_refused() -> None:
     x = cp.Gaussian.isotropic(torch.full((3,), 1e-12, dtype=torch.float64), 1e-13)
     with pytest.raises(cp.UnsupportedOperation, match="smaller eps"):
-        cp.propagate(lambda x: F.normalize(x, dim=-1), x)
+        propagate(lambda x: F.normalize(x, dim=-1), x)
     zero = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 0.0)
-    assert not bool(cp.propagate(lambda x: F.normalize(x, dim=-1), zero).mean.any())
+    assert not bool(propagate(lambda x: F.normalize(x, dim=-1), zero).mean.any())
 
 
 def test_a_shape_that_is_not_the_inputs_is_refused() -> None:
     with pytest.raises(ValueError, match="over a shape of"):
-        cp.propagate(lambda x: F.layer_norm(x, (3,)), gaussian(4))
+        propagate(lambda x: F.layer_norm(x, (3,)), gaussian(4))
     with pytest.raises(ValueError, match="groups of one size"):
-        cp.propagate(lambda x: F.group_norm(x, 3), gaussian(1, 4, 2))
+        propagate(lambda x: F.group_norm(x, 3), gaussian(1, 4, 2))
 
 
 def test_norms_of_a_batch_that_was_moved() -> None:
     """(channels, batch) with the batch second: each element has its own norm."""
     x = gaussian(4, batch=(3,))
     scale, shift = weight(4), weight(4, seed=2)
-    first = cp.propagate(lambda x: F.layer_norm(x, (4,), scale, shift), x)
-    moved = cp.propagate(
+    first = propagate(lambda x: F.layer_norm(x, (4,), scale, shift), x)
+    moved = propagate(
         lambda x: F.layer_norm(x[:, None].transpose(0, 1), (4,), scale, shift).transpose(0, 1)[
             :, 0
         ],
@@ -283,7 +284,7 @@ def test_norms_of_a_batch_that_was_moved() -> None:
 
 def test_an_empty_batch_has_an_empty_result() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(0, 4), 1.0, batch_dims=1)
-    y = cp.propagate(nn.LayerNorm(4).requires_grad_(requires_grad=False), x)
+    y = propagate(nn.LayerNorm(4).requires_grad_(requires_grad=False), x)
     assert y.mean.shape == (0, 4)
 
 
@@ -291,7 +292,7 @@ def test_an_empty_batch_has_an_empty_result() -> None:
 def test_gradients_are_finite_where_nothing_is_there(name: str) -> None:
     mean = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
     factor = torch.zeros(8, 8, dtype=torch.float64, requires_grad=True)
-    y = cp.propagate(SMOOTH[name], cp.Gaussian(mean, factor @ factor.mT, validate_args=False))
+    y = propagate(SMOOTH[name], cp.Gaussian(mean, factor @ factor.mT, validate_args=False))
     (y.mean.sum() + y.covariance_matrix.sum()).backward()
     for tensor in (mean, factor):
         assert tensor.grad is not None
@@ -303,7 +304,7 @@ def test_groups_of_two_keep_their_digits_in_float32() -> None:
     """(a, -a) / sqrt(a^2 + eps) hardly varies: its slope is eps / (a^2 + eps)^(3/2)."""
     mean, eps = torch.tensor([1.0, 3.0]), 1e-5
     matrix = torch.tensor([[2.0, 0.3], [0.3, 1.0]]) * 1e-6
-    y = cp.propagate(lambda x: F.layer_norm(x, (2,), eps=eps), cp.Gaussian(mean, matrix))
+    y = propagate(lambda x: F.layer_norm(x, (2,), eps=eps), cp.Gaussian(mean, matrix))
     half = torch.tensor([0.5, -0.5]).double()
     variance = half @ matrix.double() @ half
     slope = eps / ((half @ mean.double()) ** 2 + eps) ** 1.5

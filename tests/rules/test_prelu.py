@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 import covprop as cp
+from tests.layers import propagate
 from tests.oracles import assert_close, moments, normal_cdf, pair_covariance
 from tests.rules.test_elementwise import gaussian
 
@@ -43,7 +44,7 @@ def _negative_part(y: Tensor) -> Tensor:
 def test_each_channel_has_its_slope(call: Any, slopes: list[float]) -> None:
     weight = torch.tensor(slopes, dtype=torch.float64)
     x = gaussian(2)
-    y = cp.propagate(lambda x: call(x, weight), x)
+    y = propagate(lambda x: call(x, weight), x)
     every = weight.expand(3)
     for one, given in zip(y, x, strict=True):
         expected = [
@@ -60,7 +61,7 @@ def test_the_channel_is_the_second_dimension() -> None:
         layer.weight.copy_(torch.tensor([0.3, -0.5, 1.0]))
     x = gaussian(2, event=(3, 2))
     every = layer.weight.detach()[:, None].expand(3, 2).reshape(-1)
-    y = cp.propagate(layer, x)
+    y = propagate(layer, x)
     for one, given in zip(y, x, strict=True):
         flat = cp.Gaussian(given.mean.flatten(), given.covariance_matrix)
         assert_close(one.covariance_matrix.detach(), covariance_by_parts(flat, every), atol=1e-9)
@@ -69,10 +70,10 @@ def test_the_channel_is_the_second_dimension() -> None:
 def test_without_a_batch_torch_takes_one_slope_and_so_do_we() -> None:
     x = gaussian()
     weight = torch.tensor([0.3], dtype=torch.float64)
-    y = cp.propagate(lambda x: F.prelu(x, weight), x)
+    y = propagate(lambda x: F.prelu(x, weight), x)
     assert_close(y.covariance_matrix, covariance_by_parts(x, weight.expand(3)), atol=1e-9)
     with pytest.raises(RuntimeError, match="channel size"):
-        cp.propagate(lambda x: F.prelu(x, weight.expand(4)), gaussian(2))
+        propagate(lambda x: F.prelu(x, weight.expand(4)), gaussian(2))
 
 
 @pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=3)])
@@ -81,7 +82,7 @@ def test_the_gradient_reaches_the_slopes(slopes: list[float], method: Any) -> No
     x = gaussian(2)
 
     def moments_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-        y = cp.propagate(lambda x: F.prelu(x, weight), x, method)
+        y = propagate(lambda x: F.prelu(x, weight), x, method)
         return y.mean, y.covariance_matrix
 
     weight = torch.tensor(slopes, dtype=torch.float64, requires_grad=True)
@@ -90,6 +91,6 @@ def test_the_gradient_reaches_the_slopes(slopes: list[float], method: Any) -> No
 
 def test_float32_slopes_give_float32() -> None:
     x = gaussian(2).to(torch.float32)
-    y = cp.propagate(nn.PReLU(3), x)
+    y = propagate(nn.PReLU(3), x)
     assert y.dtype == torch.float32
-    assert_close(y.mean, cp.propagate(nn.PReLU(3).double(), x.to(torch.float64)).mean.float())
+    assert_close(y.mean, propagate(nn.PReLU(3).double(), x.to(torch.float64)).mean.float())

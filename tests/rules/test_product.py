@@ -12,6 +12,7 @@ from torch import Tensor
 
 import covprop as cp
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
@@ -64,7 +65,7 @@ PRODUCTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_have_exact_moments(name: str) -> None:
     x = gaussian(4)
-    y = cp.propagate(PRODUCTS[name], x)
+    y = propagate(PRODUCTS[name], x)
     mean, covariance = hermite_moments(PRODUCTS[name], x)
     assert y.mean.shape == PRODUCTS[name](x.mean).shape
     assert_close(y.mean.reshape(-1), mean, atol=1e-11)
@@ -73,14 +74,14 @@ def test_products_have_exact_moments(name: str) -> None:
 
 def test_a_product_with_itself_is_the_square() -> None:
     x = gaussian(5, batch=(2,))
-    square, product = cp.propagate(torch.square, x), cp.propagate(lambda x: x * x, x)
+    square, product = propagate(torch.square, x), propagate(lambda x: x * x, x)
     assert_close(product.mean, square.mean, atol=1e-14)
     assert_close(product.covariance_matrix, square.covariance_matrix, atol=1e-13)
 
 
 def test_a_product_of_independent_inputs_has_the_textbook_moments() -> None:
     x, w = gaussian(4), gaussian(4, seed=1)
-    y = cp.propagate(torch.mul, x, w)
+    y = propagate(torch.mul, x, w)
     a, b, first, second = x.mean, w.mean, x.covariance_matrix, w.covariance_matrix
     assert_close(y.mean, a * b, rtol=0.0)
     expected = first * second + a[:, None] * second * a + b[:, None] * first * b
@@ -91,7 +92,7 @@ def test_the_variance_of_a_pair_is_the_known_formula() -> None:
     """Var(uv) = m_u^2 V + m_v^2 U + 2 m_u m_v C + U V + C^2 (Goodman 1960 and Isserlis)."""
     x = gaussian(2)
     (a, b), s = x.mean.tolist(), x.covariance_matrix.tolist()
-    y = cp.propagate(lambda x: x[0] * x[1], x)
+    y = propagate(lambda x: x[0] * x[1], x)
     u, v, c = s[0][0], s[1][1], s[0][1]
     assert abs(float(y.mean) - (a * b + c)) <= 1e-14
     expected = a * a * v + b * b * u + 2 * a * b * c + u * v + c * c
@@ -100,24 +101,24 @@ def test_the_variance_of_a_pair_is_the_known_formula() -> None:
 
 def test_a_batch_of_products_is_each_of_them() -> None:
     x, w = gaussian(3, batch=(2,)), gaussian(2, 3, batch=(2,), seed=1)
-    y = cp.propagate(lambda x, w: w * x[:, None] * x[:, None], x, w)
+    y = propagate(lambda x, w: w * x[:, None] * x[:, None], x, w)
     for i in range(2):
-        one = cp.propagate(lambda x, w: w * x * x, x[i], w[i])
+        one = propagate(lambda x, w: w * x * x, x[i], w[i])
         assert_close(y.mean[i], one.mean, atol=1e-13)
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
 
 
 def test_a_product_that_would_mix_the_batch_is_refused() -> None:
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(lambda x: x * x.sum(-1), gaussian(3, 3, batch=(3,)))
+        propagate(lambda x: x * x.sum(-1), gaussian(3, 3, batch=(3,)))
 
 
 def test_a_certain_factor_scales() -> None:
     x = gaussian(3)
     certain = cp.Gaussian.isotropic(weight(3), 0.0)
-    y = cp.propagate(torch.mul, x, certain)
+    y = propagate(torch.mul, x, certain)
     assert_close(y.covariance_matrix, weight(3)[:, None] * x.covariance_matrix * weight(3))
-    zero = cp.propagate(lambda x: x * (x - x), x)
+    zero = propagate(lambda x: x * (x - x), x)
     assert not zero.mean.any()
     assert not zero.covariance_matrix.any()
 
@@ -125,7 +126,7 @@ def test_a_certain_factor_scales() -> None:
 def test_a_gate_agrees_with_sampling() -> None:
     """x sigmoid(x): the gate is not Gaussian, so that only the mean is exact (Stein)."""
     x = cp.Gaussian(gaussian(3).mean + 1, gaussian(3).covariance_matrix / 100)
-    y = cp.propagate(lambda x: x * torch.sigmoid(x), x)
+    y = propagate(lambda x: x * torch.sigmoid(x), x)
     sample = F.silu(x.sample(400_000, torch.Generator().manual_seed(0)))
     standard = (sample - sample.mean(0)) / sample.std(0)
     error = ((standard.pow(4).mean(0) - 1) / (4 * len(sample))).sqrt()
@@ -152,7 +153,7 @@ def test_products_and_quotients_agree_with_sampling_at_small_noise(function, sha
     factor = 0.05 * torch.randn(size, size, dtype=torch.float64, generator=generator) / size**0.5
     mean = torch.randn(*shape, dtype=torch.float64, generator=generator)
     x = cp.Gaussian(mean, factor @ factor.mT)
-    result = cp.propagate(function, x)
+    result = propagate(function, x)
     samples = torch.func.vmap(function)(x.sample(100_000, generator))
     assert result.mean.shape == samples.shape[1:]
     spread = samples.std(0)
@@ -271,7 +272,7 @@ def test_sums_of_products_of_dependent_tensors_have_exact_moments(name: str) -> 
         return function(x[:n].reshape(shapes[0]), x[n:].reshape(shapes[1]))
 
     expected = isserlis(function, shapes, *joint(x, unit[:n], unit[n:]))
-    assert_moments(cp.propagate(forward, x), expected, forward(x.mean).shape)
+    assert_moments(propagate(forward, x), expected, forward(x.mean).shape)
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -281,7 +282,7 @@ def test_sums_of_products_of_independent_tensors_have_exact_moments(name: str) -
     mean = torch.cat([u.mean.flatten(), v.mean.flatten()])
     covariance = torch.block_diag(u.covariance_matrix, v.covariance_matrix)
     expected = isserlis(function, shapes, mean, covariance)
-    assert_moments(cp.propagate(function, u, v), expected, function(u.mean, v.mean).shape)
+    assert_moments(propagate(function, u, v), expected, function(u.mean, v.mean).shape)
 
 
 TWICE = {name: case for name, case in SUMS.items() if case[1][0] == case[1][1]}
@@ -304,7 +305,7 @@ def test_sums_of_products_of_a_tensor_with_itself_have_exact_moments(
     mean, covariance = joint(x, unit, map if second == "map" else unit)
     mean[n:] += 2.0 if second == "shifted" else 0.0
     expected = isserlis(function, shapes, mean, covariance)
-    assert_moments(cp.propagate(forward, x), expected, forward(x.mean).shape)
+    assert_moments(propagate(forward, x), expected, forward(x.mean).shape)
 
 
 @pytest.mark.parametrize(
@@ -325,10 +326,10 @@ def test_sums_of_products_of_a_tensor_with_itself_have_exact_moments(
 )
 def test_a_batch_of_sums_of_products_is_each_of_them(function: Callable[..., Any]) -> None:
     x, w = gaussian(2, 2, batch=(2,)), gaussian(2, 2, batch=(2,), seed=1)
-    y = cp.propagate(function, x, w)
+    y = propagate(function, x, w)
     assert y.mean.shape == function(x.mean, w.mean).shape
     for i in range(2):
-        one = cp.propagate(lambda u, v: function(u[None], v[None])[0], x[i], w[i])
+        one = propagate(lambda u, v: function(u[None], v[None])[0], x[i], w[i])
         assert_close(y.mean[i], one.mean, atol=1e-13)
         assert_close(y.covariance_matrix[i], one.covariance_matrix, atol=1e-12)
 
@@ -362,13 +363,13 @@ def test_a_sum_of_products_that_would_mix_the_batch_is_refused(
     x = gaussian(3, 3, batch=(3,))
     function(x.mean)  # torch has no objection
     with pytest.raises(cp.BatchDimensionError):
-        cp.propagate(function, x)
+        propagate(function, x)
 
 
 def test_einsum_of_two_tensors_has_no_room_for_a_third() -> None:
     for third in (None, W[0]):
         with pytest.raises(cp.UnsupportedOperation, match="multiply step by step"):
-            cp.propagate(
+            propagate(
                 lambda x, t=third: torch.einsum("i,i,i->i", x, x, x if t is None else t),
                 gaussian(4),
             )
@@ -381,7 +382,7 @@ def test_a_matrix_product_knows_what_it_came_of() -> None:
     def forward(x: Any) -> Any:
         return torch.cat([(x[:4].reshape(2, 2) @ x[4:].reshape(2, 2)).flatten(), x])
 
-    y = cp.propagate(forward, x)
+    y = propagate(forward, x)
     means, matrix = x.mean.tolist(), x.covariance_matrix
     for p, (a, b) in enumerate(every(range(2), range(2))):
         expected = torch.zeros(8, dtype=torch.float64)
@@ -397,7 +398,7 @@ def test_gradients_of_a_product_of_matrices_are_right() -> None:
 
     def moments(mean: Tensor) -> tuple[Tensor, Tensor]:
         x = cp.Gaussian(mean, matrix)
-        y = cp.propagate(lambda x: torch.einsum("ij,kj->ik", x, x + 1), x)
+        y = propagate(lambda x: torch.einsum("ij,kj->ik", x, x + 1), x)
         return y.mean, y.covariance_matrix
 
     assert torch.autograd.gradcheck(moments, (weight(2, 2).requires_grad_(),))
@@ -406,8 +407,8 @@ def test_gradients_of_a_product_of_matrices_are_right() -> None:
 def test_products_that_meet_know_of_each_other() -> None:
     """x^2 + x^2 has the variance of 2 x^2: 4 * 2, and not twice 2 plus a first-order term."""
     x = cp.Gaussian.isotropic(torch.zeros(2, dtype=torch.float64), 1.0)
-    assert_close(cp.propagate(lambda x: x * x + x * x, x).variance, torch.full((2,), 8.0).double())
-    beside = cp.propagate(lambda x: torch.cat([x * x, x * x]), x).correlation_matrix
+    assert_close(propagate(lambda x: x * x + x * x, x).variance, torch.full((2,), 8.0).double())
+    beside = propagate(lambda x: torch.cat([x * x, x * x]), x).correlation_matrix
     assert_close(beside[:2, 2:], torch.eye(2).double(), atol=1e-14)
 
 
@@ -432,5 +433,5 @@ def test_products_of_shared_factors_have_exact_moments_after_linear_maps(swapped
     mean, matrix = x.mean, x.covariance_matrix
     expected = 2 * torch.einsum("ijk,kl,mln,nj->im", forms, matrix, forms, matrix)
     expected = expected + 4 * torch.einsum("j,ijk,kl,mln,n->im", mean, forms, matrix, forms, mean)
-    y = cp.propagate(model, x)
+    y = propagate(model, x)
     assert_close(y.covariance_matrix, expected, rtol=1e-12, atol=1e-10)

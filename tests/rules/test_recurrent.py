@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from tests.gaussians import numbers
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 Function = Callable[[Any], Any]
@@ -123,7 +124,7 @@ FUNCTIONS: dict[str, Function] = {
 @pytest.mark.parametrize("name", ["LSTM, both ways", "GRU", "RNN, relu", "constant initial state"])
 def test_without_noise_the_mean_is_the_networks_output(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(0.0)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert_close(y.mean, function(x.mean), atol=1e-13)
     assert not y.covariance_matrix.any()
 
@@ -132,7 +133,7 @@ def test_without_noise_the_mean_is_the_networks_output(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_little_noise_goes_through_the_jacobian(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(1e-4)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     assert_close(y.mean, function(x.mean), atol=1e-7)  # of second order: 1e-8 times curvatures
     with torch.enable_grad():
         jacobian = torch.autograd.functional.jacobian(function, x.mean)
@@ -159,7 +160,7 @@ SAMPLED = [
 @pytest.mark.parametrize("name", SAMPLED)
 def test_small_noise_agrees_with_sampling(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(0.02)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     sample = x.sample(SAMPLES // 2, torch.Generator().manual_seed(6))
     there, back = (
         function(draws.flatten(0, 1)).unflatten(0, (-1, BATCH))
@@ -183,9 +184,9 @@ def test_small_noise_agrees_with_sampling(name: str) -> None:
 )
 def test_a_batch_is_each_of_its_elements(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(0.1)
-    y = cp.propagate(function, x)
+    y = propagate(function, x)
     for i in range(BATCH):
-        one = cp.propagate(function, x[i : i + 1])
+        one = propagate(function, x[i : i + 1])
         assert_close(y.mean[i], one.mean[0], atol=1e-11)
         assert_close(y.covariance_matrix[i], one.covariance_matrix[0], atol=1e-10)
 
@@ -195,9 +196,9 @@ def test_a_batch_is_each_of_its_elements(name: str) -> None:
 def test_a_sequence_without_a_batch_is_one_of_a_batch(name: str) -> None:
     """Whether or not the module puts the batch first: a sequence alone has none."""
     module, x = NETWORKS[name], gaussian(0.1)
-    y = cp.propagate(sequences(module), x)
+    y = propagate(sequences(module), x)
     for i in range(BATCH):
-        one, state = cp.propagate(module, x[i])
+        one, state = propagate(module, x[i])
         assert_close(one.mean, y.mean[i], atol=1e-11)
         assert_close(one.covariance_matrix, y.covariance_matrix[i], atol=1e-10)
         expected = module(x[i].mean)[1]
@@ -216,7 +217,7 @@ def test_batch_first_and_second_are_the_same_numbers(
     batch, length = sizes
     first, second = network(kind, batch_first=True), network(kind)
     x = gaussian(0.1, (length, INSIDE), batch)
-    y, z = cp.propagate(sequences(first), x), cp.propagate(sequences(second), x)
+    y, z = propagate(sequences(first), x), propagate(sequences(second), x)
     assert_close(y.mean, z.mean, atol=1e-13)
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-13)
 
@@ -226,10 +227,10 @@ def test_a_batch_left_second_comes_back_first() -> None:
     """The states of torch are (layers, batch, features); a Gaussian has its batch in front."""
     x = gaussian(0.3)
     module = NETWORKS["LSTM of two layers"]
-    output, (h, c) = cp.propagate(lambda x: module(x.transpose(0, 1)), x)
+    output, (h, c) = propagate(lambda x: module(x.transpose(0, 1)), x)
     assert output.mean.shape == (BATCH, LENGTH, HIDDEN)
     assert h.mean.shape == c.mean.shape == (BATCH, 2, HIDDEN)
-    both = cp.propagate(everything(module), x)
+    both = propagate(everything(module), x)
     parts = [t.mean.flatten(1) for t in (output, h, c)]
     assert_close(torch.cat(parts, 1), both.mean, atol=1e-13)
     assert_close(h.mean[:, -1], output.mean[:, -1], rtol=0.0)
@@ -244,10 +245,10 @@ def test_dropout_between_layers_agrees_with_sampling(kind: Callable[..., nn.Modu
     module = network(kind, num_layers=2, dropout=0.3)
     module.weight_ih_l1.mul_(0.05)  # small noise to the second layer
     function, x = sequences(module), gaussian(0.01, batch=1)
-    without = cp.propagate(function, x)
+    without = propagate(function, x)
     with cp.dropout_active(module):
         assert module.training
-        y = cp.propagate(function, x)
+        y = propagate(function, x)
         torch.manual_seed(7)  # dropout takes no generator
         outputs = function(x.sample(SAMPLES, torch.Generator().manual_seed(6))[:, 0])
     assert not module.training
@@ -264,13 +265,13 @@ def test_dropout_between_layers_agrees_with_sampling(kind: Callable[..., nn.Modu
 def test_dropout_leaves_a_single_layer_and_evaluation_alone() -> None:
     x = gaussian(0.3)
     module = network(nn.GRU, num_layers=2, dropout=0.5)
-    expected = cp.propagate(sequences(network(nn.GRU, num_layers=2)), x)
-    y = cp.propagate(sequences(module), x)
+    expected = propagate(sequences(network(nn.GRU, num_layers=2)), x)
+    y = propagate(sequences(module), x)
     assert_close(y.covariance_matrix, expected.covariance_matrix, rtol=0.0)
     single = network(nn.GRU)
-    expected = cp.propagate(sequences(single), x)
+    expected = propagate(sequences(single), x)
     with cp.dropout_active(single):
-        y = cp.propagate(sequences(single), x)
+        y = propagate(sequences(single), x)
     assert_close(y.covariance_matrix, expected.covariance_matrix, rtol=0.0)
 
 
@@ -281,7 +282,7 @@ def test_dropout_leaves_a_single_layer_and_evaluation_alone() -> None:
 def test_projections_are_refused(batch_first: bool) -> None:
     module = network(nn.LSTM, proj_size=1, batch_first=batch_first)
     with pytest.raises(cp.UnsupportedOperation, match="proj_size has no rule"):
-        cp.propagate(sequences(module), gaussian(0.1))
+        propagate(sequences(module), gaussian(0.1))
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
@@ -291,19 +292,19 @@ def test_packed_sequences_are_refused(name: str) -> None:
         return NETWORKS[name](packed)[0]
 
     with pytest.raises(cp.UnsupportedOperation):
-        cp.propagate(forward, gaussian(0.1))
+        propagate(forward, gaussian(0.1))
     packed = nn.utils.rnn.pack_padded_sequence(numbers(2, 3, 3), torch.tensor([3, 2]), True)
 
     def made_by_hand(x: Any) -> Any:
         return NETWORKS[name](packed._replace(data=x))[0]
 
     with pytest.raises(cp.UnsupportedOperation, match="packed sequences have no rule"):
-        cp.propagate(made_by_hand, gaussian(0.1, (5, 3))[0])
+        propagate(made_by_hand, gaussian(0.1, (5, 3))[0])
 
 
 def test_a_module_of_the_wrong_width_is_torchs_own_error() -> None:
     with pytest.raises(RuntimeError, match="input"):
-        cp.propagate(sequences(NETWORKS["LSTM"]), gaussian(0.1, (LENGTH, INSIDE + 1)))
+        propagate(sequences(NETWORKS["LSTM"]), gaussian(0.1, (LENGTH, INSIDE + 1)))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -313,7 +314,7 @@ def test_gradients_are_right(kind: Callable[..., nn.Module]) -> None:
     x = gaussian(0.3, (2, 1))
 
     def total(mean: Tensor) -> Tensor:
-        y = cp.propagate(function, cp.Gaussian(mean, x.covariance_matrix))
+        y = propagate(function, cp.Gaussian(mean, x.covariance_matrix))
         return (y.mean * 2).sum() + (y.covariance_matrix * numbers(2, 2, seed=4)).sum()
 
     mean, direction = x.mean.clone().requires_grad_(), numbers(BATCH, 2, 1, seed=5)

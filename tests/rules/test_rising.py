@@ -10,6 +10,7 @@ from torch import nn
 
 import covprop as cp
 from tests.cases import CASES
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 D = torch.float64
@@ -63,7 +64,7 @@ def test_what_is_said_to_rise_does_and_what_rises_is_said_to(name: str) -> None:
         lazy.append(pending is not None and pending.expression.nondecreasing)
         return y
 
-    cp.propagate(watched, cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 0.1))
+    propagate(watched, cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 0.1))
     assert lazy == [rises and name not in UNSAID]
 
 
@@ -72,16 +73,16 @@ def test_what_is_said_to_rise_does_and_what_rises_is_said_to(name: str) -> None:
 @pytest.mark.parametrize("activation", [torch.relu, torch.tanh, F.elu, F.leaky_relu])
 def test_a_maximum_comes_before_what_never_falls(extreme: str, activation: Function) -> None:
     largest = EXTREMES[extreme]
-    y = cp.propagate(lambda x: largest(activation(BEFORE(x))), images())
-    z = cp.propagate(lambda x: activation(largest(BEFORE(x))), images())
+    y = propagate(lambda x: largest(activation(BEFORE(x))), images())
+    z = propagate(lambda x: activation(largest(BEFORE(x))), images())
     assert_equal_moments(y, z)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("activation", [F.gelu, torch.abs, torch.sin])
 def test_what_falls_somewhere_stays_where_it_is(activation: Function) -> None:
-    y = cp.propagate(lambda x: F.max_pool2d(activation(BEFORE(x)), 2), images())
-    z = cp.propagate(lambda x: F.max_pool2d(activation(BEFORE(x)).clone(), 2), images())
+    y = propagate(lambda x: F.max_pool2d(activation(BEFORE(x)), 2), images())
+    z = propagate(lambda x: F.max_pool2d(activation(BEFORE(x)).clone(), 2), images())
     assert_equal_moments(y, z)
 
 
@@ -90,11 +91,9 @@ def test_pooling_of_rectified_units_agrees_with_sampling() -> None:
     def function(x: Any) -> Any:
         return F.max_pool2d(torch.relu(BEFORE(x)), 2)
 
-    y = cp.propagate(function, images())
-    z = cp.propagate(function, images(), cp.MonteCarlo(100_000, seeded()))
-    rectified_first = cp.propagate(
-        lambda x: F.max_pool2d(torch.relu(BEFORE(x)).clone(), 2), images()
-    )
+    y = propagate(function, images())
+    z = propagate(function, images(), cp.MonteCarlo(100_000, seeded()))
+    rectified_first = propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x)).clone(), 2), images())
     error, before = ((w.stddev - z.stddev).abs() / z.stddev.mean() for w in (y, rectified_first))
     assert float(error.mean()) < 0.03
     assert float(error.mean()) < 0.5 * float(before.mean())
@@ -131,10 +130,8 @@ def underscored(x: Any) -> Any:
 @torch.no_grad()
 @pytest.mark.parametrize("model", [InPlace(), changed_afterwards, underscored])
 def test_changes_in_place_are_followed(model: Any) -> None:
-    y = cp.propagate(model, images())
-    assert_equal_moments(
-        y, cp.propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x)), 2), images())
-    )
+    y = propagate(model, images())
+    assert_equal_moments(y, propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x)), 2), images()))
 
 
 def used_twice(x: Any) -> Any:
@@ -153,13 +150,13 @@ def used_before(x: Any) -> Any:
 @pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=4), cp.AssumedDensity()])
 def test_a_trace_computes_what_propagate_does(function: Function, method: Any) -> None:
     traced = cp.trace(function, images(), method)
-    assert_equal_moments(traced.output, cp.propagate(function, images(), method))
+    assert_equal_moments(traced.output, propagate(function, images(), method))
 
 
 @torch.no_grad()
 def test_both_uses_of_one_activation_keep_their_dependence() -> None:
-    y = cp.propagate(used_twice, images())
-    z = cp.propagate(used_twice, images(), cp.MonteCarlo(100_000, seeded()))
+    y = propagate(used_twice, images())
+    z = propagate(used_twice, images(), cp.MonteCarlo(100_000, seeded()))
     found, truth = (w.covariance_matrix[:, :27, 27:] for w in (y, z))  # of the one with the other
     assert float((found - truth).norm()) < 0.1 * float(truth.norm())
 
@@ -172,7 +169,7 @@ def test_an_activation_without_gradients_has_none_later() -> None:
             z = torch.relu(BEFORE(x) * weight)
         return z * 2
 
-    assert not cp.propagate(function, images()).mean.requires_grad
+    assert not propagate(function, images()).mean.requires_grad
 
 
 def test_an_activation_looked_at_without_autograd_has_gradients_all_the_same() -> None:
@@ -184,9 +181,9 @@ def test_an_activation_looked_at_without_autograd_has_gradients_all_the_same() -
             z.mean((2, 3))  # which carries the activation out
         return F.max_pool2d(z, 2) * weight
 
-    y = cp.propagate(function, images())
+    y = propagate(function, images())
     (gradient,) = torch.autograd.grad(y.mean.sum() + y.variance.sum(), weight)
-    plain = cp.propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x) * weight).clone(), 2) * weight,
+    plain = propagate(lambda x: F.max_pool2d(torch.relu(BEFORE(x) * weight).clone(), 2) * weight,
                          images())  # fmt: skip
     assert_close(gradient, *torch.autograd.grad(plain.mean.sum() + plain.variance.sum(), weight))
 
@@ -208,7 +205,7 @@ def test_what_an_activation_refuses_late_is_told_of_its_own_module(
     x = cp.Gaussian.isotropic(torch.ones(1, 2), 0.1)
     model = nn.Sequential(Scale(), nn.Sequential(Exponential()), *after)
     with pytest.raises(cp.MomentOverflow, match=r"^in module 1\.0 \(Exponential\): the moments"):
-        cp.propagate(model, x)
+        propagate(model, x)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), *after)
     with pytest.raises(cp.UnsupportedOperation, match=r"^in module 1 \(Tanh\): torch\.tanh: Wu"):
-        cp.propagate(model, x, cp.Wu2019())
+        propagate(model, x, cp.Wu2019())

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 import covprop as cp
 from tests.gaussians import gaussian, weight
+from tests.layers import propagate
 from tests.oracles import assert_close
 
 
 def sketched(function: Callable[..., Any], *inputs: cp.Gaussian, tangents: int = 64) -> Any:
     generator = torch.Generator().manual_seed(0)
-    return cp.propagate(function, *inputs, method=cp.Sketched(tangents, generator=generator))
+    return propagate(function, *inputs, method=cp.Sketched(tangents, generator=generator))
 
 
 W = weight(4, 4) / 2
@@ -32,7 +33,7 @@ MEETING: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", MEETING)
 def test_squares_and_products_of_exact_directions_are_exact(name: str) -> None:
     x = gaussian(4)
-    y, expected = sketched(MEETING[name], x), cp.propagate(MEETING[name], x)
+    y, expected = sketched(MEETING[name], x), propagate(MEETING[name], x)
     scale = max(1.0, float(expected.variance.max()))
     assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-12 * scale)
 
@@ -43,7 +44,7 @@ def test_tensors_of_several_inputs_share_what_they_have_in_common() -> None:
     def forward(x: Any, w: Any) -> Any:
         return torch.cat([(x + w).square() - 2 * x * w, w * w + x.square(), w.square()])
 
-    y, expected = sketched(forward, x, w), cp.propagate(forward, x, w)
+    y, expected = sketched(forward, x, w), propagate(forward, x, w)
     assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-11)
 
 
@@ -57,10 +58,10 @@ def test_random_directions_agree_within_their_standard_errors() -> None:
         return F.linear(torch.cat([sum_, difference]), torch.cat([outer, outer.flip(0)], 1))
 
     method = cp.Sketched(256, exact=0, replicates=16, generator=torch.Generator().manual_seed(0))
-    y, expected = cp.propagate(forward, x, method=method), cp.propagate(forward, x)
+    y, expected = propagate(forward, x, method=method), propagate(forward, x)
     bound = 5 * y.covariance_stderr.diagonal()
     assert bool(((y.variance - expected.variance).abs() <= bound).all())
-    apart = cp.propagate(forward, x, method=cp.Sketched(256, order=1))
+    apart = propagate(forward, x, method=cp.Sketched(256, order=1))
     assert bool((bound < (apart.variance - expected.variance).abs()).any())
 
 
@@ -71,7 +72,7 @@ def test_variances_further_on_have_it_too() -> None:
     def forward(x: Any) -> Any:
         return torch.exp(x.square() + x * x).mean(-1, keepdim=True)
 
-    y, expected = sketched(forward, x, tangents=512), cp.propagate(forward, x)
+    y, expected = sketched(forward, x, tangents=512), propagate(forward, x)
     assert abs(float(y.mean / expected.mean) - 1) < 0.02
     apart = torch.exp(torch.tensor(0.5 + 2 * 2 * 0.0625 / 2)).double()  # two of their own
     assert abs(float(apart / expected.mean) - 1) > 0.1
@@ -80,7 +81,7 @@ def test_variances_further_on_have_it_too() -> None:
 def test_a_matrix_product_beside_another_nonlinearity_is_not_silent() -> None:
     x = gaussian(4)
     for function in (lambda x: (x @ x) - (x * x).sum(), lambda x: (x @ x)[None] + torch.relu(x)):
-        with pytest.warns(cp.ApproximationWarning, match=r"matrix product.*cp\.Exact"):
+        with pytest.warns(cp.ApproximationWarning, match=r"matrix product.*cp\.GaussianLayers"):
             sketched(function, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.covariance import Diagonal, LinearMap
+from tests.layers import propagate
 from tests.oracles import assert_close, moments, pair_covariance
 from tests.registry import ELEMENTWISE_WITHOUT_RULE, WITHOUT_RULE, registry_kept
 from tests.rules.test_elementwise import gaussian
@@ -44,7 +45,7 @@ def test_a_rule_is_what_the_function_does() -> None:
 
     x = gaussian()
     for call in (lambda x: torch.nansum(x, -1), lambda x: x.nansum(dim=-1)):
-        y = cp.propagate(call, x)
+        y = propagate(call, x)
         assert_close(y.mean, x.mean.sum(), atol=1e-14)
         assert_close(y.variance, x.covariance_matrix.sum(), atol=1e-14)
 
@@ -59,7 +60,7 @@ def test_a_rule_is_used_inside_a_model() -> None:
             return WITHOUT_RULE(x, -1)
 
     x = gaussian(2)
-    y = cp.propagate(Model(), x)
+    y = propagate(Model(), x)
     assert_close(y.mean, WITHOUT_RULE(x.mean, -1), rtol=0.0)
     assert not y.covariance_matrix.any()
 
@@ -79,7 +80,7 @@ def test_a_rule_that_raises_registers_nothing() -> None:
     with pytest.raises(ValueError, match="has a rule already"):
         cp.rule(WITHOUT_RULE, torch.relu)(nothing)
     with pytest.raises(cp.UnsupportedOperation, match=WITHOUT_RULE.__name__):
-        cp.propagate(lambda x: WITHOUT_RULE(x, -1), gaussian())
+        propagate(lambda x: WITHOUT_RULE(x, -1), gaussian())
 
 
 def test_a_rule_and_an_activation_need_a_function() -> None:
@@ -92,11 +93,11 @@ def test_a_rule_and_an_activation_need_a_function() -> None:
 def test_a_registered_activation_is_integrated() -> None:
     function, name = ELEMENTWISE_WITHOUT_RULE, ELEMENTWISE_WITHOUT_RULE.__name__
     with pytest.raises(cp.UnsupportedOperation, match=rf"no rule for torch\.{name}"):
-        cp.propagate(function, gaussian())
+        propagate(function, gaussian())
     cp.register_activation(function, getattr(Tensor, name))
     x = gaussian()
-    assert_moments(cp.propagate(function, x), x, function)
-    assert_moments(cp.propagate(lambda x: getattr(x, name)(), x), x, function)
+    assert_moments(propagate(function, x), x, function)
+    assert_moments(propagate(lambda x: getattr(x, name)(), x), x, function)
 
 
 def test_a_registered_activation_takes_options_and_kinks() -> None:
@@ -107,14 +108,14 @@ def test_a_registered_activation_takes_options_and_kinks() -> None:
 
     cp.register_activation(bent, kinks=(0.0,))
     x = gaussian()
-    y = cp.propagate(lambda x: bent(x, 2.0, offset=1.0), x)
+    y = propagate(lambda x: bent(x, 2.0, offset=1.0), x)
     assert_moments(y, x, lambda y: bent(y, 2.0, offset=1.0), kinks=[0.0])
 
 
 def test_a_registered_activation_may_bring_its_own_moments() -> None:
     cp.register_activation(ELEMENTWISE_WITHOUT_RULE, activation=lambda: cp.activations.smooth.erf())
     x = gaussian()
-    assert_moments(cp.propagate(ELEMENTWISE_WITHOUT_RULE, x), x, torch.erf)
+    assert_moments(propagate(ELEMENTWISE_WITHOUT_RULE, x), x, torch.erf)
 
 
 def test_an_activation_is_registered_once() -> None:
@@ -134,8 +135,8 @@ def test_an_activation_is_made_from_plain_torch_code() -> None:
     wrapped = cp.activation(swish)
     assert wrapped.__name__ == "swish"
     assert_close(wrapped(x.mean), swish(x.mean), rtol=0.0)
-    assert_moments(cp.propagate(wrapped, x), x, swish)
-    y = cp.propagate(lambda x: wrapped(x, rate=3.0), x)
+    assert_moments(propagate(wrapped, x), x, swish)
+    y = propagate(lambda x: wrapped(x, rate=3.0), x)
     assert_moments(y, x, lambda y: swish(y, 3.0))
 
 
@@ -149,8 +150,8 @@ def test_an_activation_is_a_decorator_with_or_without_kinks() -> None:
         return torch.where(y > 0.5, slope * (y - 0.5), 0.0) + y.sin()
 
     x = gaussian()
-    assert_moments(cp.propagate(smooth, x), x, smooth)
-    y = cp.propagate(lambda x: bent(x, 2.0), x)
+    assert_moments(propagate(smooth, x), x, smooth)
+    y = propagate(lambda x: bent(x, 2.0), x)
     assert_moments(y, x, lambda y: bent(y, 2.0), kinks=[0.5])
 
 
@@ -165,9 +166,9 @@ def test_an_activation_works_in_a_model_with_every_method() -> None:
 
     model = Model().double().requires_grad_(requires_grad=False)
     x = gaussian(2)
-    exact, series = (cp.propagate(model, x, m) for m in (cp.Exact(), cp.Series(order=30)))
+    exact, series = (propagate(model, x, m) for m in (cp.Exact(), cp.Series(order=30)))
     assert_close(series.covariance_matrix, exact.covariance_matrix)
-    middle = cp.propagate(model.layer, x)
+    middle = propagate(model.layer, x)
     for one, given in zip(exact, middle, strict=True):
         assert_moments(one, given, swish)
 
@@ -178,7 +179,7 @@ def test_a_jump_is_refused() -> None:
         return torch.where(y > 0.1, 1.0, 0.0) + y
 
     with pytest.raises(cp.QuadratureError, match="step"):
-        cp.propagate(step, gaussian())
+        propagate(step, gaussian())
 
 
 def test_a_rule_may_be_made_of_other_operations_wherever_the_batch_is() -> None:
@@ -192,7 +193,7 @@ def test_a_rule_may_be_made_of_other_operations_wherever_the_batch_is() -> None:
     x = cp.Gaussian.isotropic(mean, 0.01, batch_dims=1)
     with registry_kept():
         cp.rule(torch.hypot, batch=cp.Batch.STEPWISE)(hypot)
-        y = cp.propagate(lambda t: torch.hypot(2 * t.t()[0], t.t()[1] + 1), x)
+        y = propagate(lambda t: torch.hypot(2 * t.t()[0], t.t()[1] + 1), x)
     first, second = 2 * mean[:, 0], mean[:, 1] + 1
     length = torch.hypot(first, second)
     variance = 1e-4 * (4 * first.square() + second.square()) / length.square()
@@ -203,11 +204,11 @@ def test_a_rule_may_be_made_of_other_operations_wherever_the_batch_is() -> None:
 def test_a_power_of_a_number_is_an_exponential() -> None:
     """E[a^x] and Cov[a^x, a^y] of a log-normal distribution."""
     x, rate = gaussian(), math.log(2.5)
-    y = cp.propagate(lambda t: 2.5**t, x)
+    y = propagate(lambda t: 2.5**t, x)
     mean = torch.exp(rate * x.mean + rate**2 * x.variance / 2)
     assert_close(y.mean, mean)
     flat = mean.reshape(-1)
     expected = torch.outer(flat, flat) * torch.expm1(rate**2 * x.covariance_matrix)
     assert_close(y.covariance_matrix, expected, rtol=1e-10)
     with pytest.raises(cp.UnsupportedOperation, match="not positive"):
-        cp.propagate(lambda t: (-1.0) ** t, x)
+        propagate(lambda t: (-1.0) ** t, x)

@@ -8,7 +8,7 @@ deviations, with r the root of the share of an element's variance that is left a
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -57,7 +57,7 @@ class Activation(ABC):
 
     Example:
         tanh = cp.activations.Quadrature(torch.tanh)  # any continuous function is an Activation
-        cp.propagate(model, x, method=cp.Exact(activations={torch.sigmoid: tanh}))
+        cp.propagate(model, x, method=cp.GaussianLayers(activations={torch.sigmoid: tanh}))
     """
 
     direct_pairs: ClassVar[int] = sys.maxsize
@@ -120,6 +120,11 @@ class Activation(ABC):
 
         del variance
         return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
+
+    def powers(self, mean: Tensor, variance: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
+        """E[f^p He_k], p = 1, 2, 3, of the centred function, None to integrate its `scalars`."""
+        del mean, variance, counts
+        return None
 
     def order(self, largest: float, dtype: torch.dtype) -> int:
         """How many coefficients `pair` uses for more than `direct_pairs`, of at most this |rho|."""
@@ -234,7 +239,9 @@ class Correlated(Activation, ABC):
         largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as in `order`
         units = series_units(coefficients, dtype)
         coefficients = flushed(coefficients / units, dtype, largest)
-        tails = _relative_tails((coefficients * units).detach(), output.detach(), variance.detach())
+        # In the units of the coefficients, one after the other: their squares may overflow.
+        scaled = output.detach() / units / variance.detach() / units
+        tails = _relative_tails(coefficients.detach(), scaled)
         return tuple(element.to(dtype) for element in (inverse, tails, coefficients, units))
 
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
@@ -297,15 +304,17 @@ def select_pairs(tensor: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -
     return tensor.expand(*rows, *shape)[places]
 
 
-def _relative_tails(coefficients: Tensor, output: Tensor, variance: Tensor) -> Tensor:
+def _relative_tails(coefficients: Tensor, output: Tensor) -> Tensor:
     """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER that the coefficients reach.
+
+    output: Var over the variance of the input, in the units of the coefficients a_k / sigma.
 
     What lies beyond the last coefficient is the rest of the variance, as far as rounding shows it,
     and no more than coefficients of the size of the last ones would make.
     """
     squares = coefficients.square()
-    positive = (variance > 0) & (output > 0)
-    total = torch.where(positive, output / torch.where(positive, variance, 1), 1)
+    positive = torch.isfinite(output) & (output > 0)  # not where the input does not vary
+    total = torch.where(positive, output, 1)
     rest = (total - squares.sum(0)).clamp(min=0) + rounding(REMAINDER, total.dtype) * total
     rest = torch.minimum(rest, 2 * len(squares) * squares[-LAST_COEFFICIENTS:].amax(0))
     beyond = [squares[order:].sum(0) + rest for order in LADDER if order <= len(squares)]

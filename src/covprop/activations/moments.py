@@ -246,7 +246,7 @@ class _Moments(Function):
         step = stddev.clamp(min=DIFFERENCE_STEP)
         rows = at.coefficients  # a_k / sigma
         if bool((step > stddev).any()):  # rounding would swamp second derivatives
-            rows = _converged(ctx.scalar, mean, step, order + 2)[1].coefficients
+            rows = _widened(ctx.scalar, mean, step, rows)
         into_mean = grad_mean * at.coefficients[0] + grad_variance * at.variance_by_mean
         into_variance = grad_mean * rows[1] / (math.sqrt(2) * step)
         into_variance = into_variance + grad_variance * at.variance_by_variance
@@ -256,6 +256,21 @@ class _Moments(Function):
             heat = (k - 1) * rows[k - 1] + math.sqrt((k + 1) * (k + 2)) * rows[k + 1]
             into_variance = into_variance + grad_rows[k - 1] * heat / (2 * step.square())
         return into_mean, into_variance, None, None
+
+
+def _widened(scalar: Scalar, mean: Tensor, stddev: Tensor, rows: Tensor) -> Tensor:
+    """Coefficients for wider elements; as given for those that the width takes across a jump."""
+    try:
+        return _converged(scalar, mean, stddev, len(rows))[1].coefficients
+    except QuadratureError:
+        if len(mean) == 1:
+            return rows
+    middle = len(mean) // 2
+    halves = [
+        _widened(scalar.take(half), mean[half], stddev[half], rows[:, half])
+        for half in (slice(middle), slice(middle, None))
+    ]
+    return torch.cat(halves, dim=-1)
 
 
 class _Estimate(NamedTuple):

@@ -142,7 +142,8 @@ def _tail(side: Activated, order: int) -> Tensor:
     # Not without gradients: what is computed here is kept, and used with them.
     coefficients, output = side.coefficients(order).detach(), side.output.detach()
     varies = output > 0
-    share = side.variance.detach() * coefficients.square().sum(0) / torch.where(varies, output, 1)
+    explained = coefficients * (side.variance.detach() * coefficients)  # a square may overflow
+    share = explained.sum(0) / torch.where(varies, output, 1)
     rest = (1 - share).clamp(min=0) + rounding(REMAINDER, share.dtype)
     return torch.where(varies, rest.sqrt(), 0)
 

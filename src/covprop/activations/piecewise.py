@@ -15,7 +15,13 @@ from covprop.activations.closed import power
 from covprop.activations.knots import Pieces, knots_covariance
 from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
-from covprop.kernels.normal import RECTIFIED_ORDER, rectified_coefficients, rectified_moments
+from covprop.kernels.normal import (
+    RECTIFIED_ORDER,
+    kinked_powers,
+    rectified_coefficients,
+    rectified_moments,
+    standard_deviation,
+)
 
 
 @final
@@ -139,6 +145,14 @@ class Piecewise(Correlated):
             factor = torch.as_tensor(slope, dtype=mean.dtype, device=mean.device).expand_as(mean)
             terms.append((factor, self._segment(k)))
         return terms
+
+    def powers(self, mean: Tensor, variance: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
+        """Closed where there is one kink, as of a ReLU."""
+        if len(self.knots) > 1 or self.has_jumps:
+            return None
+        stddev = standard_deviation(variance)
+        before, after = self.slopes
+        return kinked_powers(mean - self.knots[0], stddev, before, after, counts)
 
     def _segment(self, k: int) -> Scalar:
         """A function of slope one on a segment, and constant elsewhere."""

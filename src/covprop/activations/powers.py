@@ -8,7 +8,6 @@ needs no derivative of g: it holds for kinks and jumps as well. Centring first l
 of large moments.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from covprop.activations.moments import (
 from covprop.errors import QuadratureError
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import inverse_deviation, standard_deviation
-from covprop.kernels.polynomials import Panels, hermite_functions
+from covprop.kernels.polynomials import Panels, hermite_weights
 
 CUBE_ORDER = 3
 """The highest derivative of the cube that third cumulants need."""
@@ -56,20 +55,18 @@ class ExpectedDerivatives(NamedTuple):
         return (orders[1:].sum(0) / torch.where(total > 0, total, 1)).sqrt()
 
     def nonlinear(self, dtype: torch.dtype) -> Tensor:
-        """Elements, in any of the batch, whose function is not linear but for rounding."""
+        """Whether the function of an element is not linear but for rounding, (*batch, n)."""
         orders = self._orders()
         largest = orders.sum(0).amax(-1, keepdim=True)
-        curved = orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
-        return curved.reshape(-1, curved.shape[-1]).any(0).nonzero()[:, 0]
+        return orders[1:].sum(0) > torch.finfo(dtype).eps ** 2 * largest
 
 
 def expected_derivatives(
     activation: Activation, mean: Tensor, variance: Tensor, order: int
 ) -> ExpectedDerivatives:
-    """Integrate the function and its powers; mean and variance (*batch, n) in float64."""
-    terms = activation.scalars(mean.detach(), variance.detach())
-    _check_parameters(terms, mean)
-    first, second, third = _Integrals.apply(mean, variance, terms, order)
+    """Those of the function and of its powers; mean and variance (*batch, n) in float64."""
+    _check_parameters(activation, mean, variance)
+    first, second, third = _Integrals.apply(mean, variance, activation, order)
     if first.requires_grad:  # the integrals are centred on a constant, which gradients notice
         centre = activation.mean(mean, variance)
         shift = centre - centre.detach()
@@ -79,12 +76,12 @@ def expected_derivatives(
     return ExpectedDerivatives(first, second, third)
 
 
-def _check_parameters(terms: list[tuple[Tensor, Scalar]], mean: Tensor) -> None:
+def _check_parameters(activation: Activation, mean: Tensor, variance: Tensor) -> None:
     """Integrals have gradients by mean and variance only."""
     if not torch.is_grad_enabled() or not mean.numel():
         return
     point = mean.detach().flatten()[:1]
-    for factor, scalar in terms:
+    for factor, scalar in activation.scalars(mean.detach(), variance.detach()):
         first = scalar.having([tensor.flatten()[:1] for tensor in scalar.of_elements])
         if factor.requires_grad or first(point).requires_grad:
             raise QuadratureError(
@@ -98,17 +95,23 @@ class _Integrals(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
+        ctx: Any, mean: Tensor, variance: Tensor, activation: Activation, order: int
     ) -> tuple[Tensor, ...]:
-        rows = _integrals(mean.detach(), variance.detach(), terms, order + 2)
+        followed = any(ctx.needs_input_grad)
+        counts = [count + 2 * followed for count in (order + 1, order + 1, CUBE_ORDER + 1)]
+        rows = activation.powers(mean.detach(), variance.detach(), counts)
+        if rows is None:
+            terms = activation.scalars(mean.detach(), variance.detach())
+            rows = _integrals(mean.detach(), variance.detach(), terms, counts)
         ctx.save_for_backward(variance, *rows)
-        return rows[0][:-2], rows[1][:-2], rows[2][: CUBE_ORDER + 1]
+        return tuple(part[:-2] if followed else part for part in rows)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         variance, *rows = ctx.saved_tensors
-        inverse = inverse_deviation(variance)
+        normal = variance >= torch.finfo(variance.dtype).tiny  # or gradients overflow
+        inverse = inverse_deviation(torch.where(normal, variance, 0))
         into_mean, into_variance = torch.zeros_like(variance), torch.zeros_like(variance)
         for gradient, all_rows in zip(gradients, rows, strict=True):
             count = len(gradient)
@@ -122,11 +125,10 @@ class _Integrals(Function):
 
 @torch.no_grad()
 def _integrals(
-    mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], order: int
+    mean: Tensor, variance: Tensor, terms: list[tuple[Tensor, Scalar]], counts: list[int]
 ) -> list[Tensor]:
-    """E[f^p He_k] for k = 0 ... order (5 at most for the cube), some elements at a time."""
+    """E[f^p He_k] for p = 1, 2, 3 and k below the count of each, some elements at a time."""
     shape, flat, stddev = mean.shape, mean.flatten(), standard_deviation(variance).flatten()
-    counts = order + 1, order + 1, CUBE_ORDER + 3
     if not len(flat):
         return [mean.new_zeros(count, *shape) for count in counts]
     flat_terms = [
@@ -134,7 +136,8 @@ def _integrals(
         for factor, scalar in terms
     ]
     by_width = stddev.argsort(stable=True)  # elements of like width have like grids
-    size = max(1, HELD_VALUES // (4 * NODES * panel_count(stddev.new_ones(1), order)))
+    grid = NODES * panel_count(stddev.new_ones(1), max(counts))
+    size = max(1, HELD_VALUES // (max(counts) * grid))
     parts = []
     for part in by_width.split(size):
         some = [(factor[part], scalar.take(part)) for factor, scalar in flat_terms]
@@ -145,7 +148,7 @@ def _integrals(
 
 
 def _of_elements(
-    mean: Tensor, stddev: Tensor, terms: list[tuple[Tensor, Scalar]], counts: tuple[int, ...]
+    mean: Tensor, stddev: Tensor, terms: list[tuple[Tensor, Scalar]], counts: list[int]
 ) -> tuple[Tensor, ...]:
     kinks = [kink for _, scalar in terms for kink in scalar.kinks]
     fineness = max(scalar.fineness for _, scalar in terms)
@@ -159,11 +162,10 @@ def _of_elements(
         for place, height in scalar.jumps:
             rise = rise + height * ((y >= place).to(y) - (mean >= place).to(y)[:, None, None])
         value = value + factor[:, None, None] * rise
-    hermite = zip(range(max(counts)), hermite_functions(grid.nodes), strict=False)
-    basis = [math.sqrt(math.factorial(k)) * grid.weights * h for k, h in hermite]
-    value = value - (value * basis[0]).sum((-2, -1), keepdim=True)
-    powers = value, value.square(), value * value.square()
-    return tuple(
-        torch.stack([(power * weight).sum((-2, -1)) for weight in basis[:count]])
-        for power, count in zip(powers, counts, strict=True)
-    )
+    # One matrix product for all orders; grids without kinks are the same for all elements.
+    rows = hermite_weights(grid.nodes.flatten(-2), grid.weights.flatten(-2), max(counts)).mT
+    value = value.flatten(-2)
+    value = value - (value[:, None] @ rows[..., :1])[:, 0]
+    powers = torch.stack([value, value.square(), value * value.square()], dim=-2)
+    found = (powers @ rows).permute(1, 2, 0)
+    return tuple(part[:count] for part, count in zip(found, counts, strict=True))

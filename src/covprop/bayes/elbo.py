@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covprop.bayes.layers import BayesLayer
 from covprop.bayes.likelihoods import Likelihood
-from covprop.bayes.prediction import EXACT, Inference, LocalReparametrisation, draws, kl, predict
+from covprop.bayes.prediction import DEFAULT, Inference, LocalReparametrisation, draws, kl, predict
 from covprop.gaussian import Gaussian
 
 Schedule: TypeAlias = Callable[[int], float]
@@ -110,7 +110,7 @@ class ELBO:
             raise ValueError("the likelihood's temperature is positive, the KL's not negative")
 
     def __call__(
-        self, model: nn.Module, x: Tensor | Gaussian, target: Tensor, method: Inference = EXACT,
+        self, model: nn.Module, x: Tensor | Gaussian, target: Tensor, method: Inference = DEFAULT,
         *, step: int = 0, weight: Tensor | None = None,
     ) -> Terms:  # fmt: skip
         """Return the terms for a batch.
@@ -132,7 +132,7 @@ class ELBO:
         return kl(model) if random else torch.zeros(())
 
     def log_likelihood(
-        self, model: nn.Module, x: Tensor | Gaussian, target: Tensor, method: Inference = EXACT
+        self, model: nn.Module, x: Tensor | Gaussian, target: Tensor, method: Inference = DEFAULT
     ) -> Tensor:
         """Return E[log p(t | f)] of every datum, from moments of the outputs or from draws."""
         if isinstance(method, LocalReparametrisation):

@@ -52,7 +52,7 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
     _: KW_ONLY
     likelihood: str | Likelihood | None = None
     prior: Any = "he"
-    method: str | settings.Inference = "exact"
+    method: str | settings.Inference = "gaussian-layers"
     input_noise: Any = None
     learning_rate: float = 0.01
     epochs: int = 200

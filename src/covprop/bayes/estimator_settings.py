@@ -35,14 +35,15 @@ from covprop.bayes.priors import (
 from covprop.errors import InvalidFile, InvalidGaussian, warn_user
 from covprop.files import write_atomically
 from covprop.gaussian import Gaussian
-from covprop.methods import AssumedDensity, Exact, LayerwiseMethod, Series, Wu2019
+from covprop.methods import AssumedDensity, GaussianLayers, LayerwiseMethod, Series, Wu2019
 
 Inference: TypeAlias = LayerwiseMethod | LocalReparametrisation
 Floats: TypeAlias = NDArray[np.float64]
 T = TypeVar("T")
 
 METHODS: Mapping[str, type[Inference]] = {
-    "exact": Exact,
+    "gaussian-layers": GaussianLayers,
+    "exact": GaussianLayers,  # the former name
     "series": Series,
     "dvi": Wu2019,
     "ddvi": AssumedDensity,
@@ -90,8 +91,8 @@ KNOWN: dict[str, type[Any]] = {
         {"cubature": Cubature, "delta": Delta},
     )
     for kind in table.values()
-}  # fmt: skip
-"""Types that a file may name."""
+} | {"Exact": GaussianLayers}  # fmt: skip
+"""Types that a file may name; older ones have `Exact`."""
 
 
 def chosen(name: str, value: Any, known: Mapping[str, type[T]], kinds: Any) -> T:

@@ -49,8 +49,8 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         likelihood: `heteroskedastic` (default: the noise depends on the features),
             `homoskedastic`, `poisson` for counts, or an object, whose noise is in units of y.
         prior: `he`, `wide-he`, `xavier`, `fixed`, `mixture`, `empirical-bayes`, or an object.
-        method: `exact`, `series`, `dvi`, `ddvi`, `mcvi`, or an object such as
-            `cp.Series(order=2)`.
+        method: `gaussian-layers` (also `exact`), `series`, `dvi`, `ddvi`, `mcvi`, or an object
+            such as `cp.Series(order=2)`.
         input_noise: Standard deviation of a sensor's noise on the features, in their units: a
             number, one for each, or a covariance matrix, in training and prediction.
         learning_rate: Of AdamW.

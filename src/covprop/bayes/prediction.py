@@ -14,10 +14,10 @@ from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
 from covprop.flow.table import Entered
 from covprop.gaussian import Gaussian
-from covprop.methods import Exact, Method
+from covprop.methods import GaussianLayers, Method
 from covprop.propagate import propagate_without_warnings
 
-EXACT = Exact()
+DEFAULT = GaussianLayers()
 ROWS = 2048
 """Rows, of all members together, whose outputs are held at a time."""
 
@@ -119,15 +119,15 @@ def draws(
     return result.unflatten(dims - 1, (samples, -1)).movedim(dims - 1, 0)
 
 
-def predict(model: nn.Module, x: Tensor | Gaussian, method: Inference = EXACT) -> Gaussian:
+def predict(model: nn.Module, x: Tensor | Gaussian, method: Inference = DEFAULT) -> Gaussian:
     """Return the mean and covariance of a network's output, for random weights and any input.
 
     Args:
         model: A network that returns one tensor.
         x: A known tensor (batch, ...), or a Gaussian of batch shape (batch,); with members both
             lead with them.
-        method: `cp.Exact()`, `cp.Series()`, `cp.Wu2019()` (DVI), `cp.AssumedDensity()` (dDVI),
-            `bayes.LocalReparametrisation()` (MCVI), or any other.
+        method: `cp.GaussianLayers()`, `cp.Series()`, `cp.Wu2019()` (DVI), `cp.AssumedDensity()`
+            (dDVI), `bayes.LocalReparametrisation()` (MCVI), or any other.
 
     Example:
         y = bayes.predict(bayes.BayesLinear(3, 2), torch.ones(5, 3))
@@ -169,7 +169,7 @@ def kl(model: nn.Module) -> Tensor:
 @torch.no_grad()
 def log_predictive(
     model: nn.Module, likelihood: Likelihood, x: Tensor | Gaussian, target: Tensor,
-    method: Inference = EXACT,
+    method: Inference = DEFAULT,
 ) -> Tensor:  # fmt: skip
     """Return log E[p(t | f)] of every datum, (*members, data), from moments or from draws.
 
@@ -199,7 +199,7 @@ def log_predictive(
 
 @torch.no_grad()
 def predict_target(
-    model: nn.Module, likelihood: Likelihood, x: Tensor | Gaussian, method: Inference = EXACT
+    model: nn.Module, likelihood: Likelihood, x: Tensor | Gaussian, method: Inference = DEFAULT
 ) -> Prediction:
     """Return mean and variances of the target of every datum, (*members, data, k).
 
@@ -263,7 +263,7 @@ class Decomposition:
 
 def decompose(
     model: nn.Module, x: Tensor | Gaussian, likelihood: Likelihood | None = None,
-    method: Inference = EXACT,
+    method: Inference = DEFAULT,
 ) -> Decomposition:  # fmt: skip
     """Split the variance of a prediction by its origin: noise, weights, input.
 

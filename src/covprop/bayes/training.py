@@ -12,7 +12,7 @@ from tqdm import tqdm
 from covprop.bayes.elbo import ELBO
 from covprop.bayes.likelihoods import Likelihood
 from covprop.bayes.prediction import (
-    EXACT,
+    DEFAULT,
     Inference,
     batch_dims,
     lead_shape,
@@ -66,7 +66,7 @@ Callback: TypeAlias = Callable[[int, History], object]
 
 
 def fit(
-    model: nn.Module, elbo: ELBO, x: Tensor | Gaussian, y: Tensor, *, method: Inference = EXACT,
+    model: nn.Module, elbo: ELBO, x: Tensor | Gaussian, y: Tensor, *, method: Inference = DEFAULT,
     epochs: int, batch_size: int, learning_rate: float | Tensor, weight_decay: float = 0.0,
     cooldown: float = 0.0, weight: Tensor | None = None, generator: torch.Generator | None = None,
     validation: Validation | None = None, patience: int | None = None, progress: bool = False,

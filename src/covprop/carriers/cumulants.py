@@ -9,15 +9,17 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from covprop.activations import Activation
-from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
+from covprop.activations import Activated, Activation
+from covprop.activations.powers import expected_derivatives
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     ActivationOrigin,
+    Blocks,
     DropoutOrigin,
     Nonlinearity,
-    Origin,
     ProductOrigin,
+    block_of,
+    moved,
     product_factors,
 )
 from covprop.carriers.third_cumulant import ThirdCumulant
@@ -28,10 +30,10 @@ from covprop.errors import name_of
 from covprop.flow.algebra import Contraction, Groups
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
+    Coefficients,
     Marginals,
-    Slices,
     Tree,
-    pair_sum,
+    of_one_vector,
     product_loops,
     with_diagonal,
 )
@@ -76,15 +78,13 @@ class Cumulants(ThirdCumulant):
         covariance = self.covariance.push(linear)
         if self.gaussian is None:
             return self._linear(loc, linear, covariance)
-        plain = self.gaussian.push(linear)
-        good = self._trusted("a linear map", covariance.diagonal(), plain.diagonal(), worth=0.0)
+        plain = self.gaussian.pushed_variances(linear)
+        good = self._trusted("a linear map", covariance.diagonal(), plain, worth=0.0)
         if good is None:
             return self._linear(loc, linear, covariance)
-        matrix = torch.where(_both(good), covariance.matrix(), plain.matrix())
-        made = self._linear(loc, linear, Dense(matrix))
-        assert isinstance(made, Cumulants)
-        made.blocks = _rows(made.blocks, good)
-        return made
+        gaussian = self.gaussian.push(linear).matrix()
+        matrix = torch.where(_both(good), covariance.matrix(), gaussian)
+        return self._linear(loc, linear, Dense(matrix), good=good)
 
     def _trusted(
         self,
@@ -114,80 +114,90 @@ class Cumulants(ThirdCumulant):
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
         """Moments of a Gaussian, what the third cumulant adds to them, and a block of its own."""
-        result, plain = super().activation(activation, mean)
+        result, plain, activated = self._activated(activation, mean)
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
-        slices = self.slices(self)
-        made, known = self._corrected(plain, derivatives, variance, slices, self.blocks)
+        inverse, slices = inverse_deviation(variance), self.slices(self)
+        skewness, good = torch.zeros_like(variance), None
+        marginals = Marginals.of(*derivatives, skewness)
         if slices is not None:
+            rows = inverse.to(slices)
+            skewness = (slices.diagonal(dim1=-2, dim2=-1) * rows.square() * rows).double()
+            marginals = Marginals.of(*derivatives, skewness)
             name = name_of(getattr(activation, "function", type(activation)))
-            skewness = known.skewness.detach() * derivatives.curvature()
+            share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
-            skewness = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, skewness)
-            good = self._trusted(name, made.variances(), plain.variances(), skewness)
+            share = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, share)
+            good = self._trusted(name, marginals.variance, plain.diagonal(), share)
             if good is not None:
-                del made
-                slices, blocks = torch.where(_both(good), slices, 0), _rows(self.blocks, good)
-                made, known = self._corrected(plain, derivatives, variance, slices, blocks)
-                made.fell_back = True
-        return result + known.marginals.shift.to(result), made
+                slices = torch.where(_both(good), slices, 0)
+                skewness = torch.where(good, skewness, 0)
+                marginals = Marginals.of(*derivatives, skewness)
+        slope = activated.coefficients(1)[0]
+        if slices is not None:
+            slope = slope + skewness * derivatives.first[4] / 6 * inverse
+        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
+        made = self._corrected(plain, activated, known, slices, good)
+        made.fell_back = good is not None
+        return result + marginals.shift.to(result), made
 
     def _corrected(
         self,
-        plain: Full,
-        derivatives: ExpectedDerivatives,
-        variance: Tensor,
+        covariance: Covariance,
+        activated: Activated,
+        known: Nonlinearity,
         slices: Tensor | None,
-        before: dict[Origin, Tensor],
-    ) -> tuple["Cumulants", Nonlinearity]:
-        """An activation, given that of a Gaussian, and the slices and blocks of its argument."""
-        assert plain.activated is not None
-        f, square, cube = derivatives
-        matrix, inverse = self.covariance.matrix(), inverse_deviation(variance)
-        rows = inverse.to(matrix)[..., :, None]
+        good: Tensor | None,
+    ) -> "Cumulants":
+        """An activation, given the covariance of a Gaussian's, and slices of its argument."""
+        derivatives, marginals, slope = known.derivatives, known.marginals, known.slope
+        matrix, gaussian = self.covariance.matrix(), None if slices is None else covariance
+        rows = known.inverse.to(matrix)[..., :, None]
+        units = None if slices is None else slices * rows * rows * rows.mT
         rho = correlation(matrix, rows, rows.mT)
-        slope, covariance = plain.activated.coefficients(1)[0], plain.covariance
-        skewness, scaled = torch.zeros_like(variance), None
-        if slices is not None:
-            units = slices * rows.square() * rows.mT
-            skewness = units.diagonal(dim1=-2, dim2=-1).double()
-            scaled = Slices(units, units.mT, (skewness, skewness))
-            slope = slope + skewness * f[4] / 6 * inverse
-        marginals = Marginals.of(f, square, cube, skewness)
-        kappa = pair_sum(rho, square, f, 0, 0, start=1)
-        if scaled is not None:
+        f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
+        added, kappa = of_one_vector(rho, units, known.skewness, f, square)
+        if added is not None:
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))
             else:
-                value = symmetric(covariance.matrix() + scaled.correction(rho, f, f))
+                value = covariance.matrix() + added
                 covariance = Dense(with_diagonal(value, marginals.variance))
-            kappa = kappa + scaled.correction(rho, square, f)
             kappa = kappa - 2 * marginals.shift.to(matrix)[..., :, None] * covariance.matrix()
-        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
-        transfer = Scaled(slope)
-        blocks = {origin: transfer(block) for origin, block in before.items()}
-        columns, own_origin = derivatives.nonlinear(matrix.dtype), None
+        blocks, factor = self.blocks, slope.to(matrix)
+        factor = factor if good is None else torch.where(good, factor, 0)
+        curved, own_origin = derivatives.nonlinear(matrix.dtype), None
+        columns = curved.reshape(-1, self.size).any(0).nonzero()[:, 0]
         if len(columns):
-            has_column = torch.zeros_like(matrix[..., :1, :]).index_fill(-1, columns, 1)
-            tree = Tree.of(f, slope, inverse, matrix, slices, skewness)
-            tree = Tree(*(factor * has_column for factor in tree))
+            every, mask = bool(curved.all()), curved[..., :, None]
+            tree = Tree.of(derivatives.first, slope, known.inverse, matrix, slices, known.skewness)
+            if not every:
+                tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
             have = tree.slices()
             if slices is not None:
                 d = slope.to(matrix)
                 have = have + d.square()[..., :, None] * d[..., None, :] * slices
             own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
-            parts = (_unit(matrix), *tree, with_diagonal(kappa - have, own).mT)
-            block = torch.cat([part.index_select(-1, columns) for part in parts], dim=-1)
+            parts: tuple[Tensor, ...] = (_unit(matrix), *tree, with_diagonal(kappa - have, own))
+            if not every:  # zero for those of a batch that do not bend, as if each were alone
+                parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
-            blocks[own_origin] = block
-        options = {"activated": plain.activated, "blocks": blocks, "known": known}
-        gaussian = None if slices is None else plain.covariance
+            blocks = blocks.extended(factor, own_origin, parts)
+        elif blocks.tensor is not None:
+            blocks = Blocks(blocks.origins, moved(blocks.tensor, Scaled(factor)))
         made = self._new(
-            covariance, ((self, transfer),), gaussian=gaussian, own=own_origin, **options
+            covariance,
+            ((self, Scaled(slope)),),
+            activated=activated,
+            blocks=blocks,
+            gaussian=gaussian,
+            known=known,
+            own=own_origin,
+            good=good,
         )
         assert isinstance(made, Cumulants)
-        return made, known
+        return made
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -218,11 +228,11 @@ class Cumulants(ThirdCumulant):
         loops = product_loops(u, v, torch.zeros_like(u) if cross is None else cross)
         own = loops.diagonal(dim1=-2, dim2=-1) / 3
         block = product_factors(
-            self.cross(made), other.cross(made), with_diagonal(loops, own).mT, _unit(u)
+            self.cross(made), other.cross(made), with_diagonal(loops, own), _unit(u)
         )
         if block is not None:
             made.own = ProductOrigin(self, other)
-            made.blocks[made.own] = block
+            made.add_block(made.own, block)
         return centre, made
 
     def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
@@ -237,9 +247,8 @@ class Cumulants(ThirdCumulant):
         # The mask b has E b = 1, Var b = ratio and third central moment ratio (ratio - 1).
         cube = mean**3 + 3 * mean * variance + third
         own = ratio * (ratio - 1) * cube + 3 * ratio * (2 * mean * variance + third)
-        rest = with_diagonal(origin.slices(self, self), own / 3).mT
-        nothing = torch.zeros_like(rest)
-        made.blocks[origin] = torch.cat([_unit(rest), nothing, nothing, rest], dim=-1)
+        rest = with_diagonal(origin.slices(self, self), own / 3)
+        made.add_block(origin, block_of(_unit(rest), None, None, rest))
         return made
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -288,11 +297,6 @@ def _incomplete(made: Carrier) -> None:
 def _both(good: Tensor) -> Tensor:
     """Pairs of elements (*batch, n, n) of which both are good."""
     return good[..., :, None] & good[..., None, :]
-
-
-def _rows(blocks: dict[Origin, Tensor], good: Tensor) -> dict[Origin, Tensor]:
-    """Blocks without the rows of other elements."""
-    return {origin: torch.where(good[..., None], b, 0) for origin, b in blocks.items()}
 
 
 def _unit(matrix: Tensor) -> Tensor:

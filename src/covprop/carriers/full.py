@@ -101,12 +101,14 @@ class Full(Carrier):
         covariance: Covariance,
         transfer: Transfer | None,
         activated: Activated | None = None,
+        **options: Any,
     ) -> "Full":
         if covariance.dtype != loc.dtype:  # torch has promoted the mean
             self._expect(loc)
             covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
         edges = () if transfer is None else ((self, transfer),)
-        return self._new(covariance, edges, activated=activated, opaque=transfer is None)
+        opaque = transfer is None
+        return self._new(covariance, edges, activated=activated, opaque=opaque, **options)
 
     def _expect(self, loc: Tensor) -> None:
         """Raise if the covariance of a result with this mean, and what follows, will not fit."""
@@ -125,12 +127,14 @@ class Full(Carrier):
         self._expect(loc)
         return self._linear(loc, linear, self.covariance.push(linear))
 
-    def _linear(self, loc: Tensor, linear: LinearMap, covariance: Covariance) -> "Full":
+    def _linear(
+        self, loc: Tensor, linear: LinearMap, covariance: Covariance, **options: Any
+    ) -> "Full":
         """The result of a linear map that has made this covariance."""
         covariance = without_negative_variances(
             covariance, lambda: self.size * linear.variances(self.variances())
         )
-        return self._result(loc, covariance, Along(linear.without_buffers()))
+        return self._result(loc, covariance, Along(linear.without_buffers()), **options)
 
     def select(self, loc: Tensor, index: Tensor) -> "Full":
         """Rows and columns of the index."""
@@ -149,14 +153,20 @@ class Full(Carrier):
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
         """Moments by the method's treatment; the edge has E[g']."""
+        result, covariance, activated = self._activated(activation, mean)
+        return result, self._result(result, covariance, ExpectedSlope(activated), activated)
+
+    def _activated(
+        self, activation: Activation, mean: Tensor
+    ) -> tuple[Tensor, Covariance, Activated]:
+        """Mean and covariance of an element-wise function, and what its edge needs."""
         seen = self.lineage.observed(activation)
         variance = self.variances()
         if not self.covariance.independent:
             self.lineage.expect(mean.itemsize * mean.numel() * self.size)
             variance = variance.to(torch.float64, copy=True)  # a view would keep the whole matrix
         result, covariance = self.treatment.activate(seen, mean, self.covariance)
-        activated = Activated(activation, mean, variance)
-        return result, self._result(result, covariance, ExpectedSlope(activated), activated)
+        return result, covariance, Activated(activation, mean, variance)
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Unit vectors and rows of the covariance."""
@@ -290,7 +300,8 @@ class Full(Carrier):
         if bool(below.any()):
             raise InconsistentBranches(
                 f"{name_of(operation)} joins branches whose dependence is known too roughly here: "
-                "a variance comes out negative; use smaller noise, or sampling"
+                "a variance comes out negative; use smaller noise, or sampling",
+                below.any(-1),
             )
         gone = (variance <= CANCELLATION * epsilon * scale) & ((variance != 0) | (scale > 0))
         if bool(gone.any()):

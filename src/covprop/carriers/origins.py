@@ -5,8 +5,10 @@ edges. One that did not, but varies with the argument y of the operation, has fa
 skip connection x of z = g(y) shares kappa(z_i, z_i, x_j) and kappa(z_i, x_j, x_k) with it.
 """
 
+import itertools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import torch
@@ -14,6 +16,11 @@ from torch import Tensor
 
 from covprop.activations.powers import ExpectedDerivatives
 from covprop.kernels.edgeworth import Marginals
+
+FACTORS = 4
+"""Tensors of a block: e, w, q and r."""
+
+_serials = itertools.count()
 
 
 class SkewedVector(Protocol):
@@ -37,10 +44,81 @@ class Origin(ABC):
 
     base: SkewedVector | None
     """What it came of, None once no other vector can ask for it."""
+    serial: int
+    """Its place in the order in which origins are made."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """The number of its columns."""
 
     @abstractmethod
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
-        """The factors of a vector x that did not come of it, given its argument y."""
+        """The factors (*batch, 4, count, n) of a vector x that did not come of it.
+
+        y: its argument; None if they are zero.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class Blocks:
+    """Factors of a vector, those of all origins one after another: (*batch, 4, count, n)."""
+
+    origins: tuple[Origin, ...] = ()
+    tensor: Tensor | None = None
+
+    def parts(self) -> dict[Origin, Tensor]:
+        """The factors of each origin."""
+        if self.tensor is None:
+            return {}
+        split = self.tensor.split([origin.count for origin in self.origins], dim=-2)
+        return dict(zip(self.origins, split, strict=True))
+
+    def with_block(self, origin: Origin, factors: Tensor) -> "Blocks":
+        """Also the block of a newer origin."""
+        joined = factors if self.tensor is None else torch.cat([self.tensor, factors], dim=-2)
+        return Blocks((*self.origins, origin), joined)
+
+    def extended(self, factor: Tensor, origin: Origin, parts: Sequence[Tensor]) -> "Blocks":
+        """Each element scaled, and the block of a newer origin, in one piece of memory."""
+        old = self.tensor
+        tensors = [factor, *parts] if old is None else [factor, old, *parts]
+        if old is None or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            scaled = self if old is None else Blocks(self.origins, factor[..., None, None, :] * old)
+            return scaled.with_block(origin, block_of(*parts))
+        count = old.shape[-2]
+        joined = old.new_empty(*old.shape[:-2], count + parts[0].shape[-2], old.shape[-1])
+        torch.mul(old, factor[..., None, None, :], out=joined[..., :count, :])
+        for place, part in zip(joined.unbind(-3), parts, strict=True):
+            place[..., count:, :] = part
+        return Blocks((*self.origins, origin), joined)
+
+    def only(self, good: Tensor) -> "Blocks":
+        """Without elements that are not good (*batch, n)."""
+        if self.tensor is None:
+            return self
+        return Blocks(self.origins, torch.where(good[..., None, None, :], self.tensor, 0))
+
+
+def all_origins(*several: Iterable[Origin]) -> tuple[Origin, ...]:
+    """The origins of several blocks, in the order in which they were made."""
+    one = {origins: None for origins in map(tuple, several) if origins}
+    if len(one) == 1:
+        return next(iter(one))
+    return tuple(sorted({o for origins in one for o in origins}, key=lambda o: o.serial))
+
+
+def moved(factors: Tensor, transfer: Callable[[Tensor], Tensor]) -> Tensor:
+    """Factors along an edge, which takes vectors as columns."""
+    return transfer(factors.flatten(-3, -2).mT).mT.unflatten(-2, (FACTORS, -1))
+
+
+def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | None) -> Tensor:
+    """A block of factors (*batch, count, n), of which some are zero."""
+    like = next(part for part in (e, w, q, r) if part is not None)
+    nothing = torch.zeros_like(like)
+    return torch.stack([nothing if part is None else part for part in (e, w, q, r)], dim=-3)
 
 
 @dataclass(frozen=True)
@@ -76,6 +154,12 @@ class ActivationOrigin(Origin):
     columns: Tensor
     known: Nonlinearity
     tree: tuple[Tensor, Tensor]
+    serial: int = field(default_factory=lambda: next(_serials))
+
+    @property
+    def count(self) -> int:
+        """Elements that are not linear."""
+        return len(self.columns)
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Of z = g(y): kappa(z_i, z_i, x_j) = Cov(f_i^2, x_j) - 2 E[f_i] Cov(z_i, x_j)."""
@@ -90,7 +174,7 @@ class ActivationOrigin(Origin):
         inverse, t = column(known.inverse), column(known.skewness)
         w = inverse * cross.index_select(-2, self.columns)
         raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
-        third = inverse.square() * raw
+        third = inverse * (inverse * raw)
         f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
         q = (f[2] + t * f[5] / 6) * w + f[3] * third
         first = (f[1] + t * f[4] / 6) * w + f[2] / 2 * third
@@ -98,7 +182,7 @@ class ActivationOrigin(Origin):
         kappa = kappa - 2 * column(known.marginals.shift) * first
         have = column(known.slope).square() * raw
         have = have + column(self.tree[0]) * q + column(self.tree[1]) * w
-        return torch.cat([part.mT for part in (torch.zeros_like(w), w, q, kappa - have)], dim=-1)
+        return block_of(None, w, q, kappa - have)
 
 
 @final
@@ -108,6 +192,12 @@ class ProductOrigin(Origin):
 
     base: SkewedVector | None
     other: SkewedVector
+    serial: int = field(default_factory=lambda: next(_serials))
+
+    @property
+    def count(self) -> int:
+        """As many columns as elements."""
+        return self.other.size
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Its covariances with both arguments."""
@@ -122,12 +212,16 @@ class DropoutOrigin(Origin):
     base: SkewedVector | None
     mean: Tensor
     ratio: float
+    serial: int = field(default_factory=lambda: next(_serials))
+
+    @property
+    def count(self) -> int:
+        """As many columns as elements."""
+        return self.mean.shape[-1]
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Nothing but slices."""
-        rest = self.slices(y, x).mT
-        nothing = torch.zeros_like(rest)
-        return torch.cat([nothing, nothing, nothing, rest], dim=-1)
+        return block_of(None, None, None, self.slices(y, x))
 
     def slices(self, y: SkewedVector, x: SkewedVector) -> Tensor:
         """ratio Cov(y_i^2, x_j)."""
@@ -139,10 +233,18 @@ class DropoutOrigin(Origin):
 
 
 @final
+@dataclass(eq=False)
 class InputOrigin(Origin):
     """An input with independent skewed elements, of which no other vector has a share."""
 
-    base = None
+    size: int
+    base: None = None
+    serial: int = field(default_factory=lambda: next(_serials))
+
+    @property
+    def count(self) -> int:
+        """As many columns as elements."""
+        return self.size
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Nothing."""
@@ -154,16 +256,6 @@ def product_factors(
     w: Tensor | None, q: Tensor | None, rest: Tensor | None = None, unit: Tensor | None = None
 ) -> Tensor | None:
     """The block of a product, of rows Cov(u_i, x_j) and Cov(v_i, x_j)."""
-    known = w if w is not None else q
-    if known is None:
+    if w is None and q is None:
         return None
-    nothing = torch.zeros_like(known.mT)
-    return torch.cat(
-        [
-            nothing if unit is None else unit,
-            nothing if w is None else w.mT,
-            nothing if q is None else 2 * q.mT,
-            nothing if rest is None else rest,
-        ],
-        dim=-1,
-    )
+    return block_of(unit, w, None if q is None else 2 * q, rest)

@@ -5,25 +5,29 @@ from typing import Any, final
 
 from torch import Tensor
 
+from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import Ledger, Planned
-from covprop.carriers.third_cumulant import FACTORS
+from covprop.carriers.third_cumulant import KEPT, PRODUCTS
 from covprop.covariance.planned import Cost, PlannedCovariance
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage
 
-BESIDE = 3
+BESIDE = 5
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
-HELD = 19
+HELD = 12
 """Matrices that the corrections of a nonlinear operation hold at a time."""
 FOLLOWED = 40
 """Those that autograd keeps of them."""
+REPLAYED = 2
+"""Vectors, an argument and what it came of, whose blocks are moved again for a tensor beside it."""
 
 
 @final
 class PlannedCumulants(Planned):
     """A random vector whose blocks are counted as if every element had a column.
 
-    own: columns of its own block; columns: those of all blocks, by the vector that made them.
+    own: columns of its own block; columns: those of all blocks, by the vector that made them;
+    replays: bytes that are moved again where another tensor asks for its share in a block.
     """
 
     def __init__(
@@ -34,48 +38,71 @@ class PlannedCumulants(Planned):
         ledger: Ledger,
         parents: Iterable[Carrier] = (),
         own: int = 0,
+        replayed: int = 0,
         **options: Any,
     ) -> None:
-        parents = tuple(parents)
+        before = [parent for parent in parents if isinstance(parent, PlannedCumulants)]
         self.columns: dict[int, int] = {}
-        for parent in parents:
-            if isinstance(parent, PlannedCumulants):
-                self.columns.update(parent.columns)
-        super().__init__(structure, loc, lineage, ledger, parents, **options)
+        self.replays: dict[int, int] = {}
+        for parent in before:
+            self.columns.update(parent.columns)
+            self.replays.update(parent.replays)
+        self._own, self._released = own, False
+        self._simple = bool(before) and all(one.columns == self.columns for one in before)
+        super().__init__(structure, loc, lineage, ledger, before, **options)
         if own:
             self.columns[self.serial] = own
+            self.replays[self.serial] = replayed
 
     @property
     def nbytes(self) -> int:
-        """With the blocks, which stay when the covariance is released."""
-        return 0 if self.saved else super().nbytes + self._blocks(self.size, self.columns)
+        """With the blocks, of which its own stays when others are released."""
+        if self.saved:
+            return 0
+        blocks = self._blocks(self.size, self.columns.values())
+        if self._released and self._simple and blocks > KEPT:
+            blocks = self._blocks(self.size, [self._own])
+        return super().nbytes + blocks
 
-    def _blocks(self, size: int, columns: dict[int, int]) -> int:
+    def _blocks(self, size: int, columns: Iterable[int]) -> int:
         unit = self.batch_shape.numel() * self._zeros.itemsize
-        return unit * size * FACTORS * sum(columns.values())
+        return unit * size * FACTORS * sum(columns)
 
     def _new(
         self, loc: Tensor, cost: Cost, *others: Planned, grid: int | None = None, **options: Any
     ) -> Planned:
         """The result of an operation; a nonlinear one has a block of its own."""
-        columns = dict(self.columns)
-        for other in others:
-            columns.update(other.columns if isinstance(other, PlannedCumulants) else {})
+        vectors = [v for v in dict.fromkeys((self, *others)) if isinstance(v, PlannedCumulants)]
+        columns, replays = dict[int, int](), dict[int, int]()
+        for one in vectors:
+            columns.update(one.columns)
+            replays.update(one.replays)
         result = self._result(loc, *others)
-        moved = self._blocks(result.size, columns)
+        moved = self._blocks(result.size, columns.values())
         work = cost.work + 2 * result.taps * moved / result.itemsize
-        held, kept, own = moved, moved, 0
-        for one in dict.fromkeys((self, *others)):  # what each has in the blocks of the others
-            have = one.columns if isinstance(one, PlannedCumulants) else {}
-            missing = {serial: count for serial, count in columns.items() if serial not in have}
-            beside = (1 + BESIDE) * self._blocks(one.size, missing)
-            held, kept, work = held + beside, kept + beside, work + 2 * beside
+        held, kept, own, replayed = moved, moved, 0, 0
+        for one in vectors:  # what each has in the blocks of the others
+            missing = columns.keys() - one.columns.keys()
+            beside = (1 + BESIDE) * self._blocks(one.size, (columns[serial] for serial in missing))
+            again = REPLAYED * sum(replays[serial] for serial in missing)
+            held, kept, work = held + beside + again, kept + beside, work + 2 * beside
         if options.get("nonlinear"):
             own = result.size
             matrix = self.batch_shape.numel() * result.itemsize * own**2
-            held += moved + HELD * matrix
+            argument = self._blocks(self.size, self.columns.values())
+            replayed = argument if argument > KEPT else 0
+            products = 2 * min(PRODUCTS * result.itemsize, argument)
+            held += FACTORS * matrix + max(HELD * matrix, products)
             kept += moved + FOLLOWED * matrix
             work += 2 * own * moved / result.itemsize
-            held += FACTORS * matrix
         cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
-        return super()._new(loc, cost, *others, grid=grid, own=own, **options)
+        return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
+
+    @classmethod
+    def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
+        """Blocks of vectors that are not held are released as well."""
+        others = list(others)
+        super().collect(held, others)
+        for one in others:
+            if isinstance(one, PlannedCumulants) and one not in held:
+                one._released = True

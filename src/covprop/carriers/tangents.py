@@ -82,7 +82,7 @@ class Tangents(Carrier):
         """There is none."""
         raise UnsupportedOperation(
             "this operation asks for the covariance of every pair, which cp.Sketched does not "
-            "have; use cp.Exact() or cp.MonteCarlo()"
+            "have; use cp.GaussianLayers() or cp.MonteCarlo()"
         )
 
     def variances(self) -> Tensor:
@@ -93,7 +93,7 @@ class Tangents(Carrier):
         """There is none: the tangents have the dependence of two tensors."""
         del other
         raise UnsupportedOperation(
-            "cp.Sketched has no covariance of two tensors on the way; use cp.Exact()"
+            "cp.Sketched has no covariance of two tensors on the way; use cp.GaussianLayers()"
         )
 
     def with_covariance(
@@ -104,7 +104,7 @@ class Tangents(Carrier):
         raise UnsupportedOperation(
             "a rule that gives a covariance, with .replace(mean, covariance), does not work with "
             "cp.Sketched, which has none on the way; write it with .through(mean, linear), or use "
-            "cp.Exact()"
+            "cp.GaussianLayers()"
         )
 
     def _new(self, sketch: Sketch, edges: Iterable[tuple[Carrier, Transfer]]) -> "Tangents":
@@ -243,8 +243,8 @@ class Tangents(Carrier):
         """Independent noise of every element."""
         if groups is not None:
             raise UnsupportedOperation(
-                "dropout of whole channels has no rule with cp.Sketched; use cp.Exact() or "
-                "cp.MonteCarlo()"
+                "dropout of whole channels has no rule with cp.Sketched; use "
+                "cp.GaussianLayers() or cp.MonteCarlo()"
             )
         sketch = self.sketch.plus(ratio * (self.variances() + mean.square()))
         return self._result(loc, sketch, Times(1.0))
@@ -254,7 +254,7 @@ class Tangents(Carrier):
         if layer.shared:
             raise UnsupportedOperation(
                 "random weights that are used in several places have no rule with cp.Sketched; "
-                "use cp.Exact() or cp.MonteCarlo()"
+                "use cp.GaussianLayers() or cp.MonteCarlo()"
             )
         linear = layer.mean_map()
         noise = layer.independent_noise(mean.square() + self.variances())

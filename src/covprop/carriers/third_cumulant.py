@@ -15,21 +15,38 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated
-from covprop.carriers.cross_covariance import SecondOrder, Treatment, parallel, release
+from covprop.carriers.cross_covariance import (
+    Known,
+    SecondOrder,
+    Treatment,
+    cross_covariance,
+    parallel,
+    release,
+)
 from covprop.carriers.full import Full
-from covprop.carriers.origins import InputOrigin, Nonlinearity, Origin
+from covprop.carriers.origins import (
+    Blocks,
+    InputOrigin,
+    Nonlinearity,
+    Origin,
+    all_origins,
+    block_of,
+    moved,
+)
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.kernels.edgeworth import Slices
+from covprop.kernels.edgeworth import Coefficients, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 
-FACTORS = 4
-"""Tensors of a block: e, w, q and r."""
 UNKNOWN_SKEWNESS = (
     "the skewness of the result is too large for the expansion to be trusted, so it is not given; "
     "intervals are those of a Gaussian"
 )
+KEPT = 2**22
+"""Bytes of blocks up to which they stay with a vector that the program no longer holds."""
+PRODUCTS = 2**20
+"""Numbers of products of factors that slices hold at a time."""
 LARGEST_RESULT = 3.0
 """The skewness of a result from which it is not given."""
 
@@ -37,10 +54,14 @@ LARGEST_RESULT = 3.0
 class ThirdCumulant(Full):
     """A covariance structure, and blocks of factors of the third cumulant by their origin.
 
-    A block is one tensor (*batch, n, 4 r): the columns of e, w, q and r side by side. gaussian: the
+    blocks: those of what it came of, all in one tensor, so that a transfer and a slice are one
+    matrix product each; what it shares with other origins is found when asked for. gaussian: the
     covariance that an activation would have of a Gaussian argument; known: the numbers of the
     activation that made it; own: the origin that it is itself; roots: the inputs that it came of;
     complete: whether every operation before it has made its block, so that skewness is known.
+
+    Of a vector that the program no longer holds but that others may ask for, large blocks are
+    released: what it made itself stays, and the rest is moved along its edges again when asked for.
     """
 
     def __init__(
@@ -52,10 +73,11 @@ class ThirdCumulant(Full):
         activated: Activated | None = None,
         products: SecondOrder | None = None,
         opaque: bool = False,
-        blocks: dict[Origin, Tensor] | None = None,
+        blocks: Blocks | None = None,
         gaussian: Covariance | None = None,
         known: Nonlinearity | None = None,
         own: Origin | None = None,
+        good: Tensor | None = None,
     ) -> None:
         super().__init__(covariance, lineage, treatment, edges, activated, products, opaque)
         roots = (parent.roots for parent, _ in self._parents())
@@ -63,43 +85,96 @@ class ThirdCumulant(Full):
         self.gaussian, self.known, self.own, self.fell_back = gaussian, known, own, False
         self.complete: bool = not opaque and all(parent.complete for parent, _ in self._parents())
         self._beside: dict[Origin, Tensor | None] = {}
-        self.blocks = self._moved() if blocks is None else blocks
+        self._aligned: Blocks | None = None
+        self._dtype, self._trusted_rows = covariance.dtype, good
+        self._released: Blocks | None = None
+        """What it made itself, while the rest is released."""
+        blocks = self._moved() if blocks is None else blocks
+        self.origins, self._blocks = blocks.origins, blocks
 
     @classmethod
     def of_input(
         cls, covariance: Covariance, third: Tensor | None, lineage: Lineage, treatment: Treatment
     ) -> Self:
         """An input whose elements are independent where they have third moments (*batch, n)."""
-        blocks: dict[Origin, Tensor] = {}
+        blocks = Blocks()
         if third is not None:
             unit = torch.eye(covariance.size, dtype=third.dtype, device=third.device)
             unit = unit.expand(*third.shape, covariance.size)
-            nothing = torch.zeros_like(unit)
-            parts = unit, nothing, nothing, torch.diag_embed(third / 3)
-            blocks[InputOrigin()] = torch.cat(parts, dim=-1)
+            block = block_of(unit, None, None, torch.diag_embed(third / 3))
+            blocks = blocks.with_block(InputOrigin(covariance.size), block)
         return cls(covariance, lineage, treatment, blocks=blocks)
 
     def _parents(self) -> list[tuple["ThirdCumulant", Transfer]]:
         return [(parent, edge) for parent, edge in self.edges if isinstance(parent, ThirdCumulant)]
 
-    def _moved(self) -> dict[Origin, Tensor]:
-        """Blocks of what it came from, along the edges."""
-        blocks: dict[Origin, Tensor] = {}
+    def _moved(self) -> Blocks:
+        """Blocks of what it came from, along the edges; only those of elements that are trusted."""
         parents = self._parents()
-        for origin in dict.fromkeys(origin for parent, _ in parents for origin in parent.blocks):
-            for parent, transfer in parents:
-                factors = parent.factors(origin)
-                if factors is not None:
-                    share = transfer(factors.to(self.covariance.dtype))
-                    blocks[origin] = blocks[origin] + share if origin in blocks else share
-        return blocks
+        origins = all_origins(*(parent.origins for parent, _ in parents))
+        total: Tensor | None = None
+        for parent, transfer in parents:
+            factors = parent.factors(origins)
+            if factors is not None:
+                share = moved(factors.to(self._dtype), transfer)
+                total = share if total is None else total + share
+        blocks = Blocks() if total is None else Blocks(origins, total)
+        return blocks if self._trusted_rows is None else blocks.only(self._trusted_rows)
+
+    @property
+    def blocks(self) -> Blocks:
+        """The factors by their origin."""
+        if self._released is not None:
+            blocks = self._moved()
+            for origin, block in self._released.parts().items():
+                blocks = blocks.with_block(origin, block)
+            self._blocks, self._released = blocks, None
+            self.lineage.revisit(self)
+        return self._blocks
+
+    def add_block(self, origin: Origin, factors: Tensor) -> None:
+        """Also the block of a newer origin."""
+        self._blocks = self._blocks.with_block(origin, factors)
+        self.origins = self._blocks.origins
+
+    def release_blocks(self) -> None:
+        """Keep what it made itself of large blocks, if the rest can be moved here again."""
+        tensor, parents = self._blocks.tensor, self._parents()
+        self.gaussian = self._aligned = None
+        if self._released is not None or tensor is None or tensor.requires_grad:
+            return
+        before = all_origins(*(parent.origins for parent, _ in parents))
+        simple = all(parent.origins == before for parent, _ in parents)
+        if not parents or not simple or tensor.numel() * tensor.itemsize <= KEPT:
+            return
+        own = Blocks()
+        for origin, block in self._blocks.parts().items():
+            if origin not in before:
+                own = own.with_block(origin, block.clone())
+        self._released, self._blocks = own, Blocks()
 
     # Slices of the third cumulant.
 
-    def factors(self, origin: Origin) -> Tensor | None:
-        """What it has in the block of an origin, None if that is zero."""
-        if origin in self.blocks:
-            return self.blocks[origin]
+    def factors(self, origins: tuple[Origin, ...]) -> Tensor | None:
+        """What it has in the blocks of some origins, its own among them, None if that is zero."""
+        if self.origins == origins:
+            return self.blocks.tensor
+        if self._aligned is None or self._aligned.origins != origins:
+            parts = self.blocks.parts()
+            found = [parts[o] if o in parts else self._beside_of(o) for o in origins]
+            like = next((part for part in found if part is not None), None)
+            tensor = None
+            if like is not None:
+                tensor = torch.cat([
+                    like.new_zeros(*like.shape[:-2], origin.count, self.size) if part is None
+                    else part.to(like.dtype)
+                    for origin, part in zip(origins, found, strict=True)
+                ], dim=-2)  # fmt: skip
+            self._aligned = Blocks(origins, tensor)
+        return self._aligned.tensor
+
+    def _beside_of(self, origin: Origin) -> Tensor | None:
+        """What it has in the block of an origin that it did not come of."""
         if origin not in self._beside:
             y = origin.base
             independent = y is None or y.roots.isdisjoint(self.roots)
@@ -117,29 +192,33 @@ class ThirdCumulant(Full):
         Shape (*batch, n, m); None if it is zero. without: an origin whose block does not count.
         """
         y = self if partner is None else partner
+        origins = all_origins(*(vector.origins for vector in (self, y, other)))
+        if not origins or other.roots.isdisjoint(self.roots | y.roots):
+            return None
+        one, two, three = (vector.factors(origins) for vector in (self, y, other))
+        if one is None or two is None or three is None:
+            return None
+        counting = None
+        if without in origins:
+            numbers = [one.new_full((o.count, 1), float(o is not without)) for o in origins]
+            counting = torch.cat(numbers)
+        two, three = two.to(one.dtype), three.to(one.dtype)
+        count, step = one.shape[-2], _step(one, two, three)
         total: Tensor | None = None
-        for origin in dict.fromkeys((*self.blocks, *y.blocks, *other.blocks)):
-            if origin is without:
-                continue
-            factors = self.factors(origin), y.factors(origin), other.factors(origin)
-            one, two, three = factors
-            if one is None or two is None or three is None:
-                continue
-            two, three = two.to(one.dtype), three.to(one.dtype)
-            (e, w, q, r), (e2, w2, q2, r2) = (f.chunk(FACTORS, dim=-1) for f in (one, two))
-            centre = (w * q2 + q * w2) / 2 + r * e2 + e * r2
-            left = [centre, (e * q2 + q * e2) / 2, (e * w2 + w * e2) / 2, e * e2]
-            part = torch.cat(left, dim=-1) @ three.mT
-            total = part if total is None else total + part
+        for start in range(0, count, step):
+            some = slice(start, start + step)
+            x, z = one[..., some, :], three[..., some, :]
+            partners = x if two is one else two[..., some, :]
+            share = _slices(x, partners, z, None if counting is None else counting[some])
+            total = share if total is None else total.add_(share)
         return total
 
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
-        total = torch.zeros_like(self.variances())
-        for block in self.blocks.values():
-            e, w, q, r = block.chunk(FACTORS, dim=-1)
-            total = total + 3 * (e * (w * q + r * e)).sum(-1)
-        return total
+        if self.blocks.tensor is None:
+            return torch.zeros_like(self.variances())
+        e, w, q, r = self.blocks.tensor.unbind(-3)
+        return 3 * (e * (w * q + r * e)).sum(-2)
 
     def skewness(self) -> Tensor | None:
         """T_iii / sigma^3, where all of it is known and small enough for an expansion."""
@@ -147,15 +226,24 @@ class ThirdCumulant(Full):
             return None
         inverse = inverse_deviation(self.variances().double())
         total = torch.zeros_like(inverse)
-        for block in self.blocks.values():
-            e, w, q, r = block.double().chunk(FACTORS, dim=-1)
-            over = inverse[..., None]
-            tree = (over * e) * (over * w) * (over * q)
-            total = total + 3 * (tree + (over * r) * (over * e) * (over * e)).sum(-1)
+        tensor = self.blocks.tensor
+        if tensor is not None:
+            over = inverse.to(tensor)[..., None, None, :]
+            for part in tensor.split(_step(tensor), dim=-2):
+                e, w, q, r = (over * part).unbind(-3)
+                third = (e * torch.addcmul(w * q, r, e)).sum(-2, dtype=total.dtype)
+                total = total + 3 * third
         if bool((total.detach().abs() > LARGEST_RESULT).any()):
             self.lineage.note(UNKNOWN_SKEWNESS, warn=False)
             return None
         return total.to(self.variances().dtype)
+
+    def cross(self, other: Carrier) -> Tensor | None:
+        """Cov(this, other); those of this propagation that were found before are remembered."""
+        assert isinstance(other, ThirdCumulant)
+        if any(one.structure is not None and one.structure.constant for one in (self, other)):
+            return None
+        return cross_covariance(self, other, self.lineage.crosses)
 
     def beyond_gaussian(self, other: Carrier) -> Tensor | None:
         """What third cumulants add to Cov(g(y_i), x_j), beyond the slope E[g'] of the edge.
@@ -184,45 +272,92 @@ class ThirdCumulant(Full):
             slices = y.slices(other, without=without)
             if slices is None:
                 return None
-            factor = known.derivatives.first[2] * known.inverse.square() / 2
-            return factor.to(slices)[..., :, None] * slices
+            rows = known.inverse.to(slices)[..., :, None]
+            factor = (known.derivatives.first[2] / 2).to(slices)[..., :, None]
+            return factor * rows * (rows * slices)
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
         cross = y.cross(w)
-        if cross is None or not (y.blocks or w.blocks):
+        if cross is None or not (y.origins or w.origins):
             return None
         rows = known.inverse.to(cross)[..., :, None]
         columns = other.known.inverse.to(cross)[..., None, :]
         left, right, zero = y.slices(w), w.slices(y), torch.zeros_like(cross)
         pairs = Slices(
-            zero if left is None else left * rows.square() * columns,
-            zero if right is None else right.mT * rows * columns.square(),
+            zero if left is None else left * rows * rows * columns,
+            zero if right is None else right.mT * rows * columns * columns,
             (known.skewness, other.known.skewness),
         )
         rho = correlation(cross, rows, columns)
-        return pairs.correction(rho, known.derivatives.first, other.known.derivatives.first)
+        f, g = (
+            Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
+        )  # fmt: skip
+        return pairs.correction(rho, f, g)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""
+        _ = self.blocks  # while there are edges
         super().forget()
         self.known = None
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
         """As of covariances; arguments of origins are kept for vectors that have no block."""
-        del others
         nodes = {carrier for carrier in held if isinstance(carrier, ThirdCumulant)}
         living = [node for node in nodes if not node.covariance.constant]
         bases = dict[Any, None]()
-        for origin in dict.fromkeys(origin for node in living for origin in node.blocks):
+        for origin in dict.fromkeys(origin for node in living for origin in node.origins):
             base = origin.base
             if base is None:
                 continue
             if any(
-                origin not in node.blocks and not base.roots.isdisjoint(node.roots)
+                origin not in node.origins and not base.roots.isdisjoint(node.roots)
                 for node in living
             ):
                 bases[base] = None
             else:
                 origin.base = None
-        release(nodes, [*living, *(base for base in bases if base not in nodes)])
+        living += [base for base in bases if base not in nodes]
+        release(nodes, living)
+        for lineage in {node.lineage for node in nodes}:
+            _forget_crosses(lineage.crosses, living)
+        for one in others:
+            if isinstance(one, ThirdCumulant) and one not in nodes:
+                one.release_blocks()
+
+
+def _step(*factors: Tensor) -> int:
+    """Columns of factors (*batch, 4, count, n) to take at a time; all if autograd follows them."""
+    first = factors[0]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in factors):
+        return first.shape[-2]
+    return max(1, PRODUCTS * first.shape[-2] // max(1, first.numel()))
+
+
+def _slices(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
+    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
+    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
+    if two is one:
+        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
+    else:
+        left = [
+            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
+            (e * q2 + q * e2) / 2,
+            (e * w2 + w * e2) / 2,
+            e * e2,
+        ]
+    products = torch.stack(left, dim=-3)
+    products = products if counting is None else products * counting
+    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
+
+
+def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:
+    """Drop covariances of vectors that no edge leads to any more."""
+    reached, waiting = set[int](), list[Any](living)
+    while waiting:
+        node = waiting.pop()
+        if node.serial not in reached:
+            reached.add(node.serial)
+            waiting += [parent for parent, _ in node.edges]
+    for pair in [pair for pair in crosses if not reached.issuperset(pair)]:
+        del crosses[pair]

@@ -131,6 +131,8 @@ def _drawn(parts: tuple[str | Table, ...]) -> str:
             if isinstance(part, str):
                 console.print(part)
                 continue
+            if part.lead:
+                console.print(part.lead)
             for number, piece in enumerate(split_columns(part, console.width)):
                 if number:
                     console.print()

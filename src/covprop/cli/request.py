@@ -257,7 +257,7 @@ def _piecewise(text: str, _: int) -> Method:
 
 
 METHODS: dict[str, MethodChoice] = {
-    "exact": MethodChoice(lambda *_: methods.Exact()),
+    "gaussian-layers": MethodChoice(lambda *_: methods.GaussianLayers()),
     "cumulants": MethodChoice(lambda *_: methods.Cumulants()),
     "split": MethodChoice(
         lambda text, _: methods.Split(*_count(text, MOST, "components")), "COMPONENTS"
@@ -274,6 +274,7 @@ METHODS: dict[str, MethodChoice] = {
     "piecewise": MethodChoice(_piecewise, "LAYER"),
     "assumed": MethodChoice(lambda *_: methods.AssumedDensity()),
 }
+FORMER_NAMES = {"exact": "gaussian-layers"}
 METHOD_NAMES = ", ".join(
     f"{name}[:{choice.option}]" if choice.option else name for name, choice in METHODS.items()
 )
@@ -282,7 +283,7 @@ METHOD_NAMES = ", ".join(
 def method(text: str, seed: int) -> Method:
     """The method of a name such as `series:4`."""
     name, _, option = text.partition(":")
-    choice = METHODS.get(name.lower())
+    choice = METHODS.get(FORMER_NAMES.get(name.lower(), name.lower()))
     if choice is None:
         raise Refusal(f"{quoted(text)} is no method; there are {METHOD_NAMES}")
     if option and not choice.option:

@@ -190,6 +190,10 @@ class Covariance(ABC):
     def push(self, linear: LinearMap) -> "Covariance":
         """A S A^T."""
 
+    def pushed_variances(self, linear: LinearMap) -> Tensor:
+        """diag(A S A^T), without the rest of it where there is a short way."""
+        return self.push(linear).diagonal()
+
     @abstractmethod
     def take(self, index: Tensor) -> "Covariance":
         """The covariance of y[index], for an index (m,) that may repeat and leave out."""
@@ -338,9 +342,11 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     if bool(varies.all()) or not is_finite(variance):
         return covariance
     rounding = torch.finfo(variance.dtype).eps * covariance.size
-    if bool((variance < -rounding * scale().detach().abs()).any()):
+    below = variance < -rounding * scale().detach().abs()
+    if bool(below.any()):
         raise InconsistentBranches(
             f"a variance comes out negative ({float(variance.min()):.3g}): the covariances before "
-            "it are known too roughly here; use smaller noise, or sampling"
+            "it are known too roughly here; use smaller noise, or sampling",
+            below.any(-1),
         )
     return covariance.scale(varies.to(covariance.dtype))

@@ -75,6 +75,12 @@ class Dense(Covariance):
             return Streamed.through(half, linear, Dense)
         return Dense(complete_congruence(half, linear))
 
+    def pushed_variances(self, linear: LinearMap) -> Tensor:
+        """One of the two products of `push`, and the diagonal of the other."""
+        half = half_congruence(self.values, linear)
+        variance = None if linear.layer is None else linear.layer.diagonal(half)
+        return super().pushed_variances(linear) if variance is None else variance
+
     def take(self, index: Tensor) -> "Dense":
         """Rows and columns of the index; the matrix itself where nothing moves."""
         if len(index) == self.size and bool((index.diff() == 1).all()):

@@ -19,9 +19,10 @@ from covprop.flow.nests import leaves
 from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
+    Auto,
     ControlVariate,
     Cumulants,
-    Exact,
+    GaussianLayers,
     Linearized,
     Method,
     MonteCarlo,
@@ -36,16 +37,16 @@ from covprop.methods.progress import StageBar
 from covprop.propagate import plan, propagate
 
 METHODS: tuple[Method, ...] = (
-    Exact(), Cumulants(), Split(), Series(order=4), Linearized(), Unscented(), PiecewiseLinear(),
-    AssumedDensity(), Wu2019(),
+    Auto(), GaussianLayers(), Cumulants(), Split(), Series(order=4), Linearized(), Unscented(),
+    PiecewiseLinear(), AssumedDensity(), Wu2019(),
 )  # fmt: skip
-"""The methods that are compared by default."""
+"""The methods that are compared by default; the verdict is on the first that does not refuse."""
 SAMPLES = 75_000  # plain samples, whose standard errors any default reference has
 PILOT = 1024  # samples of both kinds, which tell how many with a control variate suffice
 MARGIN = 1.25  # factor on that number, since it is estimated from few samples
 LEAST = 4096  # samples with a control variate, at least, for rare events
 WORTHWHILE = 0.5  # share of the plain samples up to which a control variate replaces them
-WIDEST = SAMPLES // 40  # units of a layer for `Exact` as the base: it costs 2 samples for each
+WIDEST = SAMPLES // 40  # units of a layer for `GaussianLayers` as the base: 2 samples for each
 BRIEF = 2.0  # seconds of a run below which a second one is timed, without counting memory
 DISPATCH = 1e-5  # seconds that torch takes to pass an operator to Python, about
 FAILURES = (CovpropError, ValueError, RuntimeError)
@@ -77,19 +78,19 @@ def compare(
         module: a network or function, as for `cp.propagate`; it returns one tensor.
         inputs: its inputs, as for `cp.propagate`.
         methods: a method, several, or a mapping from names to them; by default all that covprop
-            has. Those that refuse or fail say why.
+            has. The verdict is on the first; those that refuse or fail say why.
         samples: so many plain samples as the reference.
         generator: random numbers of the reference.
         reference: another way of sampling, such as cp.ControlVariate(5_000, cp.Linearized()).
-        show: whether to print the table.
+        show: whether to print verdict and table.
         progress: whether to show a progress bar.
         named_inputs: keyword arguments of the module.
 
     Returns:
-        The table as str() and every figure of every output.
+        Verdict, table and advice as str(), and every figure of every output.
 
     Example:
-        comparison = cp.compare(model, x, methods=[cp.Exact(), cp.Linearized()])
+        comparison = cp.compare(model, x, methods=[cp.GaussianLayers(), cp.Linearized()])
     """
     named = _named(methods)
     arguments = list(leaves((inputs, named_inputs)))
@@ -133,7 +134,7 @@ def _named(methods: Any) -> dict[str, Method]:
         if not isinstance(method, Method):
             what = method.__name__ if isinstance(method, type) else repr(method)
             raise TypeError(
-                f"methods holds {what}, and a method is an object such as cp.Exact() or "
+                f"methods holds {what}, and a method is an object such as cp.GaussianLayers() or "
                 "cp.Series(order=4)"
             )
     names = [str(name) for name in methods] if mapped else [method_name(m) for m in objects]
@@ -225,16 +226,16 @@ def _chosen(
                 f"a {name}, unbiased even where that is wrong, for the standard errors of "
                 f"{SAMPLES:,} plain samples"
             )
-    return plain, "plain samples, as neither cp.Exact() nor cp.Linearized() can control"
+    return plain, "plain samples, as neither cp.GaussianLayers() nor cp.Linearized() can control"
 
 
 def _bases(run: Run) -> tuple[Method, ...]:
-    """`Exact` where it costs little compared with samples, then what nearly always works."""
+    """Gaussian layers where they cost little beside samples, then what nearly always works."""
     try:
         widths = [step.features for step in plan(*run.args, **run.keywords).steps]
     except FAILURES:
         return (Linearized(),)
-    return (Exact(), Linearized()) if max(widths, default=0) <= WIDEST else (Linearized(),)
+    return (GaussianLayers(), Linearized()) if max(widths, default=0) <= WIDEST else (Linearized(),)
 
 
 def _needed(controlled: Gaussian, plain: Gaussian) -> float:

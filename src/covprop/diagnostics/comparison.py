@@ -7,20 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covprop.diagnostics.moment_tests import MomentTests, rank
 from covprop.diagnostics.verdict import (
-    FINE,
-    Verdict,
+    Deviation,
+    Grade,
+    Judgement,
+    in_deviations,
+    in_share,
+    in_share_or_factor,
     kl_divergence,
-    rank,
     recommendation,
     wasserstein_distance,
 )
 from covprop.gaussian import Gaussian
 from covprop.methods import ControlVariate, Method, MonteCarlo, Split
 from covprop.plots import comparison_figure
-from covprop.text_table import Table, Tabular, in_bytes, in_digits, in_percent, in_seconds, plain
+from covprop.text_table import Table, Tabular, in_bytes, in_digits, in_seconds, plain
 
 FIGURES = ("mean_ratio", "variance_ratio", "mean_error", "covariance_error", "wasserstein", "kl")
+WIDTH = 100  # columns of the text
+UNKNOWN = "-"  # an amount that there is not
 RESOLVED = 10.0  # standard errors of a mean from zero for a ratio to it to be meaningful
 MOST = 1e15  # samples that a reference is worth: a control variate of a linear map has no error
 
@@ -80,6 +86,12 @@ class Reference:
         )  # fmt: skip
 
     @property
+    def precision(self) -> tuple[str, str]:
+        """Standard errors of standard deviations, relative, and of means, in them: averages."""
+        stddev, mean = _average(self.variance_ratio) / 2, _average(self.mean_error)
+        return in_share(stddev), in_deviations(mean)
+
+    @property
     def words(self) -> str:
         """What it is, for a sentence."""
         controlled = isinstance(self.gaussian.method, ControlVariate)
@@ -95,6 +107,7 @@ class Agreement:
     tell the mean from zero, or where the output does not vary; mean_error: the difference of the
     means over the sampled standard deviation. covariance_error: |C - C_sampled|_F / |C_sampled|_F,
     wasserstein, kl (of the sampled Gaussian to the method's): one for each element of the batch.
+    judgement: the largest errors, and whether sampling explains them.
     """
 
     mean_ratio: Tensor
@@ -103,7 +116,7 @@ class Agreement:
     covariance_error: Tensor
     wasserstein: Tensor
     kl: Tensor
-    verdict: str
+    judgement: Judgement
 
     @classmethod
     def of(cls, result: Gaussian, reference: Reference) -> "Agreement":
@@ -126,13 +139,25 @@ class Agreement:
             covariance_error=covariance_error,
             wasserstein=wasserstein_distance(result, truth),
             kl=kl_divergence(truth, result),
-            verdict=Verdict(result, truth).words(mean_error, variance_ratio, covariance_error),
+            judgement=MomentTests(result, truth).judgement(
+                mean_error, variance_ratio, covariance_error
+            ),
         )
+
+    @property
+    def verdict(self) -> str:
+        """The errors that sampling does not explain, or that there are none."""
+        return self.judgement.words
+
+    @property
+    def grade(self) -> Grade:
+        """How large they are."""
+        return self.judgement.grade
 
     @property
     def fine(self) -> bool:
         """Whether at least each moment by itself is within sampling error."""
-        return FINE in self.verdict
+        return self.grade in (Grade.AGREES, Grade.JOINT)
 
 
 @dataclass(frozen=True)
@@ -150,7 +175,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """Methods against samples: print it to see a table; `.plot()` draws it.
+    """Methods against samples: print it to see a verdict and a table; `.plot()` draws it.
 
     Attributes:
         reference: the sampled Gaussian and its errors.
@@ -158,7 +183,7 @@ class Comparison(Tabular):
 
     Example:
         comparison = cp.compare(model, x, show=False)
-        print(comparison["Exact()"].agreement.verdict)
+        print(comparison["GaussianLayers()"].agreement.verdict)
     """
 
     reference: Reference
@@ -175,43 +200,63 @@ class Comparison(Tabular):
         """What to do about a method that is off, in one sentence; "" if it is not."""
         if row.agreement is None or row.agreement.fine:
             return ""
-        right = [other.name for other in self.rows if other.agreement and other.agreement.fine]
-        if right:
-            return f"{right[0]} is {FINE}; {recommendation(split=False)}"
+        if row.agreement.grade is Grade.SMALL:
+            return f"if that matters, {recommendation(split=False)}"
+        known = [(o.name, o.agreement.grade) for o in self.rows if o.agreement is not None]
+        name, grade = min(known, key=lambda one: one[1].rank)
+        if grade.rank <= Grade.SMALL.rank:
+            return f"{name} is {grade.words}; {recommendation(split=False)}"
         return recommendation(split=not any(isinstance(other.method, Split) for other in self.rows))
+
+    @property
+    def headline(self) -> str:
+        """The verdict on the first method that did not refuse, as a sentence."""
+        row = self._first
+        if row is None or row.agreement is None:
+            return "no method was compared" if not self.rows else "every method refused"
+        grade, verdict = row.agreement.grade, row.agreement.verdict
+        if not row.agreement.fine:
+            return f"{row.name} is {grade.words}: {verdict}"
+        stddev, mean = self.reference.precision
+        if grade is Grade.JOINT or UNKNOWN in (stddev, mean):
+            return f"{row.name} is {verdict}"
+        return (
+            f"{row.name} is {verdict} (standard errors: standard deviations {stddev}, means {mean} "
+            "standard deviations)"
+        )
+
+    @property
+    def _first(self) -> ComparisonRow | None:
+        return next((row for row in self.rows if row.agreement is not None), None)
 
     @property
     def table(self) -> Table:
         """A row for each method, after that of the reference with its own errors."""
-        head = ("method", "mean ratio", "variance ratio", "covariance", "W2", "KL", "time",
-                "memory", "verdict")  # fmt: skip
+        head = ("method", "verdict", "std (s.e.)", "mean (s.e.)", "cov.", "KL", "time", "memory")
         truth = self.reference
-        ratios = (
-            f"1 ± {in_digits(_average(r), 2)}" for r in (truth.mean_ratio, truth.variance_ratio)
-        )
-        first = (truth.name, *ratios, *_amounts(truth, truth), "the reference")
+        errors = (f"± {error}".replace("± <", "<") for error in truth.precision)
+        first = (truth.name, "the reference", *errors, *_amounts(truth, truth))
         rows = (first, *(_cells(row) for row in self.rows))
-        return Table(head, rows, remarks=1, notes=tuple(self._notes()))
+        return Table(
+            head, rows, words=2, notes=tuple(self._notes()), lead=(self.headline,), width=WIDTH
+        )
 
     def _notes(self) -> list[str]:
-        name, ratios = self.reference.name, self.reference.mean_ratio
+        reason = self.reference.reason
         notes = [
-            f"ratios to {name}: average over outputs (standard deviation over them); its row has "
-            "the standard errors of sampling",
-            f"covariance: relative error in the Frobenius norm; W2, KL({name} || method): between "
-            "the Gaussians",
+            "std, mean: largest error of standard deviations, and of means in them (s.e.: in "
+            "standard errors)",
+            "cov.: relative error of the covariance (Frobenius norm); KL: of the reference to the "
+            "method, nats",
+            f"{self.reference.name}: its own standard errors{'; ' if reason else ''}{reason}",
         ]
-        if self.reference.reason:
-            notes.append(f"{name}: {self.reference.reason}")
-        if missing := int(ratios.isnan().sum()):
-            notes.append(
-                f"mean ratio: without {missing} of {ratios.numel()} outputs whose mean samples do "
-                "not tell from zero"
-            )
-        notes += [f"{row.name} refused: {row.refusal}" for row in self.rows if row.refusal]
-        first = next((row for row in self.rows if row.agreement is not None), None)
-        if first is not None and (advice := self.advice(first)):
-            notes.append(f"{first.name} is off; {advice}")
+        refusals: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.refusal:
+                refusals.setdefault(row.refusal, []).append(row.name)
+        notes += [f"{', '.join(names)} refused: {why}" for why, names in refusals.items()]
+        if (first := self._first) is not None and (advice := self.advice(first)):
+            notes.append(f"advice: {advice}")
         return notes
 
     def to_dict(self) -> dict[str, Any]:
@@ -222,9 +267,11 @@ class Comparison(Tabular):
         for row in self.rows:
             values = {name: getattr(row, name) for name in (*costs, "refusal")}
             if row.agreement is not None:
-                values |= _numbers(row.agreement, "verdict") | {"advice": self.advice(row)}
+                values |= _numbers(row.agreement, "verdict") | {
+                    "grade": row.agreement.grade.value, "advice": self.advice(row)
+                }  # fmt: skip
             rows.append(values)
-        return {"reference": plain(reference), "rows": plain(rows)}
+        return {"verdict": self.headline, "reference": plain(reference), "rows": plain(rows)}
 
     def plot(self) -> Any:
         """A matplotlib figure; needs the extra `plots`."""
@@ -245,23 +292,24 @@ def _numbers(figures: Agreement | Reference, *others: str) -> dict[str, Any]:
 def _cells(row: ComparisonRow) -> tuple[str, ...]:
     agreement = row.agreement
     if agreement is None:
-        return (row.name, *("-",) * 7, "refused")
-    ratios = _with_spread(agreement.mean_ratio), _with_spread(agreement.variance_ratio)
-    return (row.name, *ratios, *_amounts(agreement, row), agreement.verdict)
+        return (row.name, "refused", *(UNKNOWN,) * 6)
+    stddev, mean = agreement.judgement.stddev, agreement.judgement.mean
+    errors = (
+        _with_significance(in_share_or_factor(stddev.size), stddev),
+        _with_significance(in_deviations(mean.size), mean),
+    )
+    return (row.name, agreement.grade.value, *errors, *_amounts(agreement, row))
+
+
+def _with_significance(size: str, deviation: Deviation) -> str:
+    return f"{size} ({deviation.significance})" if deviation.significance else size
 
 
 def _amounts(figures: Agreement | Reference, cost: ComparisonRow | Reference) -> tuple[str, ...]:
     return (
-        in_percent(_average(figures.covariance_error)), in_digits(_average(figures.wasserstein), 2),
-        in_digits(_average(figures.kl), 2), in_seconds(cost.seconds), in_bytes(cost.peak_bytes),
+        in_share(_average(figures.covariance_error)), in_digits(_average(figures.kl), 2),
+        in_seconds(cost.seconds), in_bytes(cost.peak_bytes),
     )  # fmt: skip
-
-
-def _with_spread(ratios: Tensor) -> str:
-    average, spread = _average(ratios), _spread(ratios)
-    if math.isnan(average):
-        return "-"
-    return f"{average:.4f}" + ("" if math.isnan(spread) else f" ({in_digits(spread, 2)})")
 
 
 def _average(values: Tensor) -> float:

@@ -28,7 +28,7 @@ from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods import LayerwiseMethod, Method, Root, Series
 from covprop.methods.plan import short_name
 from covprop.modules import eager, module_names, running_module
-from covprop.propagate import EXACT, checked, warn_of_arguments
+from covprop.propagate import GAUSSIAN_LAYERS, checked, warn_of_arguments
 
 LEAST = 100  # samples that are needed, at least, to describe their distribution
 CHUNK = 2**25  # bytes of samples of all steps that are held at a time
@@ -56,7 +56,7 @@ class _Draft:
 def trace(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: LayerwiseMethod = EXACT,
+    method: LayerwiseMethod = GAUSSIAN_LAYERS,
     samples: int = 0,
     generator: torch.Generator | None = None,
     keep: bool = False,
@@ -87,8 +87,8 @@ def trace(
         *inputs, method = inputs  # type: ignore[assignment]
     if not isinstance(method, LayerwiseMethod):
         raise TypeError(
-            f"a trace follows a method that goes from layer to layer, such as cp.Exact(), and not "
-            f"{method!r}; for samples, give cp.trace samples=10_000"
+            "a trace follows a method that goes from layer to layer, such as cp.GaussianLayers(), "
+            f"and not {method!r}; for samples, give cp.trace samples=10_000"
         )
     if type(samples) is not int or (samples != 0 and samples < LEAST):
         raise ValueError(
@@ -226,7 +226,8 @@ def _observed(
 ) -> Activation:
     """A copy of an activation that notes the order of each series that the method makes of it.
 
-    `Series` asks for as many coefficients as it has terms; `Exact` chooses for each block of pairs.
+    `Series` asks for as many coefficients as it has terms; `GaussianLayers` chooses for each block
+    of pairs.
     """
     copied = copy.copy(activation)
 

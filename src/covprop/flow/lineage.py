@@ -79,6 +79,8 @@ class Lineage:
         self.guard: Callable[[], None] | None = None
         self.notes: dict[str, None] = {}
         """What the results have to say of how they were computed, in order."""
+        self.crosses: dict[tuple[int, int], torch.Tensor | None] = {}
+        """Covariances of two vectors by their serials, for carriers that remember them."""
         self._expected = 0
         self._holders: list[weakref.ref[Holder]] = []
         self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -112,6 +114,10 @@ class Lineage:
         """Watch a tensor for as long as the program holds it."""
         self._holders.append(weakref.ref(holder))
         self._carriers.add(holder.carrier)
+
+    def revisit(self, carrier: Any) -> None:
+        """Have a carrier that has been released once more among those to be released."""
+        self._carriers.add(carrier)
 
     def collect(self) -> None:
         """Release what no two living tensors, nor what comes of them, can meet at."""

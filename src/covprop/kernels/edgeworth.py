@@ -18,30 +18,66 @@ from torch import Tensor
 from covprop.kernels.polynomials import flushed, power_series
 
 
-def pair_sum(rho: Tensor, left: Tensor, right: Tensor, a: int, b: int, start: int = 0) -> Tensor:
-    """sum_{m >= start} rho^m / m! f_{a+m}(i) g_{b+m}(j), for as many m as both have.
+class Coefficients(NamedTuple):
+    """Expected derivatives in units of the largest of each element, so that small ones stay.
 
-    left (orders, *batch, n), right (orders, *batch, m); rho (*batch, n, m).
+    rows (orders, *batch, n); unit (*batch, n).
     """
-    count = min(len(left) - a, len(right) - b) - start
-    rows, high = _divided(left[a + start : a + start + count], start, rho)
-    columns, wide = _divided(right[b + start : b + start + count], start, rho)
-    total = power_series(rho, rows[..., :, None], columns[..., None, :])
-    total = high[..., :, None] * total * wide[..., None, :]
-    return total * rho if start else total
+
+    rows: Tensor
+    unit: Tensor
+
+    @classmethod
+    def of(cls, derivatives: Tensor, like: Tensor) -> "Coefficients":
+        """In the dtype of matrices like this."""
+        largest = derivatives.detach().abs().amax(0)
+        unit = torch.where(largest > 0, largest, 1)
+        return cls(flushed(derivatives / unit, like.dtype).to(like), unit.to(like))
+
+    def times(self, numbers: Tensor) -> "Coefficients":
+        """Each element multiplied with a number, which may be large."""
+        return Coefficients(self.rows * numbers.to(self.rows), self.unit)
+
+    def expected(self, skewness: Tensor) -> "Coefficients":
+        """Under an argument of that skewness t: f_k + t f_{k+3} / 6."""
+        added = _from(self.times(skewness / 6).rows, 3, len(self.rows))
+        return Coefficients(self.rows + added, self.unit)
 
 
-def _divided(coefficients: Tensor, start: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Each divided by the square root of the factorial of its power of the correlation.
+class PairTerm(NamedTuple):
+    """sum_{m >= start} rho^m / m! f_{a+m}(i) g_{b+m}(j), for as many m as both have."""
 
-    In units of the largest of each element, the second result, so that small ones stay.
-    """
-    factors = [1 / math.sqrt(math.factorial(m)) for m in range(start, start + len(coefficients))]
-    weights = coefficients.new_tensor(factors).reshape(-1, *(1,) * (coefficients.dim() - 1))
-    scaled = coefficients * weights
-    largest = scaled.detach().abs().amax(0)
-    unit = torch.where(largest > 0, largest, 1)
-    return flushed(scaled / unit, like.dtype).to(like), unit.to(like)
+    left: Coefficients
+    right: Coefficients
+    a: int
+    b: int
+    start: int = 0
+
+
+def pair_sums(rho: Tensor, *terms: PairTerm) -> tuple[Tensor, ...]:
+    """Several such sums in one go, in units of both; rho (*batch, n, m)."""
+    count = max(min(len(t.left.rows) - t.a, len(t.right.rows) - t.b) for t in terms)
+    factorials = [1 / math.factorial(m) for m in range(count)]
+    weights = rho.new_tensor([[w * (m >= t.start) for t in terms]
+                              for m, w in enumerate(factorials)])  # fmt: skip
+    left = torch.stack([_from(t.left.rows, t.a, count) for t in terms], dim=1)
+    right = torch.stack([_from(t.right.rows, t.b, count) for t in terms], dim=1)
+    left = left * weights.reshape(*weights.shape, *(1,) * (left.dim() - 2))
+    sums = power_series(rho.expand(len(terms), *rho.shape), left[..., :, None],
+                        right[..., None, :])  # fmt: skip
+    return sums.unbind()
+
+
+def _from(rows: Tensor, start: int, count: int) -> Tensor:
+    """So many rows from one on, with zeros for those that there are not."""
+    rows = rows[start : start + count]
+    missing = rows.new_zeros(count - len(rows), *rows.shape[1:])
+    return torch.cat([rows, missing]) if len(missing) else rows
+
+
+def in_units(total: Tensor, left: Coefficients, right: Coefficients) -> Tensor:
+    """A sum of pairs, times the units of both."""
+    return left.unit[..., :, None] * total * right.unit[..., None, :]
 
 
 class Slices(NamedTuple):
@@ -54,13 +90,44 @@ class Slices(NamedTuple):
     right: Tensor
     skewness: tuple[Tensor, Tensor]
 
-    def correction(self, rho: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    def correction(self, rho: Tensor, f: Coefficients, g: Coefficients) -> Tensor:
         """What third cumulants add to Cov(f(y_i), g(w_j)), to first order."""
-        of_left, of_right = (t.to(rho) / 6 for t in self.skewness)
-        total = self.left / 2 * pair_sum(rho, f, g, 2, 1)
-        total = total + self.right / 2 * pair_sum(rho, f, g, 1, 2)
-        total = total + of_left[..., :, None] * pair_sum(rho, f, g, 3, 0, start=1)
-        return total + of_right[..., None, :] * pair_sum(rho, f, g, 0, 3, start=1)
+        of_left, of_right = (t / 6 for t in self.skewness)
+        two, one, three, zero = pair_sums(
+            rho,
+            PairTerm(f, g, 2, 1),
+            PairTerm(f, g, 1, 2),
+            PairTerm(f.times(of_left), g, 3, 0, start=1),
+            PairTerm(f, g.times(of_right), 0, 3, start=1),
+        )
+        return in_units(self.left / 2 * two + self.right / 2 * one + three + zero, f, g)
+
+
+def of_one_vector(
+    rho: Tensor, slices: Tensor | None, skewness: Tensor, f: Coefficients, square: Coefficients
+) -> tuple[Tensor | None, Tensor]:
+    """What T adds to Cov(f(y_i), f(y_j)), and Cov(f(y_i)^2, f(y_j)), which has it.
+
+    slices: T(y_i, y_i, y_j) in units of standard deviations, None for a Gaussian. The first is
+    symmetric, so that two of the four sums of `Slices.correction` do.
+    """
+    if slices is None:
+        (gaussian,) = pair_sums(rho, PairTerm(square, f, 0, 0, start=1))
+        return None, in_units(gaussian, square, f)
+    scaled = f.times(skewness / 6)
+    sums = pair_sums(
+        rho,
+        PairTerm(f, f, 2, 1),
+        PairTerm(scaled, f, 3, 0, start=1),
+        PairTerm(square, f, 2, 1),
+        PairTerm(square, f, 1, 2),
+        PairTerm(square.expected(skewness), f, 0, 0, start=1),
+        PairTerm(square, scaled, 0, 3, start=1),
+    )
+    half = slices / 2
+    added = in_units(half * sums[0] + sums[1], f, f)
+    of_square = half * sums[2] + half.mT * sums[3] + sums[4] + sums[5]
+    return added + added.mT, in_units(of_square, square, f)
 
 
 class Marginals(NamedTuple):
@@ -83,7 +150,7 @@ class Marginals(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """Third cumulants of z = f(y) that are centred at i, as factors of e_i (column i, row j).
+    """Third cumulants of z = f(y) that are centred at i, as factors of e_i (row i, column j).
 
     w_i = D C e_i / sigma_i, q_i = sigma_i (f_2(i) w_i + f_3(i) u_i + f_2(i) v_i) with
     u_i = D_j T_iij and v_i = f_2(j) T_ijj: docs/mathematics.md.
@@ -104,20 +171,20 @@ class Tree(NamedTuple):
     ) -> "Tree":
         """slope: D; inverse: 1 / sigma; slices: T_iij, rows i and columns j."""
         d, over = (t.to(covariance) for t in (slope, inverse))
-        rows = d[..., :, None]
-        w = rows * covariance * over[..., None, :]
-        q = w * (f[2] + skewness * f[5] / 6).to(covariance)[..., None, :]
+        columns = d[..., None, :]
+        w = over[..., :, None] * covariance * columns
+        q = (f[2] + skewness * f[5] / 6).to(covariance)[..., :, None] * w
         if slices is None:
             return cls(w, q)
         two, three = f[2].to(covariance), f[3].to(covariance)
         slices = slices * over.square()[..., :, None]
-        q = q + rows * (three[..., :, None] * slices).mT
-        return cls(w, q + two[..., :, None] * (two * over)[..., None, :] * slices)
+        q = q + three[..., :, None] * slices * columns
+        return cls(w, q + (two * over)[..., :, None] * (two[..., :, None] * slices).mT)
 
     def slices(self) -> Tensor:
         """T_iij that the trees of all i have, rows i and columns j."""
         w, q = (factor.diagonal(dim1=-2, dim2=-1)[..., :, None] for factor in self)
-        return w * self.q.mT + q * self.w.mT + self.w * self.q
+        return w * self.q + q * self.w + (self.w * self.q).mT
 
 
 def with_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:

@@ -89,6 +89,20 @@ def hermite_functions(x: Tensor) -> Iterator[Tensor]:
         previous, current = current, following
 
 
+def hermite_weights(x: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Weights of quadrature for E[g He_k], w He_k(x) phi(x), k < count; (*shape, count, nodes).
+
+    In place, one row of all nodes after another; for the low orders that need no normalisation.
+    """
+    rows = x.new_empty(*x.shape[:-1], count, x.shape[-1])
+    torch.mul(weights, density(x), out=rows[..., 0, :])
+    for k in range(count - 1):
+        torch.mul(x, rows[..., k, :], out=rows[..., k + 1, :])
+        if k:
+            rows[..., k + 1, :].sub_(rows[..., k - 1, :], alpha=k)
+    return rows
+
+
 class _WithSlope(Function):
     """A value and its derivative, both known."""
 
@@ -119,12 +133,16 @@ def series_units(coefficients: Tensor, dtype: torch.dtype) -> Tensor:
     """Units of the coefficients of each element: their norm where `flushed` might drop them, or 1.
 
     A saturated unit, or a bounded function of a wide input, has small coefficients and ordinary
-    correlations. Also 1 where the square of the norm, and so the variance, would be denormal.
+    correlations. Also 1 where the square of the norm, and so the variance, would be denormal. Those
+    of a jump, over a small deviation, are large: their largest where a product might overflow.
     """
-    size = torch.linalg.vector_norm(coefficients.detach(), dim=0)
-    tiny = torch.finfo(dtype).tiny
-    small = (size > tiny**0.5) & (size < tiny ** (FLUSH / 2))
-    return torch.where(small, size, 1)
+    coefficients = coefficients.detach()
+    size = torch.linalg.vector_norm(coefficients, dim=0)
+    limits = torch.finfo(dtype)
+    small = (size > limits.tiny**0.5) & (size < limits.tiny ** (FLUSH / 2))
+    units = torch.where(small, size, 1)
+    large = size > limits.max**0.25
+    return torch.where(large, coefficients.abs().amax(0), units) if bool(large.any()) else units
 
 
 def in_units(covariance: Tensor, left: Tensor, right: Tensor) -> Tensor:

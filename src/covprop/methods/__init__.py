@@ -6,7 +6,7 @@ from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method, Wrappi
 from covprop.methods.comparison import PiecewiseLinear, Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import Exact, GaussianLayers
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.network import Network
@@ -23,6 +23,7 @@ __all__ = [
     "Cumulants",
     "Exact",
     "FunctionMethod",
+    "GaussianLayers",
     "LayerwiseMethod",
     "Linearized",
     "Method",

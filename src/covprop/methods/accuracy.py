@@ -10,19 +10,24 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.methods.base import LayerwiseMethod, Method
-from covprop.methods.call import Call
+from covprop.methods.call import Call, random_state_kept
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.network import Network
-from covprop.methods.quasi_monte_carlo import REPLICATES, QuasiMonteCarlo
+from covprop.methods.quasi_monte_carlo import (
+    REPLICATES,
+    WIDENED_PAIRS,
+    WIDENED_WIDTH,
+    QuasiMonteCarlo,
+)
 from covprop.methods.root import Root
 from covprop.methods.sketched import Sketched
 
@@ -32,10 +37,13 @@ FEW_POINTS = 64
 """Those of a check where evaluations are expensive."""
 ROUNDINGS = 4.0
 """Last bits by which evaluations of a network are off."""
-LAYERS = 1.5
-"""The error of Gaussian layers, in gaps between them and third cumulants."""
-CUMULANTS, POWER = 1.0, 1.5
-"""The error of third cumulants: this many gaps to the power."""
+ELEMENTWISE = 8
+"""Floating-point operations that take as long as passing a number through memory, about."""
+LAYERS = 2.0
+"""Gaps between them and third cumulants within which 9 of 10 errors of Gaussian layers are."""
+CUMULANTS, EXPANSION = 1.0, 10.0
+"""9 of 10 errors of third cumulants are within the gap times (the first + the second gaps): an
+expansion whose first term is large tells little."""
 
 
 @final
@@ -138,18 +146,15 @@ class Estimator:
     def evaluation_work(self) -> float:
         """Floating-point operations of an evaluation of the network, for all of the batch."""
         assert self.network is not None
-        try:
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                self.network(*self.network.means)
-            products = float(counter.get_total_flops())
-        except Exception:  # operators that the counter does not know
-            products = 0.0
-        return products + 16.0 * self.network.largest
+        with torch.no_grad(), random_state_kept(self.network.means), _Work() as work:
+            self.network(*self.network.means)
+        return work.total
 
     @property
     def matched_points(self) -> int:
-        """So many points that each set can have the covariance of the input."""
-        return 4 * REPLICATES * max(FEW_POINTS // 8, self.directions)
+        """So many points that each set can have the covariance of the input, and tails if few."""
+        pairs = WIDENED_PAIRS if self.directions <= WIDENED_WIDTH else 2
+        return 2 * REPLICATES * pairs * self.directions
 
     def errors(self, nest: Any, method: Method, work: float = 0.0) -> tuple[ErrorEstimate, ...]:
         """Of the Gaussians in a result; work: what it took, which a check may take as well."""
@@ -166,7 +171,7 @@ class Estimator:
         """The result with third cumulants, or, if that is the one in question, without."""
         if not isinstance(method, LayerwiseMethod) or isinstance(method, Sketched):
             return None
-        second = Exact(method.activations) if isinstance(method, Cumulants) else Cumulants()
+        second = GaussianLayers(method.activations) if method.third_cumulants else Cumulants()
         with approximations_ignored():
             try:
                 return gaussians(second.run(self.call))
@@ -217,11 +222,12 @@ def _combined(
     bases = []
     if second is not None and second.mean.shape == y.mean.shape:
         other = Moments.of(second)
-        better = own if isinstance(method, Cumulants) else other
+        third = isinstance(method, LayerwiseMethod) and method.third_cumulants
+        better = own if third else other
         mean = quotient((own.mean - other.mean).abs(), better.stddev)
         stddev = quotient((own.stddev - other.stddev).abs(), better.stddev)
-        if isinstance(method, Cumulants):
-            mean, stddev = CUMULANTS * mean**POWER, CUMULANTS * stddev**POWER
+        if third:
+            mean, stddev = (gap * (CUMULANTS + EXPANSION * gap) for gap in (mean, stddev))
         else:
             mean, stddev = LAYERS * mean, LAYERS * stddev
         bases.append("the gap between orders")
@@ -250,6 +256,33 @@ def _within(expected: Tensor | None, apart: Tensor, chance: Tensor, stddev: Tens
         return apart + chance
     possible = torch.maximum(torch.minimum(expected, apart + chance), apart - chance)
     return torch.where(stddev > 0, possible, expected)
+
+
+class _Work(TorchDispatchMode):
+    """Counts floating-point operations, about: of matrix products and convolutions, and numbers.
+
+    torch's own counter imports a compiler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        numbers = sum(leaf.numel() for leaf in leaves(result) if isinstance(leaf, Tensor))
+        matrices = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
+        name = func.overloadpacket.__name__
+        each = ELEMENTWISE
+        if len(matrices) > 1 and name == "convolution":
+            each = 2 * matrices[1][0].numel()
+        elif len(matrices) > 1 and "mm" in name:
+            each = 2 * matrices[-2].shape[-1]
+        self.total += each * numbers
+        return result
 
 
 def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:

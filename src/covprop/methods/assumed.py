@@ -18,10 +18,10 @@ class AssumedDensity(LayerwiseMethod):
     Exact moments of every nonlinearity, but all dependence between features and between branches is
     left out. For comparison, and never an answer: on trained networks its standard deviations were
     84 to 97 % too small, because units that share inputs move together (docs/large.md). Where
-    `Exact` does not fit, use `Sketched`.
+    `GaussianLayers` does not fit, use `Sketched`.
 
     Args:
-        activations: As of `Exact`.
+        activations: As of `GaussianLayers`.
         independent_maxima: Maxima take their arguments as independent in any case.
 
     Example:

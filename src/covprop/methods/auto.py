@@ -22,15 +22,15 @@ from covprop.methods.accuracy import Estimator, error_of_points, gaussians
 from covprop.methods.base import Gains, LayerwiseMethod, Method
 from covprop.methods.call import Call, planned
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.sketched import Sketched
 
 FEW = 8
 """Independent directions of noise up to which points are taken first."""
-GOOD, ROUGH = 0.005, 0.05
-"""Estimated errors: below the first nothing better is looked for, above the second there is a
-warning."""
+GOOD, FAIR, ROUGH = 0.005, 0.02, 0.05
+"""Estimated errors: below the first, points are enough; below the second, an answer from layer to
+layer is; above the third there is a warning."""
 FIRST_POINTS, MOST_POINTS = 4096, 2**20
 POINT_WORK, TOLERANCE_WORK = 2.0**33, 2.0**38
 """Floating-point operations that evaluations may take, without and with a tolerance."""
@@ -49,9 +49,9 @@ class Auto(Method):
 
     With noise in one to eight independent directions, the network is evaluated at fixed points
     (`cp.QuasiMonteCarlo`). With more, third cumulants are followed from layer to layer
-    (`cp.Cumulants`); where a plan says that this takes too much, Gaussian layers (`cp.Exact`) or
-    sketches (`cp.Sketched`). Such an answer is checked at points, and where its estimated error is
-    large, more points take its place if they are better.
+    (`cp.Cumulants`); where a plan says that this takes too much, Gaussian layers
+    (`cp.GaussianLayers`) or sketches (`cp.Sketched`). Such an answer is checked at points, and
+    where its estimated error is large, more points take its place if they are better.
 
     `y.error` is the estimate, `y.method` the method that was used, `y.notes` say why. Where an
     error above 5 % is estimated and nothing better was found, there is a warning. The choice is one
@@ -85,8 +85,11 @@ class Auto(Method):
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Those of the first method that can."""
-        choice = _Choice(self, call)
-        return choice.layerwise().gains(call, selected)
+        return self.layerwise(call).gains(call, selected)
+
+    def layerwise(self, call: Call) -> LayerwiseMethod:
+        """The method that goes from layer to layer which it would take."""
+        return _Choice(self, call).layerwise()
 
 
 @final
@@ -129,7 +132,8 @@ class _Choice:
             best = self.cheap_points(most)
         if best is None or best.error > self.target:
             layers = self.layers(other=most > 0)
-            if best is None and most and (layers is None or layers.error > self.target):
+            fair = FAIR if self.method.tolerance is None else self.target
+            if best is None and most and (layers is None or layers.error > fair):
                 best = self.points(FIRST_POINTS, most, self.reason_for_points(layers))
             best = _better(best, layers)
         return self.finished(best, layers)
@@ -183,7 +187,7 @@ class _Choice:
 
     def layerwise(self) -> LayerwiseMethod:
         """The most accurate method whose plan is bearable."""
-        for method in (Cumulants(), Exact()):
+        for method in (Cumulants(), GaussianLayers()):
             if self.work(method) <= LAYER_WORK:
                 return method
         return Sketched()
@@ -210,7 +214,7 @@ class _Choice:
             errors = self.estimator.errors(nest, method, self.work(method))
         reason = {
             Cumulants: "third cumulants are followed from layer to layer",
-            Exact: "third cumulants would take too much time or memory",
+            GaussianLayers: "third cumulants would take too much time or memory",
             Sketched: "covariances of all layers would take too much time or memory",
         }[type(method)]
         return _Answer(nest, errors, reason, tuple(dict.fromkeys(texts)))

@@ -112,6 +112,9 @@ class LayerwiseMethod(Method):
     carries_pairs: ClassVar[bool] = True
     """Whether covariances between features are carried."""
 
+    third_cumulants: ClassVar[bool] = False
+    """Whether third cumulants are followed beside means and covariances."""
+
     backward: ClassVar[bool] = False
     """Whether a backward pass from the outputs follows, so that all edges are kept."""
 
@@ -238,7 +241,7 @@ class FunctionMethod(Method):
             raise RandomDraws(
                 f"the model draws random numbers, as dropout and Bayesian layers do, and "
                 f"cp.{type(self).__name__} takes it as a function; use cp.MonteCarlo(), for such "
-                "layers also cp.Exact(), or for dropout call model.eval()"
+                "layers also cp.GaussianLayers(), or for dropout call model.eval()"
             )
         check_outputs(network, self.entry_bytes)
         with call.naming_broken_weights():

@@ -13,7 +13,7 @@ from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
 from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.linearized import gains_of
 from covprop.methods.montecarlo import add_products
 from covprop.methods.network import Estimate, Network, check_outputs
@@ -52,12 +52,12 @@ class ControlVariate(WrappingMethod):
         generator: Where random numbers come from, torch's global one by default.
 
     Example:
-        y = cp.propagate(model, x, cp.ControlVariate(1024, cp.Exact()))
+        y = cp.propagate(model, x, cp.ControlVariate(1024, cp.GaussianLayers()))
         y.mean, y.mean_stderr
     """
 
     samples: int = 1024
-    base: Method = field(default_factory=Exact)
+    base: Method = field(default_factory=GaussianLayers)
     generator: torch.Generator | None = field(default=None, hash=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class ControlVariate(WrappingMethod):
         if type(self.samples) is not int or self.samples < FEWEST:
             raise ValueError(f"samples is a whole number from {FEWEST}, not {self.samples!r}")
         if not isinstance(self.base, Method):
-            raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
+            raise TypeError(f"base is a method such as cp.GaussianLayers(), not {self.base!r}")
 
     uses_skewness: ClassVar[bool] = True
     """Samples have it, and the moments of g do not depend on it: the base need not use it."""

@@ -4,19 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
+import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.carriers import Cumulants as Carrier
 from covprop.carriers import Ledger, Planned, PlannedCumulants
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Dense
 from covprop.errors import ApproximationWarning, InconsistentBranches, warn_user
 from covprop.flow.lineage import Lineage, Replacements, Watcher
-from covprop.flow.nests import map_leaves
+from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod
 from covprop.methods.call import Call
-from covprop.methods.exact import Exact, exact_cross, exact_moments
+from covprop.methods.gaussian_layers import GaussianLayers, exact_cross, exact_moments
 from covprop.skewed import Skewed
 
 
@@ -25,13 +26,13 @@ from covprop.skewed import Skewed
 class Cumulants(LayerwiseMethod):
     """Gaussian moments of each nonlinearity, corrected by the third cumulant of its input.
 
-    `Exact` takes the input of every layer as Gaussian. This follows its skewness as well, to first
-    order, so that means, covariances and the `skewness` of the outputs hold at larger noise. It
-    costs 5 to 20 times as much. Where the expansion cannot be trusted, an operation takes
+    `GaussianLayers` takes the input of every layer as Gaussian. This follows its skewness as well,
+    to first order, so that means, covariances and the `skewness` of the outputs hold at larger
+    noise. It costs 5 to 20 times as much. Where the expansion cannot be trusted, an operation takes
     its input as Gaussian, warns and leaves a note in the result (`y.notes`).
 
     Args:
-        activations: As of `Exact`.
+        activations: As of `GaussianLayers`.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), 1.0)
@@ -44,6 +45,7 @@ class Cumulants(LayerwiseMethod):
     independent_maxima: bool = field(default=False, init=False, repr=False)
 
     uses_skewness: ClassVar[bool] = True
+    third_cumulants: ClassVar[bool] = True
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
         """Covariance and third moments."""
@@ -60,36 +62,82 @@ class Cumulants(LayerwiseMethod):
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
-        """Those of a Gaussian, as of `Exact`."""
+        """Those of a Gaussian, as of `GaussianLayers`."""
         return exact_moments(activation, mean, covariance)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
-        """That of Gaussians, as of `Exact`."""
+        """That of Gaussians, as of `GaussianLayers`."""
         return exact_cross(left, right, covariance)
 
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
     ) -> Any:
-        """One pass; where branches cannot be joined with third cumulants, one of `Exact`."""
-        try:
-            return super().traverse(call, watcher, observe)
-        except InconsistentBranches as error:
-            note = warn_user(
-                f"third cumulants give a negative variance, so the result is that of cp.Exact(): "
-                f"{error}",
-                ApproximationWarning,
-            )
-        result = Exact(self.activations).traverse(call, watcher, observe)
-        return map_leaves(result, lambda leaf: self._noted(leaf, note))
+        """One pass; elements whose branches do not join with third cumulants are Gaussian."""
+        done, failed, result, reason = call, None, None, ""
+        while failed is None or not bool(failed.all()):
+            try:
+                result = super().traverse(done, watcher, observe)
+                break
+            except InconsistentBranches as error:
+                failed, reason = _also_failed(call, failed, error), str(error)
+                done = _only(call, ~failed)
+        if failed is None:
+            return result
+        exact = GaussianLayers(self.activations).traverse(_only(call, failed), watcher, observe)
+        share = (
+            "" if failed.numel() == 1 else f" in {int(failed.sum())} of {failed.numel()} elements"
+        )
+        note = warn_user(
+            f"third cumulants give a negative variance{share}, so the result there is that of "
+            f"cp.GaussianLayers(): {reason}",
+            ApproximationWarning,
+        )
+        others = iter(leaves(exact if result is None else result))
+        return map_leaves(exact, lambda leaf: self._joined(leaf, next(others), failed, note))
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
-        """Those of `Exact` where branches cannot be joined with third cumulants."""
+        """Those of `GaussianLayers` where branches cannot be joined with third cumulants."""
         try:
             return super().gains(call, selected)
         except InconsistentBranches:
-            return Exact(self.activations).gains(call, selected)
+            return GaussianLayers(self.activations).gains(call, selected)
 
-    def _noted(self, leaf: Any, note: str) -> Any:
-        if not isinstance(leaf, Gaussian):
-            return leaf
-        return Gaussian(leaf.mean, leaf.covariance, validate_args=False, method=self, notes=(note,))
+    def _joined(self, exact: Any, other: Any, failed: Tensor, note: str) -> Any:
+        """One result for some elements of the batch, and another for the rest."""
+        if not isinstance(exact, Gaussian):
+            return exact
+        mean, covariance, notes = exact.mean, exact.covariance, (*other.notes, note)
+        if other is not exact:
+            mean = torch.where(_leading(failed, mean), mean, other.mean)
+            matrix, rest = exact.covariance.matrix(), other.covariance.matrix()
+            covariance = Dense(torch.where(failed[..., None, None], matrix, rest))
+        return Gaussian(mean, covariance, validate_args=False, method=self, notes=notes)
+
+
+def _leading(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask (*batch) for a tensor (*batch, *any)."""
+    return mask.reshape(*mask.shape, *(1,) * (like.dim() - mask.dim()))
+
+
+def _also_failed(call: Call, before: Tensor | None, error: InconsistentBranches) -> Tensor:
+    """Elements of the batch that an error is about, beside those before; all if it is not known."""
+    cause: BaseException | None = error
+    elements = None
+    while elements is None and cause is not None:  # a later error names the module
+        elements, cause = getattr(cause, "elements", None), cause.__cause__
+    every = torch.ones(call.inputs[0].batch_shape, dtype=torch.bool, device=call.device)
+    if elements is None or elements.shape != every.shape:
+        return every
+    before = torch.zeros_like(every) if before is None else before
+    return before | elements if bool((elements & ~before).any()) else every
+
+
+def _only(call: Call, elements: Tensor) -> Call:
+    """The same call, without noise in the other elements of the batch."""
+    if bool(elements.all()):
+        return call
+
+    def without(tensor: Tensor) -> Tensor:
+        return torch.where(_leading(elements, tensor), tensor, 0)
+
+    return call.on([x.with_moments(covariance=x.covariance.map(without)) for x in call.inputs])

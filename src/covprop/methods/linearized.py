@@ -179,7 +179,7 @@ def linearize(network: Network) -> tuple[tuple[Tensor, ...], Jacobians]:
     if cut:
         raise UnsupportedOperation(
             "the derivatives that torch has of this model are not those of its values: something "
-            "in it, such as .detach() or torch.no_grad(), cuts them off; use cp.Exact(), "
+            "in it, such as .detach() or torch.no_grad(), cuts them off; use cp.GaussianLayers(), "
             "cp.MonteCarlo() or cp.Unscented(), which need none"
         )
     raise UnsupportedOperation(
@@ -234,7 +234,7 @@ def check_varies(network: Network, values: Sequence[Tensor], jacobians: Jacobian
             warn_user(
                 f"cp.Linearized() takes {count} of {zero.numel()} output elements as constant, "
                 "because their derivatives are zero at the mean, and a standard deviation away "
-                "they have other values; use cp.Exact() or cp.MonteCarlo()",
+                "they have other values; use cp.GaussianLayers() or cp.MonteCarlo()",
                 ApproximationWarning,
             )
 

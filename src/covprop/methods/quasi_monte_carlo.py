@@ -22,6 +22,8 @@ SOBOL_WIDTH = 40
 """Dimensions up to which points are Sobol's; in more, his are no better than random ones."""
 WIDENED_WIDTH = 8
 """Dimensions up to which half of the points are from a wider Gaussian."""
+WIDENED_PAIRS = 8
+"""Pairs for each dimension from which that is done: of fewer, weights leave too little."""
 REMEMBERED = 2**17
 """Numbers of a set of points, up to which it is kept for the next call."""
 HELD = 2**22
@@ -164,10 +166,10 @@ def _stderr(replicates: Tensor) -> Tensor:
 def standard_points(width: int, pairs: int, seed: int) -> tuple[Tensor, Tensor]:
     """Points (2 pairs, width) of mean 0 and covariance 1, and their weights, whose sum is 1.
 
-    In few dimensions every other point is drawn from a wider Gaussian, of variance s^2, and all are
-    weighted as draws from the mixture of both (`defensive importance sampling`, Hesterberg 1995):
-    what is rare and large, as behind a kink far from the mean, is seen in time. The covariance is 1
-    but for rounding where there are at least twice as many pairs as dimensions, else in the limit.
+    In few dimensions half of the points are from a wider Gaussian, and all are weighted as draws
+    from the mixture of both (defensive importance sampling, Hesterberg 1995): what is rare and
+    large, as behind a kink far from the mean, is seen in time. The covariance is 1 but for rounding
+    where there are at least twice as many pairs as dimensions, else in the limit.
     """
     if width <= SOBOL_WIDTH:
         engine = SobolEngine(max(1, width), scramble=True, seed=seed)
@@ -177,7 +179,7 @@ def standard_points(width: int, pairs: int, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         half = torch.randn(pairs, width, dtype=torch.float64, generator=generator)
     weights = torch.full((pairs,), 1 / pairs, dtype=torch.float64)
-    if 0 < width <= WIDENED_WIDTH and pairs > 1:
+    if 0 < width <= WIDENED_WIDTH and pairs >= WIDENED_PAIRS * width:
         scale = 1 + 1.5 / width**0.5
         half[pairs // 2 :] *= scale
         radius = half.square().sum(-1)

@@ -10,7 +10,7 @@ from covprop.covariance.semidefinite import FactorRoot
 from covprop.covariance.semidefinite import Root as Structure
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
-from covprop.kernels.normal import inverse_deviation
+from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.skewed import Skewed
 
 REDUCED = 2**18
@@ -48,13 +48,21 @@ class Root:
             if bool(varies.all()):
                 return cls(x, full)
             return cls(x, FactorRoot(columns[..., varies]))
-        deviation = columns.double().square().sum(-1, keepdim=True).sqrt()
-        units = torch.where(deviation > 0, columns / torch.where(deviation > 0, deviation, 1), 0)
-        left, sizes, _ = torch.linalg.svd(units, full_matrices=False)
-        # What the roundings of a correlation matrix amount to.
-        least = (torch.finfo(x.dtype).eps * rows) ** 0.5 * sizes[..., :1]
-        rank = int((sizes > least).sum(-1).max())
-        axes = deviation * left[..., :rank] * sizes[..., None, :rank]
+        # What the roundings of a correlation matrix amount to is no direction.
+        least = torch.finfo(x.dtype).eps * rows
+        if full.width < rows:
+            deviation = columns.double().square().sum(-1, keepdim=True).sqrt()
+            left, sizes, _ = torch.linalg.svd(columns * _inverse(deviation), full_matrices=False)
+            sizes = sizes.square()
+        else:
+            matrix = x.covariance_matrix.double()
+            deviation = standard_deviation(matrix.diagonal(dim1=-2, dim2=-1))[..., None]
+            inverse = _inverse(deviation)
+            sizes, left = torch.linalg.eigh(matrix * inverse * inverse.mT)
+            sizes, left = sizes.flip(-1), left.flip(-1)
+        rank = int((sizes > least * sizes[..., :1]).sum(-1).max())
+        kept = standard_deviation(sizes[..., None, :rank])
+        axes = deviation * left[..., :rank] * kept
         return cls(x, FactorRoot(axes.to(x.dtype)))
 
     @property
@@ -117,3 +125,8 @@ class Root:
         if not isinstance(self.x, Skewed):
             return None
         return self.x.skewness.detach().reshape(*self.x.batch_shape, self.width)
+
+
+def _inverse(values: Tensor) -> Tensor:
+    """1 / v, 0 where v is 0."""
+    return torch.where(values > 0, 1 / torch.where(values > 0, values, 1), 0)

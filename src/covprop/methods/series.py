@@ -31,8 +31,8 @@ class Series(LayerwiseMethod):
         tolerance: Instead, the smallest order of each layer whose error bound is at most this,
             relative to the product of the two standard deviations.
         exact_variance: Put the exact variance on the diagonal; published was the truncated one.
-        activations: As of `Exact`.
-        independent_maxima: As of `Exact`.
+        activations: As of `GaussianLayers`.
+        independent_maxima: As of `GaussianLayers`.
 
     Example:
         cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Series(order=4))
@@ -71,7 +71,7 @@ class Series(LayerwiseMethod):
             return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
         order = self.order or sufficient_order(activation, point, covariance, self.tolerance or 0)
         result, output, coefficients = activation.moments(point, variance, order)
-        truncated = variance.clamp(min=0) * coefficients.square().sum(0)
+        truncated = _squares(coefficients, variance).sum(0)
         # Never below the truncated sum, or the matrix would not be positive semi-definite; above
         # it for every true activation.
         output = torch.maximum(output, truncated) if self.exact_variance else truncated
@@ -106,6 +106,11 @@ def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
     return in_units(covariance, left[2], right[2]) * power_series(rho, left[1], right[1])
 
 
+def _squares(coefficients: Tensor, variance: Tensor) -> Tensor:
+    """a_k^2; those of a_k / sigma may overflow at a jump."""
+    return coefficients * (variance.clamp(min=0) * coefficients)
+
+
 def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: int) -> Tensor:
     """(Var - sum_{k <= K} a_k^2) / Var for K = 1 ... order, as (order, *batch, n).
 
@@ -113,7 +118,7 @@ def remainders(activation: Activation, mean: Tensor, variance: Tensor, order: in
     """
     output = activation.variance(mean, variance)
     positive = output > 0
-    explained = variance.clamp(min=0) * activation.coefficients(mean, variance, order).square()
+    explained = _squares(activation.coefficients(mean, variance, order), variance)
     share = explained.cumsum(0) / torch.where(positive, output, 1)
     rest = (1 - share).clamp(min=0) + REMAINDER * torch.finfo(share.dtype).eps
     return torch.where(positive, rest, 0)
@@ -141,7 +146,7 @@ def sufficient_order(
             raise ToleranceNotReached(
                 f"after {highest} terms the error bound is {left_over:.1e}, above the tolerance "
                 f"{tolerance:.1e}, because some units are almost perfectly correlated; use "
-                "cp.Exact() or a larger tolerance"
+                "cp.GaussianLayers() or a larger tolerance"
             )
         highest *= 2
         rest = remainders(activation, mean, variance, highest)

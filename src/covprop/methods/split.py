@@ -16,7 +16,7 @@ from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.polynomials import hermite_rule
 from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.linearized import gains_of
 from covprop.methods.root import Root
 from covprop.mixture import Mixture
@@ -62,7 +62,7 @@ class Split(WrappingMethod):
 
     components: int = 3
     directions: int = 1
-    base: Method = field(default_factory=Exact)
+    base: Method = field(default_factory=GaussianLayers)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
@@ -71,7 +71,7 @@ class Split(WrappingMethod):
         if type(self.directions) is not int or self.directions < 1:
             raise ValueError(f"directions is a whole number from 1, not {self.directions!r}")
         if not isinstance(self.base, Method):
-            raise TypeError(f"base is a method such as cp.Exact(), not {self.base!r}")
+            raise TypeError(f"base is a method such as cp.GaussianLayers(), not {self.base!r}")
 
     def check_skewness(self, inputs: Sequence[Gaussian]) -> None:
         """Refuse what is no mixture of Gaussians with the same covariance."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
+from covprop.propagate import AUTO
 from covprop.robustness.budget import scaled
 from covprop.robustness.classifier import (
     Ball,
@@ -20,7 +21,7 @@ from covprop.robustness.classifier import (
     refuse_inference_mode,
     widened,
 )
-from covprop.robustness.decisions import AUTO, decide
+from covprop.robustness.decisions import decide
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     BINARY,

@@ -12,6 +12,7 @@ from covprop.error_estimate import ErrorEstimate
 from covprop.gaussian import Gaussian
 from covprop.methods import Auto, Method
 from covprop.methods.progress import StageBar
+from covprop.propagate import AUTO, GAUSSIAN_LAYERS
 from covprop.robustness.adversary import STEPS, Adversarial, attack, noise_radius
 from covprop.robustness.budget import FOUND, NoiseBudget, noise_budget, scaled
 from covprop.robustness.classifier import (
@@ -24,7 +25,7 @@ from covprop.robustness.classifier import (
     refuse_inference_mode,
     widened,
 )
-from covprop.robustness.decisions import AUTO, GAUSSIAN_LAYERS, decide
+from covprop.robustness.decisions import decide
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,

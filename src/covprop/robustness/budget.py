@@ -14,8 +14,9 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.rounding import PROBABILITY
 from covprop.methods import Auto, Method
+from covprop.propagate import AUTO
 from covprop.robustness.classifier import Classifier, Model
-from covprop.robustness.decisions import AUTO, decide, method_at
+from covprop.robustness.decisions import decide, method_at
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import POINTS, Randomisation
 from covprop.text_table import in_digits, plain

@@ -16,7 +16,7 @@ from torch.nn import functional
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
-from covprop.methods import Auto, Exact, LayerwiseMethod, Method, Network
+from covprop.methods import LayerwiseMethod, Method, Network
 from covprop.methods.accuracy import with_deferred_errors
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.propagate import checked, propagate
@@ -31,10 +31,6 @@ from covprop.robustness.logits import (
 from covprop.robustness.pairs import PairError
 from covprop.robustness.probabilities import classes_of, misclassification
 
-AUTO = Auto()
-"""The default where no gradients are needed."""
-GAUSSIAN_LAYERS = Exact()
-"""The default where they are: `cp.Auto` may evaluate points, which have none."""
 PAIRED = 24
 """Classes up to which differences of every two are propagated."""
 CHECKED, STEP = 1024, 64

@@ -16,7 +16,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import standard_deviation
 from covprop.methods.montecarlo import HALF_CELL, REPLICATES
-from covprop.propagate import propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.pairs import PairError, known_error, pair_error, pair_skewness
 
@@ -284,7 +284,10 @@ def _binary_softmax(moments: Logits) -> Tensor:
     mean, matrix, _ = differences(moments.mean, moments.covariance, second, 1 - second[:, None])
     log_odds = Gaussian(mean, matrix.clamp(min=0), validate_args=False)
     opposite = Gaussian(-mean, log_odds.covariance, validate_args=False)
-    return torch.cat([propagate(torch.sigmoid, one).mean for one in (opposite, log_odds)], dim=-1)
+    return torch.cat(
+        [propagate(torch.sigmoid, one, GAUSSIAN_LAYERS).mean for one in (opposite, log_odds)],
+        dim=-1,
+    )
 
 
 def entropy(probability: Probabilities | Tensor) -> Tensor:

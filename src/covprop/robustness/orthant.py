@@ -142,7 +142,7 @@ def _closed_slope(vectors: Vectors) -> Tensor:
     slope = density(vectors.standardised) * inverse
     if slope.shape[-1] == CLOSED_FORM:
         covariance = vectors.covariance[:, 0, 1, None]
-        gain = covariance * inverse.square()  # regression of the other element on this one
+        gain = covariance * inverse * inverse  # regression of the other element on this one
         mean = vectors.mean.flip(-1) - gain * vectors.mean
         rest = variance.flip(-1) - gain * covariance
         spread = standard_deviation(torch.where(rest > vectors.floor.flip(-1), rest, 0))

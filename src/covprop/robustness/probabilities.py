@@ -287,7 +287,8 @@ def _boundaries(
     size = own.abs() + 2 * to_first.abs() + others_own.abs()
     variance = torch.where(variance > DEGENERATE * rounding * size, variance, 0)
     between, margin = variance.gather(1, pair[:, 1:]), shift.gather(1, pair[:, 1:])
-    gain = cross * inverse_deviation(between).square()
+    inverse = inverse_deviation(between)
+    gain = cross * inverse * inverse
     rest = (variance - gain * cross).clamp(min=0)
     z = standardise(shift - gain * margin, standard_deviation(rest))
     chance = cumulative(z).scatter(1, pair, 1.0).amin(-1)
@@ -320,7 +321,7 @@ def _boundary_density(
     inverse = inverse_deviation(variance)
     height = density(margin * inverse) * inverse
     boundary, triple = height * value, height[:, None] * by_rest
-    own = -margin * inverse.square() * boundary - (gain * triple).sum(-1)
+    own = -margin * inverse * (inverse * boundary) - (gain * triple).sum(-1)
     by_mean = torch.zeros_like(mean)
     by_mean.scatter_(1, rivals, -triple)
     by_mean.scatter_(1, pair[:, 1:], -own[:, None])

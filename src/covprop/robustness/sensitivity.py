@@ -11,9 +11,8 @@ from covprop.covariance import Dense, Diagonal
 from covprop.errors import UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.propagate import propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
-from covprop.robustness.decisions import GAUSSIAN_LAYERS
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,
@@ -164,7 +163,7 @@ def sensitivity(
         if not value.requires_grad:
             raise UnsupportedOperation(
                 f"cp.{type(method).__name__} gives no gradients of this model with respect to its "
-                "input's variances; use cp.Exact() or cp.Series(order=4)"
+                "input's variances; use cp.GaussianLayers() or cp.Series(order=4)"
             )
         (gradient,) = torch.autograd.grad(value.sum(), variance)
     return gradient.reshape(x.mean.shape)
@@ -367,7 +366,7 @@ class _Objective:
             if not margin.requires_grad:
                 raise UnsupportedOperation(
                     f"cp.{type(self.method).__name__} gives no gradients of this model; use "
-                    "cp.Exact() or cp.Series(order=4)"
+                    "cp.GaussianLayers() or cp.Series(order=4)"
                 )
             p = wrong.probability
             relative = p / torch.where(p > 0, p, 1).detach()

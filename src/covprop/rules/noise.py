@@ -58,9 +58,10 @@ def warn_of_dropout(model: nn.Module) -> None:
         if layer.training and id(layer) not in _wanted.get() and (p := _probability(layer)) > 0:
             warn_user(
                 f"dropout of {name or 'the model'} ({layer._get_name()}, p = {p:g}) is in training "
-                "mode: methods with a rule for it, such as cp.Exact(), and cp.MonteCarlo() count "
-                "its masks as part of the randomness, others refuse the model; call model.eval() "
-                "if they should not count, or use cp.dropout_active(model) if they should",
+                "mode: methods with a rule for it, such as cp.GaussianLayers(), and "
+                "cp.MonteCarlo() count its masks as part of the randomness, others refuse the "
+                "model; call model.eval() if they should not count, or use "
+                "cp.dropout_active(model) if they should",
                 DropoutWarning,
             )
             return

@@ -18,7 +18,7 @@ from covprop.flow.table import spelled
 from covprop.gaussian import Gaussian
 from covprop.methods.base import FunctionMethod
 from covprop.methods.call import Advance
-from covprop.methods.exact import Exact
+from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.linearized import linearize, pushed
 from covprop.methods.network import Dependence, Estimate, Network
 from covprop.modules import calling_modules, module_names
@@ -74,9 +74,9 @@ class PiecewiseLinear(FunctionMethod):
         inner = Dense(pushed(jacobians, network.inputs))
         if self.zero_mean:
             mean = relu().mean(point.double(), inner.diagonal().double()).to(point.dtype)
-            covariance = Exact().activate(relu(), torch.zeros_like(point), inner)[1]
+            covariance = GaussianLayers().activate(relu(), torch.zeros_like(point), inner)[1]
         else:
-            mean, covariance = Exact().activate(relu(), point, inner)
+            mean, covariance = GaussianLayers().activate(relu(), point, inner)
         advance(1, 3)
         at = before.outputs[0].batch_at
         shape = (*network.batch_shape, *size)
@@ -218,5 +218,5 @@ def _check_passage(network: Network, chosen: int, activated: Tensor) -> None:
     if past or not through:
         raise UnsupportedOperation(
             "PL-DNN needs a ReLU that everything passes on its way to the output, and something "
-            "goes past this one; choose another layer, or use cp.Exact()"
+            "goes past this one; choose another layer, or use cp.GaussianLayers()"
         )

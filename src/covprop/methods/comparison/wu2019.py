@@ -50,8 +50,8 @@ class Wu2019(LayerwiseMethod):
     correlation 0.5). The matrix need not be positive semi-definite. Other activations are refused.
 
     Args:
-        activations: As of `Exact`.
-        independent_maxima: As of `Exact`.
+        activations: As of `GaussianLayers`.
+        independent_maxima: As of `GaussianLayers`.
 
     Example:
         cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Wu2019())
@@ -79,7 +79,7 @@ class Wu2019(LayerwiseMethod):
         if pair.args != other.args:
             raise UnsupportedOperation(
                 "Wu et al. (2019) have no formula for the covariance of a ReLU and a step, which "
-                "meet here; use cp.Exact()"
+                "meet here; use cp.GaussianLayers()"
             )
 
         def elements(side: Activated) -> Elements:
@@ -101,7 +101,8 @@ def _pair_of(activation: Activation) -> partial[Tensor]:
         if shape == ([0.0, 0.0], [1.0], 0.0):
             return partial(_pair, bump_first)
     raise UnsupportedOperation(
-        "Wu et al. (2019) have formulas for ReLU and Heaviside alone; use cp.Exact() or cp.Series()"
+        "Wu et al. (2019) have formulas for ReLU and Heaviside alone; use cp.GaussianLayers() "
+        "or cp.Series()"
     )
 
 

@@ -125,7 +125,7 @@ def _check_kinds(innovations: Sequence[Innovation]) -> None:
         warn_user(
             "a matrix product of two uncertain tensors and another nonlinearity, of the same "
             "inputs, meet on the way to an output: cp.Sketched takes what they have beyond their "
-            "first order as independent; use cp.Exact(), or compare with sampling",
+            "first order as independent; use cp.GaussianLayers(), or compare with sampling",
             ApproximationWarning,
         )
 

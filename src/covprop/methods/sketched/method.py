@@ -47,7 +47,7 @@ class Sketched(LayerwiseMethod):
             standard errors; 1 gives none.
         exact: How many directions of an input are carried exactly, as many as tangents by default.
         memory: Bytes that may be used beside the model, half of the free memory by default.
-        activations: As of `Exact`.
+        activations: As of `GaussianLayers`.
 
     Example:
         cp.propagate(model, cp.Gaussian.isotropic(image, 0.1), cp.Sketched(64))

@@ -1,4 +1,4 @@
-"""Every nonlinearity to rounding, or to the accuracy of its quadrature."""
+"""Each layer exactly, or to the accuracy of its quadrature, given that its input is Gaussian."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -17,8 +17,12 @@ from covprop.methods.series import series_cross
 
 @final
 @dataclass(frozen=True)
-class Exact(LayerwiseMethod):
-    """Exact mean, variance and covariance of each nonlinearity, given that its input is Gaussian.
+class GaussianLayers(LayerwiseMethod):
+    """Exact mean, variance and covariance of each layer, given that its input is Gaussian.
+
+    Behind an activation a tensor is not Gaussian, so the moments of a network are exact with one
+    layer of activations, and with more as accurate as the inputs of its layers are Gaussian.
+    `cp.Exact` is the same class.
 
     Args:
         activations: What to use in place of declared activations, by torch function: an
@@ -27,7 +31,7 @@ class Exact(LayerwiseMethod):
             do; for comparison (docs/operations.md has the errors).
 
     Example:
-        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Exact())
+        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.GaussianLayers())
     """
 
     activations: Replacements = field(default_factory=dict, hash=False)
@@ -42,6 +46,10 @@ class Exact(LayerwiseMethod):
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """By the pair function that both share; or by a series, and integrals where it is long."""
         return exact_cross(left, right, covariance)
+
+
+Exact = GaussianLayers
+"""The former name of `GaussianLayers`, and still the same class."""
 
 
 def exact_moments(

@@ -1,0 +1,202 @@
+"""The default: what it chooses, how good that is, and what it says of it."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from covprop.methods import auto
+from tests.gaussians import gaussian, numbers
+from tests.methods.test_accuracy import network, true_error
+
+
+def isotropic(size: int, noise: float) -> cp.Gaussian:
+    return cp.Gaussian.isotropic(numbers(size, seed=3), noise)
+
+
+class Cancelling(nn.Module):
+    """x / 100 + relu(1 relu(x)) - relu(x), summed: layers that cancel, which are not Gaussian."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.same = nn.Linear(inputs, inputs, bias=False).double().requires_grad_(False)
+        self.same.weight[:] = torch.eye(inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(x)
+        return (x / 100 + torch.relu(self.same(hidden)) - hidden).sum(-1, keepdim=True)
+
+
+def test_few_inputs_are_evaluated_at_points() -> None:
+    y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 0.5))
+    assert isinstance(y.method, cp.QuasiMonteCarlo)
+    assert y.error is not None
+    assert y.error.largest <= auto.GOOD
+    assert any("4 directions" in note for note in y.notes)
+    assert "estimated error" in str(y)
+
+
+def test_a_covariance_of_low_rank_counts_as_few_inputs() -> None:
+    factor = numbers(30, 2)
+    x = cp.Gaussian(numbers(30, seed=1), factor @ factor.mT)
+    assert isinstance(cp.propagate(network(30, 20, 2), x).method, cp.QuasiMonteCarlo)
+    low = cp.Gaussian.low_rank(numbers(30, seed=1), factor)
+    assert isinstance(cp.propagate(network(30, 20, 2), low).method, cp.QuasiMonteCarlo)
+
+
+def test_many_inputs_go_from_layer_to_layer() -> None:
+    y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.1))
+    assert isinstance(y.method, cp.Cumulants)
+    assert y.error is not None
+    assert y.error.largest <= auto.GOOD
+
+
+@pytest.mark.parametrize("method", [cp.Exact, cp.Sketched])
+def test_what_takes_too_much_is_replaced(monkeypatch: pytest.MonkeyPatch, method: type) -> None:
+    work = cp.plan(network(20, 40, 40, 3), isotropic(20, 0.1), method=cp.Exact()).work
+    monkeypatch.setattr(auto, "LAYER_WORK", work if method is cp.Exact else 0.0)
+    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cp.ApproximationWarning)
+        y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.1))
+    assert isinstance(y.method, method)
+    assert y.error is not None
+    assert 0 < y.error.largest < 0.2
+    assert any("too much time or memory" in note for note in y.notes)
+
+
+@pytest.mark.parametrize("inputs", [3, 12])
+def test_networks_that_cancel_are_right(inputs: int) -> None:
+    model, x = Cancelling(inputs), isotropic(inputs, 1.0)
+    layers = cp.propagate(model, x, cp.Exact())
+    assert true_error(layers, model, x) > 1
+    assert layers.error is not None
+    assert layers.error.largest > 1
+    y = cp.propagate(model, x)
+    assert true_error(y, model, x) < 0.01
+
+
+@pytest.mark.parametrize("inputs", [3, 20])
+@pytest.mark.parametrize("tolerance", [0.05, 0.01, 0.002])
+def test_tolerances_are_kept(inputs: int, tolerance: float) -> None:
+    model, x = network(inputs, 40, 40, 2), isotropic(inputs, 1.0)
+    y = cp.propagate(model, x, cp.Auto(tolerance))
+    assert y.error is not None
+    assert y.error.largest <= tolerance
+    assert true_error(y, model, x) <= tolerance + 0.007  # of the truth
+
+
+def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "TOLERANCE_WORK", 2.0**26)
+    with pytest.warns(cp.ApproximationWarning, match="may be off by .* more than 0.01 %"):
+        y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 1.0), cp.Auto(1e-4))
+    assert y.error is not None
+    assert y.error.largest > 1e-4
+
+
+def test_rough_results_are_warned_of_each_time_at_the_users_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    model, x = Cancelling(12), isotropic(12, 1.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            cp.propagate(model, x)
+    found = [one for one in caught if "may be off" in str(one.message)]
+    assert [one.filename for one in found] == [__file__] * 2
+    assert "compare with cp.MonteCarlo()" in str(found[0].message)
+
+
+def test_the_same_call_gives_the_same_numbers() -> None:
+    model, x = network(4, 30, 2), isotropic(4, 0.5)
+    first, again = cp.propagate(model, x), cp.propagate(model, x)
+    assert torch.equal(first.covariance_matrix, again.covariance_matrix)
+    other = cp.propagate(model, x, cp.Auto(seed=1))
+    assert not torch.equal(first.covariance_matrix, other.covariance_matrix)
+
+
+@pytest.mark.parametrize("inputs", [4, 20])
+def test_a_batch_is_its_elements(inputs: int) -> None:
+    model, x = network(inputs, 20, 2), gaussian(inputs, batch=(3,), scale=0.01)
+    y = cp.propagate(model, x)
+    for i, element in enumerate(x):
+        alone = cp.propagate(model, element)
+        torch.testing.assert_close(y[i].mean, alone.mean)
+        torch.testing.assert_close(y[i].covariance_matrix, alone.covariance_matrix)
+        assert y[i].method == alone.method
+
+
+def test_values_do_not_depend_on_autograd_and_gradients_are_those_of_layers() -> None:
+    model, variance = network(4, 20, 2), torch.full((4,), 0.1, dtype=torch.float64)
+    expected = cp.propagate(model, cp.Gaussian.diagonal(torch.zeros_like(variance), variance))
+    gradients = []
+    for method in (cp.Auto(), cp.Cumulants()):
+        leaf = variance.clone().requires_grad_()
+        y = cp.propagate(model, cp.Gaussian.diagonal(torch.zeros_like(leaf), leaf), method)
+        gradients += torch.autograd.grad(y.variance.sum() + y.mean.sum(), leaf)
+        if isinstance(method, cp.Auto):
+            torch.testing.assert_close(y.covariance_matrix, expected.covariance_matrix)
+            assert y.error is not None
+    torch.testing.assert_close(*gradients)
+
+
+def test_operations_without_a_rule_are_evaluated() -> None:
+    def model(x: Tensor) -> Tensor:
+        return torch.linalg.matrix_norm(x.reshape(*x.shape[:-1], 4, 4), ord="nuc")[..., None]
+
+    x = isotropic(16, 0.1)
+    with pytest.raises(cp.UnsupportedOperation):
+        cp.propagate(model, x, cp.Exact())
+    y = cp.propagate(model, x)
+    assert isinstance(y.method, cp.QuasiMonteCarlo)
+    assert any("no other way" in note for note in y.notes)
+    assert y.error is not None
+    assert y.error.largest <= auto.GOOD
+
+
+def test_what_cannot_be_evaluated_either_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    with pytest.raises(cp.UnsupportedOperation, match="nuc"):
+        cp.propagate(lambda x: torch.linalg.matrix_norm(x.reshape(4, 4), ord="nuc"),
+                     isotropic(16, 0.1))  # fmt: skip
+
+
+def test_nests_names_and_constant_outputs() -> None:
+    def model(x: Tensor, *, shift: Tensor) -> dict[str, Any]:
+        return {"y": torch.relu(x) + shift, "two": (x, 3), "shape": torch.ones(2)}
+
+    y = cp.propagate(model, isotropic(3, 0.2), shift=gaussian(3))
+    assert isinstance(y["y"], cp.Gaussian)
+    assert y["two"][1] == 3
+    assert isinstance(y["shape"], Tensor)
+    assert y["two"][0].error.largest < 1e-12
+
+
+def test_dropout_and_inputs_that_do_not_vary() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Linear(6, 1)).double()
+    x = cp.Gaussian.constant(numbers(4))
+    with cp.dropout_active(model):
+        y = cp.propagate(model.requires_grad_(False), x)
+        exact = cp.propagate(model, x, cp.Exact())
+    torch.testing.assert_close(y.variance, exact.variance)
+    still = cp.propagate(torch.relu, cp.Gaussian.constant(numbers(4)))
+    assert torch.equal(still.variance, torch.zeros(4, dtype=torch.float64))
+
+
+def test_small_noise_in_float32_is_not_left_to_rounding() -> None:
+    """Evaluations round by 1e-7 of the output, which is all of the noise here."""
+    model = network(4, 30, 2).float()
+    x = cp.Gaussian.isotropic(torch.ones(4), 1e-7)
+    y = cp.propagate(model, x)
+    double = cp.propagate(network(4, 30, 2), cp.Gaussian.isotropic(torch.ones(4).double(), 1e-7))
+    torch.testing.assert_close(y.stddev.double(), double.stddev, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, -0.1, 5])
+def test_tolerances_that_cannot_be_are_refused(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="tolerance is a share"):
+        cp.Auto(tolerance)
