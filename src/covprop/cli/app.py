@@ -114,7 +114,7 @@ def covprop(
 def propagate(
     context: typer.Context,
     read: Reader,
-    method_name: MethodName = "gaussian-layers",
+    method_name: MethodName = "auto",
     out: Annotated[str | None, typer.Option(metavar="FILE", help=OUT)] = None,
     report: Report = None,
     seed: Seed = 0,
@@ -196,7 +196,7 @@ def robustness(
     require_probability: Annotated[
         float | None, typer.Option(min=0, max=1, metavar="P", help=REQUIRED)
     ] = None,
-    method_name: MethodName = "gaussian-layers",
+    method_name: MethodName = "auto",
     samples: Annotated[
         int, typer.Option(min=2, max=MOST_SAMPLES, metavar="N", help=SAMPLES)
     ] = ANALYSIS_SAMPLES,

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, final
 
@@ -256,7 +256,19 @@ def _piecewise(text: str, _: int) -> Method:
     return methods.PiecewiseLinear((int(text) if number else text) if text else None)
 
 
+def _points(text: str, seed: int) -> Method:
+    """With a number of points, or without."""
+    method = methods.QuasiMonteCarlo(*_count(text, MOST_SAMPLES, "points"))
+    return replace(method, seed=seed)
+
+
+def _auto(text: str, seed: int) -> Method:
+    """With a tolerance, or without."""
+    return methods.Auto(float(text) if text else None, seed)
+
+
 METHODS: dict[str, MethodChoice] = {
+    "auto": MethodChoice(_auto, "TOLERANCE"),
     "gaussian-layers": MethodChoice(lambda *_: methods.GaussianLayers()),
     "cumulants": MethodChoice(lambda *_: methods.Cumulants()),
     "split": MethodChoice(
@@ -264,6 +276,7 @@ METHODS: dict[str, MethodChoice] = {
     ),
     "sketched": MethodChoice(_sampling(methods.Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
     "series": MethodChoice(_series, "ORDER or TOLERANCE"),
+    "quasimontecarlo": MethodChoice(_points, "POINTS"),
     "montecarlo": MethodChoice(_sampling(methods.MonteCarlo, MOST_SAMPLES, "samples"), "SAMPLES"),
     "controlvariate": MethodChoice(
         _sampling(methods.ControlVariate, MOST_SAMPLES, "samples"), "SAMPLES"
