@@ -86,7 +86,7 @@ import sys
 import covprop as cp
 assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
 import torch
-propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
+cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
 """
 
 

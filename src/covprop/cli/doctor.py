@@ -65,7 +65,7 @@ def error_of(row: Row, dtype: torch.dtype) -> float:
     pattern = torch.tensor([[1.0, row.correlation], [row.correlation, 1.0]], dtype=torch.float64)
     matrix = pattern * stddev[:, None] * stddev
     x = Gaussian(mean.to(dtype), matrix.to(dtype), validate_args=False)
-    y = propagate(row.function, x, GAUSSIAN_LAYERS)  # closed forms, to rounding
+    y = propagate(row.function, x, GAUSSIAN_LAYERS)
     deviation = variance.sqrt()
     errors = torch.cat([
         (y.mean.double() - true_mean) / deviation,

@@ -281,7 +281,7 @@ class _Work(TorchDispatchMode):
             each = 2 * matrices[1][0].numel()
         elif len(matrices) > 1 and "mm" in name:
             each = 2 * matrices[-2].shape[-1]
-        self.total += each * numbers
+        self.total += 0 if func.is_view else each * numbers
         return result
 
 
