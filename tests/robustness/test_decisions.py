@@ -203,6 +203,17 @@ def test_an_error_is_known_where_that_of_the_logits_is() -> None:
     assert both.written() == "0.241 ± 0.01"
 
 
+def test_what_is_certain_is_not_said_to_be_counted() -> None:
+    """The error of an assumption is 0 where no other class can win; it is an assumption still."""
+    model, x = network(12, 4), cp.Gaussian.isotropic(torch.ones(12).double(), 1e-6)
+    for method, counted in ((cp.GaussianLayers(), False), (cp.QuasiMonteCarlo(1024), True)):
+        found = robustness.analyse(model, x, method=method, samples=100, generator=generator())
+        assert found.misclassification.assumption is not None
+        assert float(found.misclassification.assumption) == 0
+        assert found.counted is counted
+        assert ("decisions are counted" in str(found)) == counted
+
+
 def test_many_directions_use_third_cumulants_by_default() -> None:
     model = network(20, 30, 3)
     x = cp.Gaussian.isotropic(torch.randn(20, generator=generator()).double(), 0.3)

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +22,10 @@ from covprop.diagnostics.compare import METHODS, compare, method_name
 from covprop.diagnostics.comparison import Comparison, ComparisonRow
 from covprop.diagnostics.trace import trace
 from covprop.diagnostics.verdict import ADVISED_SAMPLES
-from covprop.errors import ApproximationWarning
+from covprop.errors import ApproximationWarning, UnsupportedOperation
 from covprop.gaussian import Gaussian
-from covprop.methods import LayerwiseMethod, Method, MonteCarlo
-from covprop.propagate import propagate
+from covprop.methods import LayerwiseMethod, Method, MonteCarlo, QuasiMonteCarlo
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.report import page
 from covprop.robustness import Robustness, analyse
 from covprop.text_table import Table, in_digits
@@ -174,13 +175,17 @@ def _largest_error(row: ComparisonRow) -> float:
 def write_report(
     path: Path, request: Request, y: Gaussian | None, seed: int, **findings: Any
 ) -> None:
-    """Write a page with `findings` of `page.write`, and with every layer of a layerwise method."""
+    """Write a page with `findings` of `page.write`, and with every layer of a layerwise method.
+
+    Of evaluations at points, which see no layers, with those of Gaussian layers.
+    """
     layers = None
-    if y is not None and isinstance(y.method, LayerwiseMethod):
+    if y is not None and isinstance(y.method, LayerwiseMethod | QuasiMonteCarlo):
+        method = y.method if isinstance(y.method, LayerwiseMethod) else GAUSSIAN_LAYERS
         generator = torch.Generator(request.x.device).manual_seed(seed)
-        with running():
+        with running(), suppress(UnsupportedOperation):
             layers = trace(
-                request.module, request.x, method=y.method, samples=TRACE_SAMPLES,
+                request.module, request.x, method=method, samples=TRACE_SAMPLES,
                 generator=generator,
             )  # fmt: skip
     with writing(path):

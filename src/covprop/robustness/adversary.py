@@ -300,9 +300,12 @@ def fooling_rate(
     propagated, sampled = [], []
     for level in numbers.tolist():
         noisy = scaled(x, torch.full(x.batch_shape, level, dtype=x.dtype, device=x.device))
-        found = decide(model, noisy, method, fixed, with_error=True).misclassification(chosen)
+        decisions = decide(model, noisy, method, fixed, with_error=True)
+        found = decisions.misclassification(chosen)
         share = label_share(classifier.sampled(noisy, samples, generator), chosen)
-        propagated.append(widened(found, Probabilities(1 - share.probability, share.stderr)))
+        if not decisions.counted:
+            found = widened(found, Probabilities(1 - share.probability, share.stderr))
+        propagated.append(found)
         sampled.append(share)
     each = torch.stack([one.probability for one in propagated])
     # All inputs share their points, so that errors add up; samples are independent.

@@ -10,7 +10,7 @@ from torch import Tensor
 from covprop.diagnostics.compare import method_name
 from covprop.error_estimate import ErrorEstimate
 from covprop.gaussian import Gaussian
-from covprop.methods import Auto, Method
+from covprop.methods import Auto, Method, QuasiMonteCarlo
 from covprop.methods.progress import StageBar
 from covprop.propagate import AUTO, GAUSSIAN_LAYERS
 from covprop.robustness.adversary import STEPS, Adversarial, attack, noise_radius
@@ -45,7 +45,7 @@ STAGES = 8
 ROWS = 50
 """Inputs of a batch, or classes, that a table has a row for."""
 RECORDED = (
-    "method", "error", "notes", "input_shape", "samples", "label", "predicted", "agrees",
+    "method", "error", "notes", "counted", "input_shape", "samples", "label", "predicted", "agrees",
     "budget_agrees", "probabilities", "sampled", "misclassification", "sampled_misclassification",
     "softmax", "budget_sampled", "rivals", "margin_mean", "margin_stddev", "entropy",
     "decision_entropy", "sensitivity", "budget", "adversary",
@@ -82,6 +82,7 @@ class Robustness(Tabular):
         adversary: Projected gradient descent in a ball.
         error: How far means and standard deviations of the logits may be off, if it is known.
         notes: What the method did and why, in sentences.
+        counted: Whether decisions were counted at points: nothing is assumed of the logits then.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(2, 4), 0.1, batch_dims=1)
@@ -110,6 +111,7 @@ class Robustness(Tabular):
     adversary: Adversarial
     error: ErrorEstimate | None = None
     notes: tuple[str, ...] = ()
+    counted: bool = False
 
     @property
     def agrees(self) -> Tensor:
@@ -219,8 +221,8 @@ def analyse(
             a single one is the log-odds of class 1.
         x: The Gaussian input.
         label: A class number or one for each of the batch; by default the network's own decision.
-        method: As for `cp.propagate`; of `cp.Auto`, the sensitivity takes Gaussian layers, for
-            evaluations at points have no gradients.
+        method: As for `cp.propagate`; the sensitivity takes Gaussian layers in place of `cp.Auto`
+            and `cp.QuasiMonteCarlo`, for evaluations at points have no gradients.
         probability: With which the noise budget keeps the label.
         samples: Number of samples of the check by Monte Carlo.
         points: Number of Sobol points in all, rounded up.
@@ -249,7 +251,7 @@ def analyse(
     radius = torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
     ball = Ball(radius, norm, bounds)
     drawn: Any = {"points": points, "generator": generator}
-    smooth = GAUSSIAN_LAYERS if isinstance(method, Auto) else method
+    smooth = GAUSSIAN_LAYERS if isinstance(method, Auto | QuasiMonteCarlo) else method
     with StageBar(STAGES, progress) as bar, torch.no_grad():
         bar.begin("sensitivity")
         heat = sensitivity(model, x, labels, Misclassification(**drawn), method=smooth)
@@ -272,16 +274,18 @@ def analyse(
         adversary = attack(classifier, x.mean, labels, ball, steps, 1, generator)
     kept = label_share(sampled, labels)
     lost = Probabilities(1 - kept.probability, kept.stderr)
+    if not found.counted:
+        classes, wrong = widened(classes, sampled), widened(wrong, lost)
     rivals = others(labels.reshape(-1, 1), classifier.classes)
     return Robustness(
         method=method_name(logits.method or method), input_shape=tuple(x.event_shape), label=labels,
-        predicted=predicted, probabilities=widened(classes, sampled), sampled=sampled,
-        samples=samples, misclassification=widened(wrong, lost), sampled_misclassification=lost,
+        predicted=predicted, probabilities=classes, sampled=sampled,
+        samples=samples, misclassification=wrong, sampled_misclassification=lost,
         rivals=rivals.reshape(*labels.shape, -1), margin_mean=margin.mean,
         margin_stddev=margin.stddev, softmax=softmax, entropy=entropy(softmax),
         decision_entropy=entropy(classes), sensitivity=heat, budget=budget,
         budget_sampled=label_share(at_budget, labels), adversary=adversary, error=logits.error,
-        notes=logits.notes,
+        notes=logits.notes, counted=found.counted,
     )  # fmt: skip
 
 
@@ -325,7 +329,7 @@ def _error_notes(result: Robustness) -> list[str]:
     found = result.misclassification
     if found.assumption is None:
         what = "integration alone; nothing is known of the error of Gaussian logits"
-    elif bool((found.assumption == 0).all()):
+    elif result.counted:
         what = (
             "evaluations at points, where decisions are counted; nothing is assumed of the logits"
         )

@@ -156,7 +156,7 @@ def agrees_with_samples(ours: Probabilities, sampled: Probabilities, samples: in
 
 def widened(ours: Probabilities, sampled: Probabilities) -> Probabilities:
     """With errors of the assumption that are at least what samples show beyond chance."""
-    if ours.assumption is None or bool((ours.assumption == 0).all()):
+    if ours.assumption is None:
         return ours
     shown = (ours.probability - sampled.probability).abs() - 2 * sampled.stderr - ours.stderr
     return replace(ours, assumption=torch.maximum(ours.assumption, shown.to(ours.assumption)))

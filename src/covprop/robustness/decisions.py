@@ -62,6 +62,11 @@ class Decisions:
     evaluations: int = 0
     """Of the network, 0 where it is affine and nothing is left to count."""
 
+    @property
+    def counted(self) -> bool:
+        """Whether decisions were counted, so that nothing is assumed of the logits."""
+        return self.shares is not None
+
     def classes(self) -> Probabilities:
         """P(class has the largest logit), (*batch, classes)."""
         if self.shares is None:
