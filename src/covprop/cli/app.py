@@ -122,7 +122,7 @@ def propagate(
 ) -> CommandResult:
     """Mean and covariance of the output for a Gaussian input."""
     ranks: Ranks = context.obj
-    chosen = method(method_name, seed + ranks.rank)
+    chosen = method(method_name, seed, ranks.rank)
     file = None if out is None else check_writable(out, tuple(WRITERS), "--out")
     page = _page(report)
     request = read()
@@ -208,7 +208,7 @@ def robustness(
 ) -> CommandResult:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
     ranks: Ranks = context.obj
-    chosen = method(method_name, seed + ranks.rank)
+    chosen = method(method_name, seed, ranks.rank)
     page = _page(report)
     request = read()
     analysis = propagation.run_robustness(
