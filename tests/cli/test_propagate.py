@@ -169,7 +169,7 @@ def test_a_file_that_exists_is_replaced_with_its_rights_by_the_umask(folder: Pat
     (folder / "link.json").symlink_to("y.json")
     assert covprop("propagate", "model.pt2", *GIVEN, "--out", "link.json").code == 0
     assert (folder / "link.json").is_symlink()
-    assert json.loads((folder / "y.json").read_text())["method"] == "QuasiMonteCarlo()"
+    assert json.loads((folder / "y.json").read_text())["method"] == "Cumulants()"
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE((folder / "y.json").stat().st_mode) == 0o666 & ~umask
@@ -180,16 +180,17 @@ def test_people_read_a_table() -> None:
     ended = covprop("propagate", "model.pt2", *GIVEN)
     assert ended.code == 0
     lines = ended.out.splitlines()
-    assert lines[0] == "model.pt2: 1x4 in, 1x3 out, by QuasiMonteCarlo()"
+    assert lines[0] == "model.pt2: 1x4 in, 1x3 out, by Cumulants()"
     assert lines[1].split() == ["output", "mean", "stddev", "2.5", "%", "97.5", "%"]
     told = covprop("propagate", "model.pt2", *GIVEN, "--json").told
     cells = [float(cell) for cell in lines[3].split()[1:]]
     mean, stddev = told["mean"][0][1], told["stddev"][0][1]
-    assert cells == pytest.approx(
-        [mean, stddev, mean - 1.959964 * stddev, mean + 1.959964 * stddev], rel=1e-4
-    )
-    assert lines[5].startswith("estimated error: means up to 0.")
-    assert lines[6] == "the noise has 2 directions, few enough for evaluations at fixed points"
+    assert cells[:2] == pytest.approx([mean, stddev], rel=1e-4)
+    skewness = told["skewness"][0][1]  # which intervals use
+    y = cp.Skewed(*(torch.tensor([v]).double() for v in (mean, stddev**2, skewness)))
+    assert cells[2:] == pytest.approx([float(end) for end in y.interval(0.95)], rel=1e-3)
+    assert lines[5].startswith("estimated error: means up to ")
+    assert lines[6] == "third cumulants are followed from layer to layer"
     assert "strongest correlation: outputs 0,0 and 0," in lines[7] or "outputs 0,1" in lines[7]
 
 
@@ -300,7 +301,7 @@ def test_a_rough_approximation_is_noted(folder: Path) -> None:
     assert ended.err.startswith("covprop: note: ")
     wanted = covprop(*words, "--method", "auto:1e-7")
     assert wanted.code == 0
-    assert "the result of cp.QuasiMonteCarlo may be off by" in wanted.err
+    assert "the result of cp.QuasiMonteCarlo may be off" in wanted.err
 
 
 @pytest.mark.usefixtures("folder")

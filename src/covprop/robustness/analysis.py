@@ -335,8 +335,8 @@ def _error_notes(result: Robustness) -> list[str]:
         )
     else:
         what = "the distribution that is assumed of the logits, and of integration"
-    notes = [f"± of probabilities by {result.method}: estimated error of {what}"]
-    return notes if result.error is None else [*notes, f"logits: {result.error}"]
+    notes = [f"± of probabilities: estimated error of {what}"]
+    return notes if result.error is None else [*notes, f"{result.method}: {result.error}"]
 
 
 def _budget_note(result: Robustness) -> str:

@@ -16,8 +16,9 @@ from torch.nn import functional
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
-from covprop.methods import LayerwiseMethod, Method, Network
-from covprop.methods.accuracy import with_deferred_errors
+from covprop.methods import Auto, LayerwiseMethod, Method, Network
+from covprop.methods.accuracy import Estimator, with_deferred_errors
+from covprop.methods.auto import FEW, POINT_WORK
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.propagate import checked, propagate
 from covprop.robustness.classifier import Model
@@ -108,7 +109,7 @@ def decide(
     """Propagate, and find which class wins; with_error: estimate its error if that is not known."""
     output = propagate(model, x, method=method)
     logits = Logits.of(output)
-    used = output.method
+    used = _counting(model, x, method) or output.method
     if isinstance(used, QuasiMonteCarlo):
         return _counted(model, x, output, used, points)
     if with_error and output.mixture is None:
@@ -122,10 +123,25 @@ def decide(
     return Decisions(output, logits, points)
 
 
+def _counting(model: Model, x: Gaussian, method: Method) -> QuasiMonteCarlo | None:
+    """Points for `cp.Auto` where the noise has few directions and evaluations are cheap.
+
+    Decisions need more than moments, which layers may give exactly.
+    """
+    if not isinstance(method, Auto):
+        return None
+    call, _ = checked(model, (x,), method, {})
+    estimator = Estimator(call, method.seed)
+    if estimator.network is None or not 0 < estimator.directions <= FEW:
+        return None
+    points = QuasiMonteCarlo(seed=method.seed)
+    return points if points.points * estimator.evaluation_work <= POINT_WORK else None
+
+
 @torch.no_grad()
 def method_at(model: Model, x: Gaussian, method: Method) -> Method:
     """The method that `cp.Auto` takes for an input, with fewer points where it takes many."""
-    used = propagate(model, x, method=method).method
+    used = _counting(model, x, method) or propagate(model, x, method=method).method
     if isinstance(used, QuasiMonteCarlo):
         return replace(used, points=min(used.points, COUNTED))
     return used if isinstance(used, Method) else method
