@@ -18,7 +18,7 @@ from torch.autograd import Function
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density, standard_deviation
-from covprop.kernels.polynomials import Panels, hermite_functions
+from covprop.kernels.polynomials import Panels, hermite_functions, insert
 from covprop.kernels.rounding import DEVIATION, DIFFERENCE_STEP, rounding
 
 REACH = 12.0
@@ -157,15 +157,6 @@ def graded(
     return [*sorted(points), *(kink + offset for kink in moving for offset in offsets)]
 
 
-def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """Sort further breakpoints into an ascending grid, clamped to its ends."""
-    if not places:
-        return grid
-    inside = torch.stack(list(places), dim=-1)
-    inside = inside.maximum(grid[..., :1]).minimum(grid[..., -1:])
-    return torch.cat([grid, inside], dim=-1).sort(dim=-1).values
-
-
 def panel_count(stddev: Tensor, order: int = 1) -> int:
     """A multiple of 4; narrow enough for features of unit size and for the waves of He_order.
 
@@ -265,12 +256,8 @@ def _widened(scalar: Scalar, mean: Tensor, stddev: Tensor, rows: Tensor) -> Tens
     except QuadratureError:
         if len(mean) == 1:
             return rows
-    middle = len(mean) // 2
-    halves = [
-        _widened(scalar.take(half), mean[half], stddev[half], rows[:, half])
-        for half in (slice(middle), slice(middle, None))
-    ]
-    return torch.cat(halves, dim=-1)
+    parts = slice(len(mean) // 2), slice(len(mean) // 2, None)
+    return torch.cat([_widened(scalar.take(p), mean[p], stddev[p], rows[:, p]) for p in parts], -1)
 
 
 class _Estimate(NamedTuple):

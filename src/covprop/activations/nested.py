@@ -23,7 +23,6 @@ from covprop.activations.moments import (
     ScalarPair,
     breakpoints,
     graded,
-    insert,
     panel_count,
     value_and_slope,
 )
@@ -35,7 +34,7 @@ from covprop.kernels.normal import (
     inverse_deviation,
     standard_deviation,
 )
-from covprop.kernels.polynomials import Panels, hermite_rule
+from covprop.kernels.polynomials import Panels, hermite_rule, insert
 from covprop.kernels.rounding import REMAINDER, rounding
 
 INNER_REACH = 9.0

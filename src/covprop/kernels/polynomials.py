@@ -1,7 +1,7 @@
 """Orthogonal polynomials: Gauss nodes, normalised Hermite functions and the paper's series."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +40,15 @@ def _legendre(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     to_coefficients = np.linalg.inv(legendre.legvander(nodes, count - 1))
     antiderivatives = [legendre.legval(nodes, legendre.legint(e, lbnd=-1)) for e in np.eye(count)]
     return nodes, weights, np.stack(antiderivatives, axis=1) @ to_coefficients
+
+
+def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """Sort further breakpoints into an ascending grid, clamped to its ends."""
+    if not places:
+        return grid
+    inside = torch.stack(list(places), dim=-1)
+    inside = inside.maximum(grid[..., :1]).minimum(grid[..., -1:])
+    return torch.cat([grid, inside], dim=-1).sort(dim=-1).values
 
 
 class Panels:
