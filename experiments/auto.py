@@ -232,7 +232,8 @@ def _tolerances(record: dict[str, Any]) -> Table:
             f"{tolerance:.1%}", f"{within:.1%}",
             f"{np.median([row[name]['error'] for row in rows]):.2%}",
             f"{1000 * np.median([row[name]['seconds'] for row in rows]):.1f}",
-            f"{np.median(times):.2f}", f"{np.percentile(times, 90):.1f}", str(none),
+            *(f"{np.percentile(times, share):.2g}" if times else "" for share in (50, 90)),
+            str(none),
             ", ".join(f"{method} {count}" for method, count in winners.most_common(3)),
         ])  # fmt: skip
     header = ["tolerance", "within it", "median error", "ms", "time over the cheapest's, median",

@@ -15,7 +15,6 @@ PROGRAM = """
 import warnings; warnings.simplefilter("error")
 import torch, covprop as cp
 from covprop.report import page
-from tests.layers import propagate
 x = cp.Gaussian(torch.zeros(2), torch.eye(2))
 y = cp.propagate(torch.nn.ReLU(), x)
 assert "</html>" in page.render(model_name="relu", x=x, y=y)

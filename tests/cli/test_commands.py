@@ -29,7 +29,7 @@ def test_compare_tells_every_method_and_its_verdict() -> None:
     assert (ended.code, ended.err) == (0, "")
     names = [row["name"] for row in ended.told["rows"]]
     assert names == [
-        "GaussianLayers()", "Cumulants()", "Split()", "Series(order=4)", "Linearized()",
+        "Auto()", "GaussianLayers()", "Cumulants()", "Split()", "Series(order=4)", "Linearized()",
         "Unscented()", "PiecewiseLinear()", "AssumedDensity()", "Wu2019()",
     ]  # fmt: skip
     assert ended.told["reference"]["samples"] == 2000

@@ -392,7 +392,8 @@ def test_what_is_offered_where_methods_are_off_is_right() -> None:
 
 
 def test_a_split_that_was_tried_is_not_offered_again() -> None:
-    table = str(compare(relu_network(), gaussian(stddev=1.5), samples=75_000))
+    methods = [cp.GaussianLayers(), cp.Split()]
+    table = str(compare(relu_network(), gaussian(stddev=1.5), methods=methods, samples=75_000))
     assert "Split()" in table
     assert "\nadvice: " in table
     assert "method=cp.Split()" not in table
@@ -433,7 +434,7 @@ def test_it_prints_unless_told_not_to(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_table_has_a_line_for_each_method_and_each_refusal() -> None:
     comparison = compare(network(nn.Linear(3, 2)), gaussian(), samples=500)
     text = str(comparison)
-    assert text.startswith(f"GaussianLayers() is {FINE} (standard errors: standard deviations ")
+    assert text.startswith(f"Auto() is {FINE} (standard errors: standard deviations ")
     lines = text[text.index("method ") :].splitlines()
     assert lines[0].split() == ["method", "verdict", "std", "(s.e.)", "mean", "(s.e.)", "cov.",
                                 "KL", "time", "memory"]  # fmt: skip
@@ -533,7 +534,7 @@ def test_it_is_json_and_html() -> None:
     assert told["reference"]["samples"] == 500
     first, agreement = told["rows"][0], comparison.rows[0].agreement
     assert agreement is not None
-    assert first["name"] == "GaussianLayers()"
+    assert first["name"] == "Auto()"
     assert first["variance_ratio"]["values"] == agreement.variance_ratio.tolist()
     assert first["variance_ratio"]["average"] == float(agreement.variance_ratio.mean())
     assert first["verdict"] == agreement.verdict

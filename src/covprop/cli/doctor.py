@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from covprop.cli.output import CommandResult, ExitCode
 from covprop.flow.lineage import free_bytes
 from covprop.gaussian import Gaussian
-from covprop.propagate import propagate
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.text_table import Table, in_bytes
 
 PACKAGES = ("covprop", "torch", "numpy", "tqdm", "typer", "rich", "safetensors", "onnx",
@@ -64,7 +64,8 @@ def error_of(row: Row, dtype: torch.dtype) -> float:
     )
     pattern = torch.tensor([[1.0, row.correlation], [row.correlation, 1.0]], dtype=torch.float64)
     matrix = pattern * stddev[:, None] * stddev
-    y = propagate(row.function, Gaussian(mean.to(dtype), matrix.to(dtype), validate_args=False))
+    x = Gaussian(mean.to(dtype), matrix.to(dtype), validate_args=False)
+    y = propagate(row.function, x, GAUSSIAN_LAYERS)
     deviation = variance.sqrt()
     errors = torch.cat([
         (y.mean.double() - true_mean) / deviation,

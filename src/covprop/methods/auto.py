@@ -38,6 +38,10 @@ LAYER_WORK = 2.0**37
 """Those that a method may take which goes from layer to layer."""
 OVERHEAD = 2.0**28
 """Those that could be done in the time that the calls of torch take in a small network."""
+SPREAD = (
+    "the covariance is spread over processes, which carry it from layer to layer as Gaussian: the "
+    "error of this is not estimated"
+)
 HELD = 2**24
 """Entries of the covariances of outputs up to which points are an answer, not a check alone."""
 
@@ -81,7 +85,13 @@ class Auto(Method):
 
     def run(self, call: Call) -> Any:
         """The best of the answers that there is reason to look for."""
-        return _Choice(self, call).made()
+        if not any(x.covariance.distributed for x in call.inputs):
+            return _Choice(self, call).made()
+        result = GaussianLayers().run(call)
+        return map_leaves(
+            result,
+            lambda leaf: leaf.with_error(None, [SPREAD]) if isinstance(leaf, Gaussian) else leaf,
+        )
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Those of the first method that can."""
