@@ -78,6 +78,7 @@ PAGES = {
     "docs/index.md": Page(),
     "docs/quickstart.md": Page(relative=None),  # times and free memory
     "docs/why.md": Page(relative=0.1),
+    "docs/tutorial-diabetes.md": Page(relative=0.1),
     "docs/tutorial-digits.md": Page(relative=0.1),
     "docs/tutorial-filter.md": Page(relative=0.1),
     "docs/tutorial-activation.md": Page(relative=0.02),
