@@ -21,10 +21,10 @@ demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-plain-cpu: $(INSTALLED)
-	$(PLAIN_CPU) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(NUMERICAL)
+	$(PLAIN_CPU) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

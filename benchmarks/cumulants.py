@@ -1,5 +1,6 @@
 """Third cumulants: time and memory over those of exact propagation."""
 
+import time
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -36,7 +37,7 @@ def example(units: int, depth: int) -> tuple[nn.Sequential, cp.Gaussian]:
 
 
 def run(smoke: bool) -> dict[str, Any]:
-    """Seconds and peak memory over those of `Exact`, ReLU networks in float32."""
+    """Seconds of the CPU and peak memory over those of `Exact`, ReLU networks in float32."""
     rows, figures = [], []
     for units in SMOKE_SIZES if smoke else SIZES:
         for depth in SMOKE_DEPTHS if smoke else DEPTHS:
@@ -53,7 +54,8 @@ def measure(units: int, depth: int, rounds: int) -> dict[str, Any]:
     """Both methods in turns, then each in a process of its own."""
     model, x = example(units, depth)
     candidates = {name: partial(cp.propagate, model, x, method) for name, method in METHODS.items()}
-    times = interleave(candidates, rounds=rounds)
+    # Seconds of the CPU: runs of half a minute are never alone on a machine.
+    times = interleave(candidates, rounds=rounds, clock=time.process_time)
     seconds = shortest(times)
     peaks = {name: memory.spawned(peak, name, units, depth) for name in METHODS}
     planned = cp.plan(model, x, METHODS["cumulants"]).peak_bytes

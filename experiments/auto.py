@@ -39,7 +39,7 @@ SMALL_WORK = 2**33
 """Numbers that samples may take in all: there are fewer of large networks."""
 BRIEF = 0.1
 """Seconds of a run that is timed three times."""
-SMOKE = 4
+SMOKE, SMOKE_POINTS = 3, 2**14
 FLOOR = 3e-4
 """Errors below are not told from those of the truth."""
 LARGE, WRONG = 0.02, 0.1
@@ -68,7 +68,7 @@ def units(options: Options) -> list[str]:
 def measure(key: str, options: Options) -> dict[str, Any]:
     """One case by every method."""
     case = by_name()[key]
-    truth = case.truth()
+    truth = case.truth(SMOKE_POINTS if options.smoke else None)
     model, x = case.build()
     row: dict[str, Any] = {
         "family": case.family, "noise": case.noise, "inputs": x.mean.numel(),

@@ -124,12 +124,18 @@ class Case:
         """The network in evaluation mode, and its input."""
         return self.make()
 
-    def truth(self) -> Truth:
-        """Moments of the output, flattened; sampled once on a machine."""
+    def truth(self, most: int | None = None) -> Truth:
+        """Moments of the output, flattened; sampled once on a machine.
+
+        most: fewer points, of which nothing is kept.
+        """
         model, x = self.build()
         mean = x.mean.reshape(x.event_shape)
         covariance = x.covariance_matrix.reshape(mean.numel(), mean.numel())
-        seed, most = seed_of("corpus", self.name, "truth"), MOST[self.family]
+        seed = seed_of("corpus", self.name, "truth")
+        if most is not None:
+            return corpus_truth.sampled(model, mean, covariance, seed, most)
+        most = MOST[self.family]
         return corpus_truth.kept(
             folder() / "truth" / f"{self.name.replace('/', '_').replace(' ', '-')}.pt",
             corpus_truth.fingerprint(model, mean, covariance, seed, most),

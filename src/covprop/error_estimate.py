@@ -68,9 +68,8 @@ class ErrorEstimate:
     def __str__(self) -> str:
         """One line."""
         return (
-            f"estimated error: means up to {in_percent(self.largest_mean)} of a standard "
-            f"deviation, standard deviations up to {in_percent(self.largest_stddev)} "
-            f"({self.basis})"
+            f"estimated error: means up to {in_deviations(self.largest_mean)}, standard "
+            f"deviations up to {in_percent(self.largest_stddev)} ({self.basis})"
         )
 
 
@@ -147,6 +146,13 @@ class Accuracy:
         """Shapes and types, and the estimated error on a line of its own where it is known."""
         known = not isinstance(self._error, Deferred) or self._error.known
         return f"{self!r}\n{self.error}" if known and self.error is not None else repr(self)
+
+
+def in_deviations(share: float) -> str:
+    """An error of a mean: 1.2 % of a standard deviation, 3.1 standard deviations."""
+    if share < 1:
+        return f"{in_percent(share)} of a standard deviation"
+    return f"{share:.2g} standard deviations"
 
 
 def in_percent(share: float) -> str:

@@ -31,20 +31,33 @@ class Cancelling(nn.Module):
 
 
 def test_few_inputs_are_evaluated_at_points() -> None:
-    y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 0.5))
+    y = cp.propagate(network(4, 30, 30, 30, 2), isotropic(4, 2.0))
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert y.error is not None
     assert y.error.largest <= auto.GOOD
-    assert any("4 directions" in note for note in y.notes)
+    assert any("evaluat" in note for note in y.notes)
     assert "estimated error" in str(y)
 
 
 def test_a_covariance_of_low_rank_counts_as_few_inputs() -> None:
     factor = numbers(30, 2)
     x = cp.Gaussian(numbers(30, seed=1), factor @ factor.mT)
-    assert isinstance(cp.propagate(network(30, 20, 2), x).method, cp.QuasiMonteCarlo)
+    model = network(30, 20, 20, 20, 2)
+    assert isinstance(cp.propagate(model, x).method, cp.QuasiMonteCarlo)
     low = cp.Gaussian.low_rank(numbers(30, seed=1), factor)
-    assert isinstance(cp.propagate(network(30, 20, 2), low).method, cp.QuasiMonteCarlo)
+    assert isinstance(cp.propagate(model, low).method, cp.QuasiMonteCarlo)
+
+
+@pytest.mark.parametrize("inputs", [1, 4, 20])
+def test_one_hidden_layer_is_exact(inputs: int) -> None:
+    """Its input is Gaussian, so that there is nothing to approximate."""
+    model, x = network(inputs, 30, 2), isotropic(inputs, 2.0)
+    y = cp.propagate(model, x)
+    exact = cp.propagate(model, x, cp.GaussianLayers())
+    torch.testing.assert_close(y.mean, exact.mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(y.covariance_matrix, exact.covariance_matrix, rtol=1e-9, atol=1e-12)
+    assert y.error is not None
+    assert y.error.largest < 1e-9
 
 
 def test_many_inputs_go_from_layer_to_layer() -> None:
@@ -91,7 +104,7 @@ def test_tolerances_are_kept(inputs: int, tolerance: float) -> None:
 
 def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "TOLERANCE_WORK", 2.0**26)
-    with pytest.warns(cp.ApproximationWarning, match="may be off by .* more than 0.01 %"):
+    with pytest.warns(cp.ApproximationWarning, match="may be off: .* more than 0.01 %"):
         y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 1.0), cp.Auto(1e-4))
     assert y.error is not None
     assert y.error.largest > 1e-4
@@ -101,18 +114,19 @@ def test_rough_results_are_warned_of_each_time_at_the_users_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(auto, "POINT_WORK", 0.0)
-    model, x = Cancelling(12), isotropic(12, 1.0)
+    model, x = nn.Sequential(nn.Identity(), Cancelling(12)), isotropic(12, 1.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(2):
             cp.propagate(model, x)
     found = [one for one in caught if "may be off" in str(one.message)]
     assert [one.filename for one in found] == [__file__] * 2
+    assert "from module 1 on; " in str(found[0].message)
     assert "compare with cp.MonteCarlo()" in str(found[0].message)
 
 
 def test_the_same_call_gives_the_same_numbers() -> None:
-    model, x = network(4, 30, 2), isotropic(4, 0.5)
+    model, x = network(4, 30, 30, 30, 2), isotropic(4, 2.0)
     first, again = cp.propagate(model, x), cp.propagate(model, x)
     assert torch.equal(first.covariance_matrix, again.covariance_matrix)
     other = cp.propagate(model, x, cp.Auto(seed=1))

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch.autograd import Function
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density, standard_deviation
-from covprop.kernels.polynomials import Panels, hermite_functions
+from covprop.kernels.polynomials import Panels, graded, hermite_functions, insert
 from covprop.kernels.rounding import DEVIATION, DIFFERENCE_STEP, rounding
 
 REACH = 12.0
@@ -27,8 +26,6 @@ NODES = 10
 """Gauss-Legendre nodes on each panel."""
 WIDE = 8.0
 """Standard deviation above which an even grid would need too many panels."""
-GROWTH = 1.25
-"""Ratio of the distances from zero, or a kink, of neighbouring points for wide elements."""
 FINEST = 32
 """Multiple of the usual number of panels beyond which quadrature gives up."""
 MISMATCH = 1e-7
@@ -130,40 +127,6 @@ def breakpoints(
     scale = torch.where(stddev > 0, stddev, 1)
     places = [(leading(point, mean) - mean) / scale for point in points]
     return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
-
-
-def graded(
-    kinks: Sequence[float | Tensor], unit: float, fineness: float, even: float
-) -> list[float | Tensor]:
-    """Points around zero and the kinks whose distances grow with that from the nearest of them.
-
-    unit: the size of what there is to see close by, of which a panel takes two; even: the width of
-    the panels that there are anyway, which suffice from some distance on.
-    """
-    growth = GROWTH ** (1 / fineness)
-    distances = [0.0]
-    while distances[-1] * (growth - 1) < even:
-        distances.append(max(distances[-1] + 2 * unit, distances[-1] * growth))
-    centres = sorted({0.0, *(kink for kink in kinks if not isinstance(kink, Tensor))})
-    edges = [-math.inf, *((a + b) / 2 for a, b in pairwise(centres)), math.inf]
-    offsets = [side * distance for distance in distances for side in (-1, 1)]
-    points = {
-        centre + offset
-        for centre, low, high in zip(centres, edges, edges[1:], strict=False)
-        for offset in offsets
-        if low <= centre + offset <= high
-    }
-    moving = [kink for kink in kinks if isinstance(kink, Tensor)]
-    return [*sorted(points), *(kink + offset for kink in moving for offset in offsets)]
-
-
-def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """Sort further breakpoints into an ascending grid, clamped to its ends."""
-    if not places:
-        return grid
-    inside = torch.stack(list(places), dim=-1)
-    inside = inside.maximum(grid[..., :1]).minimum(grid[..., -1:])
-    return torch.cat([grid, inside], dim=-1).sort(dim=-1).values
 
 
 def panel_count(stddev: Tensor, order: int = 1) -> int:

@@ -22,8 +22,6 @@ from covprop.activations.moments import (
     Scalar,
     ScalarPair,
     breakpoints,
-    graded,
-    insert,
     panel_count,
     value_and_slope,
 )
@@ -35,7 +33,7 @@ from covprop.kernels.normal import (
     inverse_deviation,
     standard_deviation,
 )
-from covprop.kernels.polynomials import Panels, hermite_rule
+from covprop.kernels.polynomials import Panels, graded, hermite_rule, insert
 from covprop.kernels.rounding import REMAINDER, rounding
 
 INNER_REACH = 9.0

@@ -216,3 +216,13 @@ def second_order(vector: Vector) -> SecondOrder:
     contraction = Contraction.elementwise(variance.shape[:-1], variance.shape[-1])
     half = vector.activated.coefficients(2)[1] / SQRT_2
     return SecondOrder((parent, parent), contraction, (inverse_deviation(variance), half))
+
+
+def without_rows(rows: Tensor, transfer: Transfer) -> Transfer:
+    """A transfer whose result is zero in some rows, which only its gradient does not tell."""
+
+    def zeroed(cross: Tensor) -> Tensor:
+        share = transfer(cross)
+        return torch.where(rows[..., None], share - share.detach(), share)
+
+    return zeroed

@@ -14,6 +14,7 @@ from covprop.carriers.cross_covariance import (
     Treatment,
     cross_covariance,
     release,
+    without_rows,
 )
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric, without_negative_variances
@@ -307,7 +308,7 @@ class Full(Carrier):
         if bool(gone.any()):
             rows = gone[..., :, None] | gone[..., None, :]
             matrix = torch.where(rows, matrix - matrix.detach(), matrix)
-            edges = [(carrier, _without(gone, transfer)) for carrier, transfer in edges]
+            edges = [(carrier, without_rows(gone, transfer)) for carrier, transfer in edges]
         return self._new(Dense(matrix), edges)
 
     def product(
@@ -393,16 +394,6 @@ def _pushed(covariance: Covariance, part: LinearMap | float) -> Tensor:
     if isinstance(part, LinearMap):
         return covariance.push(part).matrix()
     return covariance.matrix() if part**2 == 1 else part**2 * covariance.matrix()
-
-
-def _without(rows: Tensor, transfer: Transfer) -> Transfer:
-    """A transfer whose result is zero in some rows, which only its gradient does not tell."""
-
-    def zeroed(cross: Tensor) -> Tensor:
-        share = transfer(cross)
-        return torch.where(rows[..., None], share - share.detach(), share)
-
-    return zeroed
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Orthogonal polynomials: Gauss nodes, normalised Hermite functions and the paper's series."""
+"""Orthogonal polynomials: Gauss nodes and grids, Hermite functions and the paper's series."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from covprop.kernels.normal import density
 
 FLUSH = 0.3
 """The power of the smallest normal number below which a coefficient counts as zero."""
+GROWTH = 1.25
+"""Ratio of the distances from zero, or a kink, of neighbouring points of a graded grid."""
 
 
 @lru_cache
@@ -202,3 +205,37 @@ class _PowerSeries(Function):
             grad_right[k] = left[k].mT @ power
             torch.hardshrink(power.mul_(correlation), least, out=power)  # or denormal, as above
         return slope.mul_(gradient), grad_left.mul_(size), grad_right.mul_(size)
+
+
+def graded(
+    kinks: Sequence[float | Tensor], unit: float, fineness: float, even: float
+) -> list[float | Tensor]:
+    """Points around zero and the kinks whose distances grow with that from the nearest of them.
+
+    unit: the size of what there is to see close by, of which a panel takes two; even: the width of
+    the panels that there are anyway, which suffice from some distance on.
+    """
+    growth = GROWTH ** (1 / fineness)
+    distances = [0.0]
+    while distances[-1] * (growth - 1) < even:
+        distances.append(max(distances[-1] + 2 * unit, distances[-1] * growth))
+    centres = sorted({0.0, *(kink for kink in kinks if not isinstance(kink, Tensor))})
+    edges = [-math.inf, *((a + b) / 2 for a, b in pairwise(centres)), math.inf]
+    offsets = [side * distance for distance in distances for side in (-1, 1)]
+    points = {
+        centre + offset
+        for centre, low, high in zip(centres, edges, edges[1:], strict=False)
+        for offset in offsets
+        if low <= centre + offset <= high
+    }
+    moving = [kink for kink in kinks if isinstance(kink, Tensor)]
+    return [*sorted(points), *(kink + offset for kink in moving for offset in offsets)]
+
+
+def insert(grid: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """Sort further breakpoints into an ascending grid, clamped to its ends."""
+    if not places:
+        return grid
+    inside = torch.stack(list(places), dim=-1)
+    inside = inside.maximum(grid[..., :1]).minimum(grid[..., -1:])
+    return torch.cat([grid, inside], dim=-1).sort(dim=-1).values

@@ -3,7 +3,8 @@
 `docs/trust.md` has the reasons, the calibration and how well it holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -15,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
+from covprop.kernels.normal import standard_deviation
 from covprop.methods.base import LayerwiseMethod, Method
 from covprop.methods.call import Call, random_state_kept
 from covprop.methods.control import ControlVariate
@@ -30,6 +33,7 @@ from covprop.methods.quasi_monte_carlo import (
 )
 from covprop.methods.root import Root
 from covprop.methods.sketched import Sketched
+from covprop.modules import module_names, running_module
 
 STUDENT = 2.4
 """Standard errors of eight sets of points within which 19 of 20 errors are."""
@@ -146,7 +150,8 @@ class Estimator:
     def evaluation_work(self) -> float:
         """Floating-point operations of an evaluation of the network, for all of the batch."""
         assert self.network is not None
-        with torch.no_grad(), random_state_kept(self.network.means), _Work() as work:
+        kept = random_state_kept(self.network.means) if self.network.draws else nullcontext()
+        with torch.no_grad(), kept, _Work() as work:
             self.network(*self.network.means)
         return work.total
 
@@ -156,11 +161,19 @@ class Estimator:
         pairs = WIDENED_PAIRS if self.directions <= WIDENED_WIDTH else 2
         return 2 * REPLICATES * pairs * self.directions
 
-    def errors(self, nest: Any, method: Method, work: float = 0.0) -> tuple[ErrorEstimate, ...]:
-        """Of the Gaussians in a result; work: what it took, which a check may take as well."""
+    def errors(
+        self, nest: Any, method: Method, work: float = 0.0, points: Any = None
+    ) -> tuple[ErrorEstimate, ...]:
+        """Of the Gaussians in a result.
+
+        work: what it took, which a check may take as well; points: the result of evaluations, if
+        there is one, which is the check then.
+        """
         found = gaussians(nest)
         other = self._other_order(method)
-        checked = self._sketch_check(method, found) or self._check(len(found), work)
+        checked: list[Moments] | None = [Moments.of(y) for y in gaussians(points)]
+        if len(checked or ()) != len(found):
+            checked = self._sketch_check(method, found) or self._check(len(found), work)
         return tuple(
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
@@ -177,6 +190,26 @@ class Estimator:
                 return gaussians(second.run(self.call))
             except CovpropError:
                 return None
+
+    @torch.no_grad()
+    def rough_module(self, limit: float) -> str | None:
+        """The first module behind which the gap between orders is beyond a limit."""
+        if not isinstance(self.call.module, nn.Module):
+            return None
+        seen = []
+        for method in (GaussianLayers(), Cumulants()):
+            seen.append(_Seen(self.call.module))
+            with approximations_ignored():
+                try:
+                    method.traverse(self.call, seen[-1])
+                except CovpropError:
+                    return None
+        for (path, *first), (_, *second) in zip(*(one.found for one in seen), strict=False):
+            apart = [(a - b).abs() for a, b in zip(first, second, strict=True)]
+            gaps = [quotient(one, second[1]) for one in apart if one.numel()]
+            if any(float(gap.max()) > limit for gap in gaps):
+                return path
+        return None
 
     def _check(self, outputs: int, work: float) -> list[Moments] | None:
         """Moments at points: many where the work allows it, else a few dozen."""
@@ -256,6 +289,27 @@ def _within(expected: Tensor | None, apart: Tensor, chance: Tensor, stddev: Tens
         return apart + chance
     possible = torch.maximum(torch.minimum(expected, apart + chance), apart - chance)
     return torch.where(stddev > 0, possible, expected)
+
+
+class _Seen:
+    """Watches a propagation, and notes means and standard deviations behind every operation."""
+
+    def __init__(self, module: object) -> None:
+        self._names = module_names(module)
+        self.found: list[tuple[str, Tensor, Tensor]] = []
+
+    def run(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+        proceed: Callable[[], Any],
+    ) -> Any:  # fmt: skip
+        """One operation; functions that are pending are seen behind the next one."""
+        del function, args, kwargs
+        result = proceed()
+        for leaf in leaves(result):
+            if isinstance(leaf, GaussianTensor) and not leaf.is_pending:
+                stddev = standard_deviation(leaf.variances)
+                self.found.append((running_module(self._names), leaf.flat, stddev))
+        return result
 
 
 class _Work(TorchDispatchMode):

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import torch
 
 from covprop.covariance import Dense
-from covprop.error_estimate import ErrorEstimate, in_percent
+from covprop.error_estimate import ErrorEstimate, in_deviations, in_percent
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
@@ -51,11 +52,11 @@ HELD = 2**24
 class Auto(Method):
     """The best way for this network and its noise, with an estimate of the error of its answer.
 
-    With noise in one to eight independent directions, the network is evaluated at fixed points
-    (`cp.QuasiMonteCarlo`). With more, third cumulants are followed from layer to layer
-    (`cp.Cumulants`); where a plan says that this takes too much, Gaussian layers
-    (`cp.GaussianLayers`) or sketches (`cp.Sketched`). Such an answer is checked at points, and
-    where its estimated error is large, more points take its place if they are better.
+    Third cumulants are followed from layer to layer (`cp.Cumulants`); where a plan says that this
+    takes too much, Gaussian layers (`cp.GaussianLayers`) or sketches (`cp.Sketched`). With noise in
+    one to eight independent directions the network is evaluated at fixed points as well
+    (`cp.QuasiMonteCarlo`), with more where the estimated error of the layers is large. The answer
+    is the one with the smaller estimated error.
 
     `y.error` is the estimate, `y.method` the method that was used, `y.notes` say why. Where an
     error above 5 % is estimated and nothing better was found, there is a warning. The choice is one
@@ -99,7 +100,7 @@ class Auto(Method):
 
     def layerwise(self, call: Call) -> LayerwiseMethod:
         """The method that goes from layer to layer which it would take."""
-        return _Choice(self, call).layerwise()
+        return _Choice(self, call).layerwise[0]
 
 
 @final
@@ -126,27 +127,35 @@ class _Choice:
     def __init__(self, method: Auto, call: Call) -> None:
         self.method, self.call = method, call
         self.estimator = Estimator(call, method.seed)
-        self.refusal = ""
+        self.refusal = "no rule"
         self.target = GOOD if method.tolerance is None else method.tolerance
 
     def made(self) -> Any:
         """Look for answers until one is good enough, and give the best."""
-        most, directions = self.most_points(), self.estimator.directions
-        best = layers = None
-        if most and directions <= FEW:
-            first = self.estimator.matched_points if self.method.tolerance else FIRST_POINTS
-            what = "one direction" if directions == 1 else f"{directions} directions"
-            reason = f"the noise has {what}, few enough for evaluations at fixed points"
-            best = self.points(first, most, reason)
-        elif most and self.method.tolerance is not None:
-            best = self.cheap_points(most)
-        if best is None or best.error > self.target:
-            layers = self.layers(other=most > 0)
-            fair = FAIR if self.method.tolerance is None else self.target
-            if best is None and most and (layers is None or layers.error > fair):
-                best = self.points(FIRST_POINTS, most, self.reason_for_points(layers))
-            best = _better(best, layers)
-        return self.finished(best, layers)
+        most, tolerance = self.most_points(), self.method.tolerance
+        few, points = self.estimator.directions <= FEW, None
+        if most and few:
+            points = self.few_points(most)
+        elif most and tolerance is not None:
+            points = self.cheap_points(most)
+        if points is not None and tolerance is not None and points.error <= tolerance:
+            return self.finished(points, None)
+        layers = self.layers(most > 0, points)
+        answers = [answer for answer in (layers, points) if answer is not None]
+        enough = self.target if few or tolerance is not None else FAIR
+        worth = most and (points is None or tolerance is None)
+        if worth and all(answer.error > enough for answer in answers):
+            answers.append(self.points(FIRST_POINTS, most, self.reason_for_points(layers)))
+        return self.finished(min(answers, key=lambda answer: answer.error), layers)
+
+    def few_points(self, most: int) -> _Answer:
+        """Points for few directions of noise: up to the tolerance, or a first number of them."""
+        directions = self.estimator.directions
+        what = "one direction" if directions == 1 else f"{directions} directions"
+        reason = f"the noise has {what}, few enough for evaluations at fixed points"
+        if self.method.tolerance is None:
+            return self.points(FIRST_POINTS, FIRST_POINTS, reason)
+        return self.points(self.estimator.matched_points, most, reason)
 
     def reason_for_points(self, layers: _Answer | None) -> str:
         """Why the way from layer to layer is not enough."""
@@ -173,7 +182,9 @@ class _Choice:
         """More and more points until the error is small enough."""
         count = max(count, self.estimator.matched_points)
         while True:
-            nest = QuasiMonteCarlo(count, self.method.seed).run(self.call)
+            assert self.estimator.network is not None
+            method = QuasiMonteCarlo(count, self.method.seed)
+            nest = method.run_on(self.estimator.network, self.call)
             errors = tuple(error_of_points(y) for y in gaussians(nest))
             answer = _Answer(nest, errors, reason)
             if answer.error <= self.target or count >= most:
@@ -195,12 +206,13 @@ class _Choice:
             return None
         return self.points(math.ceil(needed), most, reason)
 
-    def layerwise(self) -> LayerwiseMethod:
-        """The most accurate method whose plan is bearable."""
+    @cached_property
+    def layerwise(self) -> tuple[LayerwiseMethod, float]:
+        """The most accurate method whose plan is bearable, and what it takes."""
         for method in (Cumulants(), GaussianLayers()):
-            if self.work(method) <= LAYER_WORK:
-                return method
-        return Sketched()
+            if (work := self.work(method)) <= LAYER_WORK:
+                return method, work
+        return Sketched(), LAYER_WORK
 
     def work(self, method: LayerwiseMethod) -> float:
         """What a method takes by its plan, infinite where memory does not suffice."""
@@ -210,9 +222,12 @@ class _Choice:
             return 0.0  # it says what is wrong when it runs
         return plan.work if plan.fits else math.inf
 
-    def layers(self, other: bool) -> _Answer | None:
-        """From layer to layer; None where a rule is missing and there is another answer."""
-        method = self.layerwise()
+    def layers(self, other: bool, points: _Answer | None = None) -> _Answer | None:
+        """From layer to layer; None where a rule is missing and there is another way.
+
+        points: an answer by evaluations, to check this one with.
+        """
+        method, work = self.layerwise
         with approximations_ignored() as texts:
             try:
                 nest = method.run(self.call)
@@ -221,7 +236,7 @@ class _Choice:
                     raise
                 self.refusal = str(error)
                 return None
-            errors = self.estimator.errors(nest, method, self.work(method))
+            errors = self.estimator.errors(nest, method, work, points and points.nest)
         reason = {
             Cumulants: "third cumulants are followed from layer to layer",
             GaussianLayers: "third cumulants would take too much time or memory",
@@ -244,7 +259,7 @@ class _Choice:
         )  # fmt: skip
         if best is layers or not self.gradients_wanted():
             return nest
-        if layers is None and (layers := self.layers(other=True)) is None:
+        if layers is None and (layers := self.layers(other=True, points=best)) is None:
             return nest
         followed = iter(gaussians(layers.nest))
         return map_leaves(
@@ -256,16 +271,17 @@ class _Choice:
         """Say how far the answer may be off, where it comes from, and what to do."""
         means = max(error.largest_mean for error in best.errors)
         stddevs = max(error.largest_stddev for error in best.errors)
-        place = f" ({best.texts[0]})" if best.texts else ""
+        path = self.estimator.rough_module(limit)
+        place = "" if path is None else f", from {f'module {path}' if path else 'the model'} on"
         advice = (
             f"cp.Auto(tolerance={ROUGH}) takes as many evaluations as that needs"
             if self.method.tolerance is None and self.most_points()
             else "compare with cp.MonteCarlo(), or use smaller noise"
         )
         warn_user(
-            f"the result of cp.{_name(best)} may be off by {in_percent(means)} of a standard "
-            f"deviation in its means and by {in_percent(stddevs)} in its standard deviations, more "
-            f"than {in_percent(limit)}{place}; {advice}",
+            f"the result of cp.{_name(best)} may be off: its means by {in_deviations(means)}, its "
+            f"standard deviations by {in_percent(stddevs)}, which is more than {in_percent(limit)}"
+            f"{place}; {advice}",
             ApproximationWarning,
             every_time=True,
         )
@@ -279,15 +295,6 @@ class _Choice:
             return True
         result = leaves(self.call.on_tensors(*self.call.means))
         return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in result)
-
-
-def _better(first: _Answer | None, second: _Answer | None) -> _Answer:
-    """The one with the smaller error, the second if there is none between them."""
-    if first is None or second is None:
-        best = first or second
-        assert best is not None
-        return best
-    return first if first.error < second.error else second
 
 
 def _name(answer: _Answer) -> str:

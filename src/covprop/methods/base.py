@@ -236,7 +236,10 @@ class FunctionMethod(Method):
 
     def run(self, call: Call) -> Any:
         """Estimate the moments of every output of the model as a function."""
-        network = Network(call.on_tensors, call.inputs)
+        return self.run_on(Network(call.on_tensors, call.inputs), call)
+
+    def run_on(self, network: Network, call: Call) -> Any:
+        """The same, given the model of the call as a function."""
         if network.draws and not self.averages_draws:
             raise RandomDraws(
                 f"the model draws random numbers, as dropout and Bayesian layers do, and "

@@ -1,6 +1,7 @@
 """Evaluations at fixed points whose mean and covariance are exactly those of the input."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, TypeAlias, final
@@ -106,8 +107,7 @@ class QuasiMonteCarlo(FunctionMethod):
         each = 2 * self._pairs
         held = each * outputs * network.batch_shape.numel()
         together = max(1, min(REPLICATES, HELD // max(1, held)))
-        with random_state_kept(network.means):  # models may draw, dropout for one
-            torch.manual_seed(self.seed)
+        with self._seeded(network):
             for first in range(0, REPLICATES, together):
                 seeds = range(first, min(REPLICATES, first + together))
                 sets = [self._points(roots, seed) for seed in seeds]
@@ -116,6 +116,16 @@ class QuasiMonteCarlo(FunctionMethod):
                 advance(each * len(seeds), self.evaluations)
                 for (weights, _), *parts in zip(sets, *values, strict=True):
                     yield weights, parts
+
+    @contextmanager
+    def _seeded(self, network: Network) -> Iterator[None]:
+        """What a model draws itself, as dropout does, comes from the seed, too."""
+        if not network.draws:
+            yield
+            return
+        with random_state_kept(network.means):
+            torch.manual_seed(self.seed)
+            yield
 
     def _points(self, roots: list[Root], replicate: int) -> tuple[Tensor, list[Tensor]]:
         """Weights of one set, and its points (2 pairs, *batch, *event) for each input."""
