@@ -35,7 +35,7 @@ def test_every_field_is_what_its_own_function_gives() -> None:
     model, x = network(6, 30, 4), noisy(3)
     labels = torch.tensor([1, 2, 3])
     found = analysed(model, x, labels, method=cp.GaussianLayers())
-    y = cp.propagate(model, x, cp.GaussianLayers())
+    y = propagate(model, x, cp.GaussianLayers())
     assert torch.equal(found.label, labels)
     assert torch.equal(found.predicted, model(x.mean).argmax(-1))
     direct = robustness.class_probabilities(y, generator=generator(5))

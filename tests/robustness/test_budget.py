@@ -13,6 +13,7 @@ import covprop as cp
 from covprop import robustness
 from covprop.robustness import budget as reasons
 from covprop.robustness.budget import Endpoint, find_roots
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network, random_gaussian
 
@@ -64,7 +65,7 @@ def test_the_probability_at_the_budget_is_the_target(dtype: torch.dtype) -> None
     labels = model(mean).argmax(-1)
     noisy = cp.Gaussian.isotropic(mean, found.level, batch_dims=1)
     wrong = robustness.misclassification_probability(
-        cp.propagate(model, noisy, cp.GaussianLayers()),
+        propagate(model, noisy, cp.GaussianLayers()),
         labels,
         points=2**14,
         generator=generator(1),

@@ -13,6 +13,7 @@ from covprop.robustness.decisions import decide
 from covprop.robustness.logits import Logits, Randomisation
 from covprop.robustness.pairs import normal_scores, pair_skewness, score_slopes
 from covprop.robustness.probabilities import classes_of
+from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.robustness.integrals import generator, network
 
@@ -41,9 +42,7 @@ def test_two_logits_are_compared_by_the_skewness_of_their_difference() -> None:
     model, x = skewed(2, 20, 2, nn.ReLU)
     found = decide(model, x, cp.Cumulants(), POINTS)
     with torch.no_grad():
-        difference = cp.propagate(
-            lambda x: (y := model(x))[..., :1] - y[..., 1:], x, cp.Cumulants()
-        )
+        difference = propagate(lambda x: (y := model(x))[..., :1] - y[..., 1:], x, cp.Cumulants())
     assert difference.skewness is not None
     assert abs(float(difference.skewness)) > 0.01
     expected = 1 - difference.cdf(0.0)
@@ -95,9 +94,7 @@ def test_few_inputs_are_counted_and_nothing_is_assumed() -> None:
     error = (classes.probability - right).abs()
     assert bool((error <= 4 * (classes.stderr + (right / SAMPLES).sqrt())).all())
     assert float(error.max()) < 0.005
-    gaussian = robustness.class_probabilities(
-        cp.propagate(model, x, cp.GaussianLayers())
-    ).probability
+    gaussian = robustness.class_probabilities(propagate(model, x, cp.GaussianLayers())).probability
     assert float((gaussian - right).abs().max()) > 0.02
     wrong = found.misclassification(1)
     assert_close(wrong.probability, 1 - classes.probability[1], atol=1e-12)
@@ -111,7 +108,7 @@ def test_a_linear_network_is_exact_at_points(classes: int) -> None:
     model = nn.Linear(4, classes).double()
     x = cp.Gaussian.isotropic(torch.randn(3, 4).double(), 0.5, batch_dims=1)
     found = decide(model, x, cp.QuasiMonteCarlo(), POINTS).classes()
-    expected = robustness.class_probabilities(cp.propagate(model, x, cp.GaussianLayers()))
+    expected = robustness.class_probabilities(propagate(model, x, cp.GaussianLayers()))
     slack = 5 * (found.stderr + expected.stderr) + 1e-9
     assert bool(((found.probability - expected.probability).abs() <= slack).all())
     if classes <= 3:

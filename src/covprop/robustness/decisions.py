@@ -135,7 +135,7 @@ def _counting(model: Model, x: Gaussian, method: Method) -> QuasiMonteCarlo | No
     if estimator.network is None or not 0 < estimator.directions <= FEW:
         return None
     points = QuasiMonteCarlo(seed=method.seed)
-    return points if points.points * estimator.evaluation_work <= POINT_WORK else None
+    return points if points.points * network.work <= POINT_WORK else None
 
 
 @torch.no_grad()
