@@ -14,7 +14,7 @@ import torch
 
 import covprop as cp
 from covprop.cli import propagation
-from covprop.cli.propagation import concatenate
+from covprop.cli.joining import concatenate
 from experiments import figure2, runner
 from experiments.options import Options
 from experiments.record import read

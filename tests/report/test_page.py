@@ -15,6 +15,7 @@ from scipy import stats
 from torch import nn
 
 import covprop as cp
+from covprop.error_estimate import ErrorEstimate
 from covprop.report import page
 from covprop.report.analyses import decision_sentences
 from covprop.robustness import Probabilities, analyse
@@ -135,11 +136,13 @@ def test_the_charts_have_the_numbers_of_the_gaussian(content: dict[str, Any]) ->
 def test_the_table_has_central_intervals(content: dict[str, Any]) -> None:
     rows, y = rows_of(page.render(**content), "Numbers of the outputs"), content["y"]
     assert [row[0] for row in rows] == ["output 0", "output 1"]
-    for row, mean, stddev in zip(rows, y.mean.tolist(), y.stddev.tolist(), strict=True):
+    moments = (part.tolist() for part in (y.mean, y.stddev, y.skewness))
+    for row, mean, stddev, skewness in zip(rows, *moments, strict=True):
         assert float(row[1]) == pytest.approx(mean, rel=1e-3)
         for cell, share in ((row[3], 0.5), (row[4], 0.95)):
             ends = [float(end) for end in cell.split(" to ")]
-            assert ends == pytest.approx(stats.norm.interval(share, mean, stddev), rel=1e-3)
+            expected = stats.pearson3.interval(share, skewness, mean, stddev)
+            assert ends == pytest.approx(expected, rel=1e-3)
 
 
 def test_steps_are_told_by_the_quantiles_of_their_deviations(content: dict[str, Any]) -> None:
@@ -163,7 +166,7 @@ def test_the_verdict_of_the_comparison_is_at_the_head(content: dict[str, Any]) -
     assert comparison["GaussianLayers()"].agreement.verdict == "within sampling error"
     head = Reader(page.render(**content).split("<nav")[0]).shown
     assert "Agrees with sampling" in head
-    assert "GaussianLayers() against 500 samples of the network: within sampling error." in head
+    assert "Cumulants() against 500 samples of the network: within sampling error." in head
     assert "3 numbers to 2 classes in 3 operations" in head
     assert (
         f"standard deviation of {float(content['x'].stddev[0]):.3g}, correlated up to 0.23" in head
@@ -205,6 +208,27 @@ def test_steps_that_are_wrong_come_with_what_to_do() -> None:
     assert "Variances are off on the way" in head
     assert "cp.ControlVariate(10_000)); cheaper" in head
     assert head.count("method=cp.Split()") == 2  # in the head, and below the table
+
+
+def test_the_estimated_error_is_at_the_head() -> None:
+    x = gaussian()
+    y = cp.propagate(network(), x)
+    assert y.error is not None
+    line = f"E{str(y.error)[1:]}."
+    text = Reader(page.render(model_name="m", x=x, y=y)).shown
+    assert line in text
+    half = torch.full_like(y.mean, 0.5)
+    for share, words in ((0.02, "to be accurate"), (0.16, "to be close"), (1.0, "to be off")):
+        error = ErrorEstimate(share * half, half * 0, "a test")
+        plain = cp.Gaussian(y.mean, y.covariance, error=error)
+        assert f"Estimated {words}" in page.render(model_name="m", x=x, y=plain)
+    assert "assumes nothing of the logits" in page.render(
+        model_name="m", x=x, robustness=analyse(network(), x, samples=100)
+    )
+    layers = analyse(network(), x, samples=100, method=cp.GaussianLayers())
+    assert "may move the probability of a wrong decision by" in page.render(
+        model_name="m", x=x, robustness=layers
+    )
 
 
 def test_without_samples_the_page_says_that_nothing_was_checked(content: dict[str, Any]) -> None:

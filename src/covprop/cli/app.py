@@ -114,7 +114,7 @@ def covprop(
 def propagate(
     context: typer.Context,
     read: Reader,
-    method_name: MethodName = "gaussian-layers",
+    method_name: MethodName = "auto",
     out: Annotated[str | None, typer.Option(metavar="FILE", help=OUT)] = None,
     report: Report = None,
     seed: Seed = 0,
@@ -122,7 +122,7 @@ def propagate(
 ) -> CommandResult:
     """Mean and covariance of the output for a Gaussian input."""
     ranks: Ranks = context.obj
-    chosen = method(method_name, seed + ranks.rank)
+    chosen = method(method_name, seed, ranks.rank)
     file = None if out is None else check_writable(out, tuple(WRITERS), "--out")
     page = _page(report)
     request = read()
@@ -196,7 +196,7 @@ def robustness(
     require_probability: Annotated[
         float | None, typer.Option(min=0, max=1, metavar="P", help=REQUIRED)
     ] = None,
-    method_name: MethodName = "gaussian-layers",
+    method_name: MethodName = "auto",
     samples: Annotated[
         int, typer.Option(min=2, max=MOST_SAMPLES, metavar="N", help=SAMPLES)
     ] = ANALYSIS_SAMPLES,
@@ -208,7 +208,7 @@ def robustness(
 ) -> CommandResult:
     """How a classifier decides under noise: probabilities, sensitivity, noise budget."""
     ranks: Ranks = context.obj
-    chosen = method(method_name, seed + ranks.rank)
+    chosen = method(method_name, seed, ranks.rank)
     page = _page(report)
     request = read()
     analysis = propagation.run_robustness(

@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 
 from covprop.cli import arrays
+from covprop.cli.joining import concatenate, joined, without_generator
 from covprop.cli.output import CommandResult, ExitCode, Refusal, check_dense, quoted, writing
 from covprop.cli.ranks import Ranks
 from covprop.cli.request import Request, running, single_output
-from covprop.covariance import Covariance
 from covprop.diagnostics.compare import METHODS, compare, method_name
 from covprop.diagnostics.comparison import Comparison, ComparisonRow
 from covprop.diagnostics.trace import trace
 from covprop.diagnostics.verdict import ADVISED_SAMPLES
-from covprop.errors import ApproximationWarning
-from covprop.gaussian import Gaussian, SamplingError
-from covprop.methods import LayerwiseMethod, Method, MonteCarlo
-from covprop.mixture import Mixture
-from covprop.propagate import propagate
+from covprop.errors import ApproximationWarning, UnsupportedOperation
+from covprop.gaussian import Gaussian
+from covprop.methods import LayerwiseMethod, Method, MonteCarlo, QuasiMonteCarlo
+from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.report import page
-from covprop.robustness import NoiseBudget, Robustness, analyse
+from covprop.robustness import Robustness, analyse
 from covprop.text_table import Table, in_digits
 
 SHOWN = 20  # outputs in the table
@@ -48,7 +47,8 @@ def run(request: Request, method: Method, seed: int, ranks: Ranks) -> Gaussian:
         with running(), torch.no_grad():
             bar = sys.stderr.isatty() and not ranks.rank
             y = single_output(propagate(request.module, request.x, method=method, progress=bar))
-        return y if ranks.size == 1 else _without_method(y)
+            y.error  # noqa: B018  (estimated now, where it can be, and while the model is here)
+        return y if ranks.size == 1 else without_generator(y)
 
     return distribute(request, ranks, work, lambda parts: concatenate(parts, method))
 
@@ -68,6 +68,11 @@ def record(request: Request, y: Gaussian) -> dict[str, Any]:
         values["covariance_stderr"] = y.covariance_stderr.tolist()
     if y.skewness is not None:
         values["skewness"] = y.skewness.tolist()
+    if y.error is not None:
+        values["error"] = {
+            "mean": y.error.mean.tolist(), "stddev": y.error.stddev.tolist(),
+            "basis": y.error.basis,
+        }  # fmt: skip
     if y.notes:
         values["notes"] = list(y.notes)
     return values
@@ -90,7 +95,7 @@ def table(y: Gaussian) -> Table:
     for number in range(min(SHOWN, means.numel())):
         cells = (in_digits(float(column[number]), DIGITS) for column in columns)
         rows.append((_index(number, y.mean.shape), *cells))
-    notes = list(y.notes)
+    notes = list(y.notes) if y.error is None else [str(y.error), *y.notes]
     if means.numel() > SHOWN:
         notes.append(f"and {means.numel() - SHOWN:,} more: --out and --json have them all")
     undefined = stddevs.isnan().nonzero()[:, 0].tolist()
@@ -170,13 +175,17 @@ def _largest_error(row: ComparisonRow) -> float:
 def write_report(
     path: Path, request: Request, y: Gaussian | None, seed: int, **findings: Any
 ) -> None:
-    """Write a page with `findings` of `page.write`, and with every layer of a layerwise method."""
+    """Write a page with `findings` of `page.write`, and with every layer of a layerwise method.
+
+    Of evaluations at points, which see no layers, with those of Gaussian layers.
+    """
     layers = None
-    if y is not None and isinstance(y.method, LayerwiseMethod):
+    if y is not None and isinstance(y.method, LayerwiseMethod | QuasiMonteCarlo):
+        method = y.method if isinstance(y.method, LayerwiseMethod) else GAUSSIAN_LAYERS
         generator = torch.Generator(request.x.device).manual_seed(seed)
-        with running():
+        with running(), suppress(UnsupportedOperation):
             layers = trace(
-                request.module, request.x, method=y.method, samples=TRACE_SAMPLES,
+                request.module, request.x, method=method, samples=TRACE_SAMPLES,
                 generator=generator,
             )  # fmt: skip
     with writing(path):
@@ -210,54 +219,6 @@ def distribute(
     return join([part_result for part_result, _ in gathered if part_result is not None])
 
 
-def _without_method(y: Gaussian) -> Gaussian:
-    """A result without its method, which may hold a generator and cannot be sent."""
-    mixture = y.mixture
-    if mixture is not None:
-        mixture = Mixture(mixture.weights, _without_method(mixture.components))
-    return Gaussian(
-        y.mean, y.covariance, validate_args=False, sampling=y.sampling_error, mixture=mixture,
-        skewness=y.skewness, notes=y.notes,
-    )  # fmt: skip
-
-
-def concatenate(parts: Sequence[Gaussian], method: object, dim: int = 0) -> Gaussian:
-    """Concatenate batches of Gaussians along a dimension of the batch."""
-    first = parts[0]
-
-    def cat(of: Callable[[Any], Tensor]) -> Tensor:
-        return torch.cat([of(part) for part in parts], dim)
-
-    error, mixture = first.sampling_error, first.mixture
-    if error is not None:
-        error = SamplingError(
-            error.samples, cat(lambda y: y.mean_stderr), cat(lambda y: y.covariance_stderr)
-        )
-    if mixture is not None:
-        components = [part.mixture.components for part in parts]
-        mixture = Mixture(mixture.weights, concatenate(components, method, dim + 1))
-    return Gaussian(
-        cat(lambda y: y.mean), _concatenate_covariances([part.covariance for part in parts], dim),
-        validate_args=False, method=method, sampling=error, mixture=mixture,
-        skewness=None if first.skewness is None else cat(lambda y: y.skewness),
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-    )  # fmt: skip
-
-
-def _concatenate_covariances(parts: Sequence[Covariance], dim: int) -> Covariance:
-    """Concatenate the tensors that a structure is made of, whichever they are."""
-    tensors: list[list[Tensor]] = [[] for _ in parts]
-
-    def collect(number: int, tensor: Tensor) -> Tensor:
-        tensors[number].append(tensor)
-        return tensor
-
-    for number, part in enumerate(parts):
-        part.map(partial(collect, number))
-    whole = iter([torch.cat(group, dim) for group in zip(*tensors, strict=True)])
-    return parts[0].map(lambda _: next(whole))
-
-
 def run_robustness(
     request: Request, ranks: Ranks, seed: int, label: str | None, norm: str, **options: Any
 ) -> Robustness:
@@ -278,7 +239,7 @@ def run_robustness(
                 progress=bar, **options,
             )  # fmt: skip
 
-    return distribute(request, ranks, work, _joined)
+    return distribute(request, ranks, work, joined)
 
 
 def _check_logits(request: Request) -> None:
@@ -337,38 +298,3 @@ def robustness_result(
             f"the label is kept with probability {kept:.4g}, {word} the required {required:g}"
         )
     return CommandResult(record, tuple(parts), as_json, code)
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """Concatenate analyses of batches, field by field."""
-    first = parts[0]
-    if isinstance(first, NoiseBudget):
-        return _joined_budgets(parts)
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first)]
-        values = {name: _joined([getattr(part, name) for part in parts]) for name in names}
-        return dataclasses.replace(first, **values)
-    if isinstance(first, Tensor) and first.dim():
-        return torch.cat(list(parts))
-    return first  # the same for all: a name, a number of samples, a norm
-
-
-def _joined_budgets(parts: Sequence[NoiseBudget]) -> NoiseBudget:
-    """Levels that were tried for one part are missing, as NaN, from the others."""
-    longest = max(len(part.levels) for part in parts)
-
-    def padded(name: str) -> Tensor:
-        tables = [getattr(part, name) for part in parts]
-        rows = [(longest - len(table), *table.shape[1:]) for table in tables]
-        pairs = zip(tables, rows, strict=True)
-        return torch.cat([torch.cat([t, t.new_full(shape, torch.nan)]) for t, shape in pairs], 1)
-
-    return dataclasses.replace(
-        parts[0],
-        level=torch.cat([part.level for part in parts]),
-        stddev=torch.cat([part.stddev for part in parts]),
-        reason=tuple(reason for part in parts for reason in part.reason),
-        probability=torch.cat([part.probability for part in parts]),
-        levels=padded("levels"),
-        probabilities=padded("probabilities"),
-    )

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, final
 
@@ -220,10 +220,14 @@ def _correlated(name: str, mean: Tensor, batch_dims: int) -> Gaussian:
 
 
 class MethodChoice(NamedTuple):
-    """How a method is made from the text after the colon and a seed, and what that text is."""
+    """How a method is made from the text after the colon and a seed, and what that text is.
+
+    shared: whether processes that share a batch take the same points, as one would for all of it.
+    """
 
     make: Callable[[str, int], Method]
     option: str = ""
+    shared: bool = False
 
 
 def _count(text: str, most: int, what: str) -> list[Any]:
@@ -256,7 +260,19 @@ def _piecewise(text: str, _: int) -> Method:
     return methods.PiecewiseLinear((int(text) if number else text) if text else None)
 
 
+def _points(text: str, seed: int) -> Method:
+    """With a number of points, or without."""
+    method = methods.QuasiMonteCarlo(*_count(text, MOST_SAMPLES, "points"))
+    return replace(method, seed=seed)
+
+
+def _auto(text: str, seed: int) -> Method:
+    """With a tolerance, or without."""
+    return methods.Auto(float(text) if text else None, seed)
+
+
 METHODS: dict[str, MethodChoice] = {
+    "auto": MethodChoice(_auto, "TOLERANCE", shared=True),
     "gaussian-layers": MethodChoice(lambda *_: methods.GaussianLayers()),
     "cumulants": MethodChoice(lambda *_: methods.Cumulants()),
     "split": MethodChoice(
@@ -264,6 +280,7 @@ METHODS: dict[str, MethodChoice] = {
     ),
     "sketched": MethodChoice(_sampling(methods.Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
     "series": MethodChoice(_series, "ORDER or TOLERANCE"),
+    "quasimontecarlo": MethodChoice(_points, "POINTS", shared=True),
     "montecarlo": MethodChoice(_sampling(methods.MonteCarlo, MOST_SAMPLES, "samples"), "SAMPLES"),
     "controlvariate": MethodChoice(
         _sampling(methods.ControlVariate, MOST_SAMPLES, "samples"), "SAMPLES"
@@ -280,8 +297,8 @@ METHOD_NAMES = ", ".join(
 )
 
 
-def method(text: str, seed: int) -> Method:
-    """The method of a name such as `series:4`."""
+def method(text: str, seed: int, rank: int = 0) -> Method:
+    """The method of a name such as `series:4`, for a process of several."""
     name, _, option = text.partition(":")
     choice = METHODS.get(FORMER_NAMES.get(name.lower(), name.lower()))
     if choice is None:
@@ -289,6 +306,6 @@ def method(text: str, seed: int) -> Method:
     if option and not choice.option:
         raise Refusal(f"the method {name} takes no option, so {quoted(option)} says nothing")
     try:
-        return choice.make(option, seed)
+        return choice.make(option, seed if choice.shared else seed + rank)
     except (ValueError, OverflowError) as error:
         raise Refusal(f"{quoted(text)} is no method: {sentence(error)}") from error

@@ -3,15 +3,14 @@
 `docs/trust.md` has the reasons, the calibration and how well it holds.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import CovpropError, approximations_ignored
@@ -20,7 +19,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import standard_deviation
 from covprop.methods.base import LayerwiseMethod, Method
-from covprop.methods.call import Call, random_state_kept
+from covprop.methods.call import Call, planned
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import GaussianLayers
@@ -41,8 +40,9 @@ FEW_POINTS = 64
 """Those of a check where evaluations are expensive."""
 ROUNDINGS = 4.0
 """Last bits by which evaluations of a network are off."""
-ELEMENTWISE = 8
-"""Floating-point operations that take as long as passing a number through memory, about."""
+LAYER_WORK, CHECK_WORK = 2.0**35, 2.0**32
+"""Floating-point operations that a method may take which goes from layer to layer, and samples that
+check it."""
 LAYERS = 2.0
 """Gaps between them and third cumulants within which 9 of 10 errors of Gaussian layers are."""
 CUMULANTS, EXPANSION = 1.0, 10.0
@@ -96,6 +96,15 @@ class Moments:
         return cls(*(part.reshape(shape) for part in found))
 
 
+def for_all(count: int) -> float:
+    """By how much larger errors by chance are of which 19 of 20 times *all* of so many are within.
+
+    Student's distribution with seven degrees of freedom falls as p = t^-7 in its tails; between
+    count = 1 and a million, count^0.19 is its quantile to 10 %.
+    """
+    return max(1, count) ** 0.19
+
+
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """0 / 0 = 0, and infinite where something is divided by nothing."""
     safe = torch.where(denominator > 0, denominator, 1)
@@ -129,6 +138,8 @@ class Estimator:
     def __init__(self, call: Call, seed: int = 0) -> None:
         """Nothing is evaluated yet."""
         self.call, self.seed = call.on(call.inputs), seed
+        self.controlled: Any = None
+        """The result of samples with a method as control variate, where they were its check."""
 
     @cached_property
     def network(self) -> Network | None:
@@ -145,15 +156,6 @@ class Estimator:
     def directions(self) -> int:
         """Independent directions of the noise of the inputs."""
         return sum(Root.of_full_rank(x).width for x in self.call.inputs)
-
-    @cached_property
-    def evaluation_work(self) -> float:
-        """Floating-point operations of an evaluation of the network, for all of the batch."""
-        assert self.network is not None
-        kept = random_state_kept(self.network.means) if self.network.draws else nullcontext()
-        with torch.no_grad(), kept, _Work() as work:
-            self.network(*self.network.means)
-        return work.total
 
     @property
     def matched_points(self) -> int:
@@ -173,7 +175,8 @@ class Estimator:
         other = self._other_order(method)
         checked: list[Moments] | None = [Moments.of(y) for y in gaussians(points)]
         if len(checked or ()) != len(found):
-            checked = self._sketch_check(method, found) or self._check(len(found), work)
+            checked = self._controlled_check(method, len(found)) if other is None else None
+            checked = checked or self._check(len(found), work)
         return tuple(
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
@@ -185,6 +188,8 @@ class Estimator:
         if not isinstance(method, LayerwiseMethod) or isinstance(method, Sketched):
             return None
         second = GaussianLayers(method.activations) if method.third_cumulants else Cumulants()
+        if self.work(second) > LAYER_WORK:
+            return None
         with approximations_ignored():
             try:
                 return gaussians(second.run(self.call))
@@ -196,8 +201,10 @@ class Estimator:
         """The first module behind which the gap between orders is beyond a limit."""
         if not isinstance(self.call.module, nn.Module):
             return None
-        seen = []
-        for method in (GaussianLayers(), Cumulants()):
+        methods, seen = (GaussianLayers(), Cumulants()), []
+        if any(self.work(method) > LAYER_WORK for method in methods):
+            return None
+        for method in methods:
             seen.append(_Seen(self.call.module))
             with approximations_ignored():
                 try:
@@ -217,7 +224,7 @@ class Estimator:
         if network is None or not self.directions or len(network.outputs) != outputs:
             return None
         matched = self.matched_points
-        cheap = matched * self.evaluation_work <= max(work, 2.0**26)
+        cheap = matched * network.work <= max(work, 2.0**26)
         method = QuasiMonteCarlo(matched if cheap else FEW_POINTS, self.seed)
         try:
             sets = list(method.values(network, self.call.advance))
@@ -234,16 +241,26 @@ class Estimator:
             for i, output in enumerate(network.outputs)
         ]
 
-    def _sketch_check(self, method: Method, found: list[Gaussian]) -> list[Moments] | None:
-        """Samples with the sketch as control variate: it has no order beside it."""
-        if not isinstance(method, Sketched) or self.network is None:
+    def _controlled_check(self, method: Method, outputs: int) -> list[Moments] | None:
+        """Samples with the method itself as control variate, which has no order beside it."""
+        if self.network is None or self.network.draws or not isinstance(method, LayerwiseMethod):
             return None
+        samples = int(min(2048, max(256, CHECK_WORK / self.network.work)))
         generator = torch.Generator(self.call.device).manual_seed(self.seed)
         try:
-            sampled = gaussians(ControlVariate(256, method, generator).run(self.call))
+            self.controlled = ControlVariate(samples, method, generator).run(self.call)
         except CovpropError:
             return None
-        return [Moments.of(y) for y in sampled] if len(sampled) == len(found) else None
+        sampled = gaussians(self.controlled)
+        return [Moments.of(y) for y in sampled] if len(sampled) == outputs else None
+
+    def work(self, method: LayerwiseMethod) -> float:
+        """What a method takes by its plan, infinite where memory does not suffice."""
+        try:
+            plan = planned(self.call, method)
+        except CovpropError:
+            return 0.0  # it says what is wrong when it runs
+        return plan.work if plan.fits else math.inf
 
 
 def _combined(
@@ -287,7 +304,8 @@ def _within(expected: Tensor | None, apart: Tensor, chance: Tensor, stddev: Tens
     apart, chance = quotient(apart, stddev), quotient(chance, stddev)
     if expected is None:
         return apart + chance
-    possible = torch.maximum(torch.minimum(expected, apart + chance), apart - chance)
+    least = apart - for_all(apart.numel()) * chance
+    possible = torch.maximum(torch.minimum(expected, apart + chance), least)
     return torch.where(stddev > 0, possible, expected)
 
 
@@ -309,33 +327,6 @@ class _Seen:
             if isinstance(leaf, GaussianTensor) and not leaf.is_pending:
                 stddev = standard_deviation(leaf.variances)
                 self.found.append((running_module(self._names), leaf.flat, stddev))
-        return result
-
-
-class _Work(TorchDispatchMode):
-    """Counts floating-point operations, about: of matrix products and convolutions, and numbers.
-
-    torch's own counter imports a compiler.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0.0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        result = func(*args, **(kwargs or {}))
-        numbers = sum(leaf.numel() for leaf in leaves(result) if isinstance(leaf, Tensor))
-        matrices = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
-        name = func.overloadpacket.__name__
-        each = ELEMENTWISE
-        if len(matrices) > 1 and name == "convolution":
-            each = 2 * matrices[1][0].numel()
-        elif len(matrices) > 1 and "mm" in name:
-            each = 2 * matrices[-2].shape[-1]
-        self.total += 0 if func.is_view else each * numbers
         return result
 
 

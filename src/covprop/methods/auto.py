@@ -12,16 +12,15 @@ from covprop.covariance import Dense
 from covprop.error_estimate import ErrorEstimate, in_deviations, in_percent
 from covprop.errors import (
     ApproximationWarning,
-    CovpropError,
     UnsupportedOperation,
     approximations_ignored,
     warn_user,
 )
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
-from covprop.methods.accuracy import Estimator, error_of_points, gaussians
+from covprop.methods.accuracy import LAYER_WORK, Estimator, error_of_points, gaussians
 from covprop.methods.base import Gains, LayerwiseMethod, Method
-from covprop.methods.call import Call, planned
+from covprop.methods.call import Call
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
@@ -33,17 +32,15 @@ GOOD, FAIR, ROUGH = 0.005, 0.02, 0.05
 """Estimated errors: below the first, points are enough; below the second, an answer from layer to
 layer is; above the third there is a warning."""
 FIRST_POINTS, MOST_POINTS = 4096, 2**20
-POINT_WORK, TOLERANCE_WORK = 2.0**33, 2.0**38
+POINT_WORK, TOLERANCE_WORK = 2.0**32, 2.0**37
 """Floating-point operations that evaluations may take, without and with a tolerance."""
-LAYER_WORK = 2.0**37
-"""Those that a method may take which goes from layer to layer."""
 OVERHEAD = 2.0**28
 """Those that could be done in the time that the calls of torch take in a small network."""
 SPREAD = (
     "the covariance is spread over processes, which carry it from layer to layer as Gaussian: the "
     "error of this is not estimated"
 )
-HELD = 2**24
+HELD = 2**20
 """Entries of the covariances of outputs up to which points are an answer, not a check alone."""
 
 
@@ -146,6 +143,10 @@ class _Choice:
         worth = most and (points is None or tolerance is None)
         if worth and all(answer.error > enough for answer in answers):
             answers.append(self.points(FIRST_POINTS, most, self.reason_for_points(layers)))
+        if (controlled := self.estimator.controlled) is not None:
+            errors = tuple(error_of_points(y) for y in gaussians(controlled))
+            reason = f"samples with cp.{_name(layers)} as control variate are better than it is"
+            answers.append(_Answer(controlled, errors, reason))
         return self.finished(min(answers, key=lambda answer: answer.error), layers)
 
     def few_points(self, most: int) -> _Answer:
@@ -175,7 +176,7 @@ class _Choice:
         if entries * network.batch_shape.numel() > HELD:
             return 0
         work = POINT_WORK if self.method.tolerance is None else TOLERANCE_WORK
-        most = int(min(MOST_POINTS, work / self.estimator.evaluation_work))
+        most = int(min(MOST_POINTS, work / network.work))
         return most if most >= max(FIRST_POINTS, self.estimator.matched_points) else 0
 
     def points(self, count: int, most: int, reason: str) -> _Answer:
@@ -201,8 +202,9 @@ class _Choice:
         if found.error <= self.target:
             return found
         needed = 1.2 * first * (found.error / self.target) ** 2
-        work = max(self.work(Cumulants()), OVERHEAD)
-        if needed > most or needed * self.estimator.evaluation_work > work:
+        work = max(self.estimator.work(Cumulants()), OVERHEAD)
+        assert self.estimator.network is not None
+        if needed > most or needed * self.estimator.network.work > work:
             return None
         return self.points(math.ceil(needed), most, reason)
 
@@ -210,17 +212,10 @@ class _Choice:
     def layerwise(self) -> tuple[LayerwiseMethod, float]:
         """The most accurate method whose plan is bearable, and what it takes."""
         for method in (Cumulants(), GaussianLayers()):
-            if (work := self.work(method)) <= LAYER_WORK:
+            if (work := self.estimator.work(method)) <= LAYER_WORK:
                 return method, work
-        return Sketched(), LAYER_WORK
-
-    def work(self, method: LayerwiseMethod) -> float:
-        """What a method takes by its plan, infinite where memory does not suffice."""
-        try:
-            plan = planned(self.estimator.call, method)
-        except CovpropError:
-            return 0.0  # it says what is wrong when it runs
-        return plan.work if plan.fits else math.inf
+        generator = torch.Generator(self.call.device).manual_seed(self.method.seed)
+        return Sketched(generator=generator), LAYER_WORK
 
     def layers(self, other: bool, points: _Answer | None = None) -> _Answer | None:
         """From layer to layer; None where a rule is missing and there is another way.
@@ -297,8 +292,9 @@ class _Choice:
         return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in result)
 
 
-def _name(answer: _Answer) -> str:
-    return next((type(y.method).__name__ for y in gaussians(answer.nest)), "Auto")
+def _name(answer: _Answer | None) -> str:
+    found = [] if answer is None else gaussians(answer.nest)
+    return next((type(y.method).__name__ for y in found), "Auto")
 
 
 def _new(texts: Sequence[str], known: Sequence[str]) -> list[str]:

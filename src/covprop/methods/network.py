@@ -8,6 +8,7 @@ other. Where these two leave it open, there are more probes (`Probes`).
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.covariance import Dense
 from covprop.errors import BatchDimensionError, TooLarge, UnsupportedOperation
@@ -35,6 +37,8 @@ CONSTANTS = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
 }  # fmt: skip
 """Functions of a tensor whose results do not depend on its numbers."""
+ELEMENTWISE = 8
+"""Floating-point operations that take as long as passing a number through memory, about."""
 FURTHER = (1.0, -1.0)
 """Moves, as multiples of one, the mean's magnitude and the deviation together."""
 
@@ -250,6 +254,13 @@ class Network:
         """The means of the inputs, to evaluate at."""
         return tuple(x.mean for x in self.inputs)
 
+    @cached_property
+    def work(self) -> float:
+        """Floating-point operations of an evaluation, about, for all of the batch."""
+        with torch.no_grad(), random_state_kept(self.means), _Work() as work:
+            self(*self.means)
+        return work.total
+
     @property
     def step(self) -> int:
         """How many points may be evaluated at a time."""
@@ -288,6 +299,33 @@ class Network:
         if self.batch_shape:
             result = result.movedim(output.batch_at, 0)
         return result.reshape(*self.batch_shape, output.event_shape.numel())
+
+
+class _Work(TorchDispatchMode):
+    """Counts floating-point operations, about: of matrix products and convolutions, and numbers.
+
+    torch's own counter imports a compiler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        numbers = sum(leaf.numel() for leaf in leaves(result) if isinstance(leaf, Tensor))
+        matrices = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
+        name = func.overloadpacket.__name__
+        each = ELEMENTWISE
+        if len(matrices) > 1 and name == "convolution":
+            each = 2 * matrices[1][0].numel()
+        elif len(matrices) > 1 and "mm" in name:
+            each = 2 * matrices[-2].shape[-1]
+        self.total += 0 if func.is_view else each * numbers
+        return result
 
 
 def _output(probes: Probes, leaf: int, old: Tensor, new: Tensor) -> Output:

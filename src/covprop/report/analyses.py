@@ -55,6 +55,7 @@ def decision_section(
         f"Of {len(names):,} classes, each input shows its {CLASSES} likeliest."
         if len(names) > CLASSES
         else "",
+        _assumptions(result),
         batch.note,
     )
     if batch.labels:
@@ -81,6 +82,20 @@ def decision_section(
         "risks": _risks(result, batch),
     }  # fmt: skip
     return Section("decision", "Decision", "Does the decision hold?", body, data)
+
+
+def _assumptions(result: Robustness) -> str:
+    """What covprop's probabilities rest on, and how far they may be off for that."""
+    found = result.misclassification
+    if found.assumption is None:
+        return ""
+    if result.counted:
+        return "covprop counts decisions at fixed points and assumes nothing of the logits."
+    worst = in_digits(float(found.assumption.max()), 1)
+    return (
+        "What is assumed of the distribution of the logits may move the probability of a wrong "
+        f"decision by {worst}."
+    )
 
 
 def _decision(result: Robustness, index: tuple[int, ...], place: int) -> dict[str, Any]:
@@ -118,7 +133,7 @@ def _decision(result: Robustness, index: tuple[int, ...], place: int) -> dict[st
 
 
 def _pair(estimate: Probabilities) -> list[Any]:
-    return [rounded(estimate.probability.double()), rounded(estimate.stderr.double())]
+    return [rounded(estimate.probability.double()), rounded(estimate.error.double())]
 
 
 def _risks(result: Robustness, batch: BatchSelection) -> dict[str, Any]:

@@ -31,11 +31,14 @@ from covprop.report.analyses import (
 from covprop.report.content import Content, Section, Selection, cards, embedded, paragraph
 from covprop.report.sections import LEVELS, inputs_section, maps_section, outputs_section
 from covprop.robustness import Robustness
+from covprop.robustness.pairs import known_error
 from covprop.text_table import in_digits, in_percent, in_seconds
 
 SCRIPTS = ("charts", "maps", "sections", "layers", "sampling", "decision", "start")
 MARKS = {"good": "✓", "fair": "≈", "poor": "!", "unknown": "?"}
 """Classes of the style sheet, from trust to doubt, and their signs."""
+ROUGH = 0.05
+"""Estimated error from which on a result is not called accurate; `cp.Auto` warns from it on."""
 CLOSE = 0.1
 """Largest error of a mean in standard deviations, and of a variance, that is called close."""
 CLOSE_PROBABILITY = 0.02
@@ -167,11 +170,12 @@ def _trust(content: Content) -> Trust:
     checks = (_by_comparison(content), _by_decision(content))
     verdicts = [one for one in checks if one is not None]
     if not verdicts:
-        single = _by_steps(content) or _by_itself(content)
+        single = _by_itself(content) or _by_steps(content) or _by_estimate(content)
         verdicts = [] if single is None else [single]
     if verdicts:
         worst = max(verdicts, key=lambda one: list(MARKS).index(one.mark))
-        return worst._replace(reason=" ".join(one.reason for one in verdicts))
+        reasons = dict.fromkeys([*(one.reason for one in verdicts), _error_line(content)])
+        return worst._replace(reason=" ".join(reason for reason in reasons if reason))
     reason = (
         "Every operation is exact, or as accurate as covprop says, if its input is Gaussian, which "
         "behind a nonlinearity it is not. cp.compare(model, x) tells how much that matters here."
@@ -235,11 +239,36 @@ def _by_itself(content: Content) -> Trust | None:
     """An output that was sampled is as good as its samples are many."""
     if content.y is None or content.y.samples is None:
         return None
-    reason = (
-        f"Mean and covariance are those of {content.y.samples:,} samples of the network: each mean "
-        f"is known to about {in_digits(content.y.samples**-0.5, 2)} standard deviations."
-    )
-    return Trust("good", "Sampled", reason)
+    samples = f"{content.y.samples:,}"
+    error = known_error(content.y)
+    if error is None:
+        reason = (
+            f"Mean and covariance are those of {samples} samples of the network: each mean is "
+            f"known to about {in_digits(content.y.samples**-0.5, 2)} standard deviations."
+        )
+        return Trust("good", "Sampled", reason)
+    reason = f"Mean and covariance are those of {samples} evaluations of the network."
+    estimated = _by_estimate(content)
+    mark = "unknown" if estimated is None else estimated.mark
+    return Trust(mark, "Evaluated at points", reason)
+
+
+def _error_line(content: Content) -> str:
+    """The estimated error of the output as a sentence, or nothing."""
+    error = None if content.y is None else known_error(content.y)
+    return "" if error is None else _sentence(str(error))
+
+
+def _by_estimate(content: Content) -> Trust | None:
+    """By the error that the result itself estimates."""
+    error = None if content.y is None else known_error(content.y)
+    if error is None or math.isnan(error.largest):
+        return None
+    if error.largest <= ROUGH:
+        return Trust("good", "Estimated to be accurate", _error_line(content))
+    if error.largest <= CLOSE:
+        return Trust("fair", "Estimated to be close", _error_line(content))
+    return Trust("poor", "Estimated to be off", _error_line(content))
 
 
 def _sentence(advice: str) -> str:

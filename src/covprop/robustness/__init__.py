@@ -10,7 +10,8 @@ from covprop.robustness.adversary import (
 from covprop.robustness.analysis import Robustness, analyse
 from covprop.robustness.budget import NoiseBudget, noise_budget
 from covprop.robustness.classifier import Ball, sampled_probabilities
-from covprop.robustness.logits import Probabilities, entropy, expected_softmax, margins
+from covprop.robustness.estimates import Probabilities
+from covprop.robustness.logits import entropy, expected_softmax, margins
 from covprop.robustness.probabilities import class_probabilities, misclassification_probability
 from covprop.robustness.sensitivity import (
     ExpectedMargin,

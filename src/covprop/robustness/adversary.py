@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.propagate import GAUSSIAN_LAYERS, propagate
+from covprop.propagate import AUTO
 from covprop.robustness.budget import scaled
 from covprop.robustness.classifier import (
     Ball,
@@ -19,16 +19,16 @@ from covprop.robustness.classifier import (
     check_inputs,
     label_share,
     refuse_inference_mode,
+    widened,
 )
+from covprop.robustness.decisions import decide
+from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     BINARY,
     POINTS,
-    Logits,
-    Probabilities,
     Randomisation,
     check_count,
 )
-from covprop.robustness.probabilities import misclassification
 from covprop.text_table import Table, Tabular, in_digits, plain
 
 STEPS = 40
@@ -222,7 +222,11 @@ class FoolingRate(Tabular):
     def table(self) -> Table:
         """A row for each level."""
         head = ["level", "fooled", "sampled"]
-        columns = [_digits(self.levels), _estimates(self.rate), _estimates(self.sampled)]
+        columns = [_digits(self.levels)]
+        columns += [
+            [estimate.written(i) for i in range(len(self.levels))]
+            for estimate in (self.rate, self.sampled)
+        ]
         notes = [
             f"level: of the given noise; {self.samples:,} samples of each of "
             f"{self.each[0].numel()} inputs"
@@ -238,6 +242,7 @@ class FoolingRate(Tabular):
         record: dict[str, Any] = {
             "levels": self.levels,
             "rate": self.rate.probability, "rate_stderr": self.rate.stderr,
+            "rate_assumption": self.rate.assumption,
             "sampled": self.sampled.probability, "sampled_stderr": self.sampled.stderr,
             "samples": self.samples, "each": self.each,
         }  # fmt: skip
@@ -253,15 +258,6 @@ def _digits(values: Tensor) -> list[str]:
     return [in_digits(value) for value in values.tolist()]
 
 
-def _estimates(estimate: Probabilities) -> list[str]:
-    return [
-        f"{in_digits(value)} ± {in_digits(error, 1)}" if error else in_digits(value)
-        for value, error in zip(
-            estimate.probability.tolist(), estimate.stderr.tolist(), strict=True
-        )
-    ]
-
-
 @torch.no_grad()
 def fooling_rate(
     model: Model,
@@ -270,7 +266,7 @@ def fooling_rate(
     levels: Sequence[float] = LEVELS,
     *,
     batch_dims: int = 1,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method = AUTO,
     samples: int = SAMPLES,
     points: int = POINTS,
     generator: torch.Generator | None = None,
@@ -278,7 +274,8 @@ def fooling_rate(
     """Fooling rates under noise of each level (Bibi et al. 2018), by propagation and by sampling.
 
     The standard error by propagation is that of integration, the sampled one that of samples;
-    neither includes the choice of the inputs.
+    neither includes the choice of the inputs. By propagation there is also the estimated error of
+    what is assumed of the logits.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.
@@ -303,19 +300,28 @@ def fooling_rate(
     propagated, sampled = [], []
     for level in numbers.tolist():
         noisy = scaled(x, torch.full(x.batch_shape, level, dtype=x.dtype, device=x.device))
-        logits = Logits.of(propagate(model, noisy, method=method))
-        propagated.append(misclassification(logits, chosen, fixed))
-        sampled.append(label_share(classifier.sampled(noisy, samples, generator), chosen))
+        decisions = decide(model, noisy, method, fixed, with_error=True)
+        found = decisions.misclassification(chosen)
+        share = label_share(classifier.sampled(noisy, samples, generator), chosen)
+        if not decisions.counted:
+            found = widened(found, Probabilities(1 - share.probability, share.stderr))
+        propagated.append(found)
+        sampled.append(share)
     each = torch.stack([one.probability for one in propagated])
     # All inputs share their points, so that errors add up; samples are independent.
     errors = torch.stack([one.stderr.double().mean() for one in propagated])
+    assumed = [one.assumption for one in propagated]
+    assumption = None
+    if all(one is not None for one in assumed):
+        assumption = torch.stack([one.double().mean() for one in assumed if one is not None])
     kept = torch.stack([one.probability.double().mean() for one in sampled])
     squares = torch.stack([one.stderr.double().square().sum() for one in sampled])
     spread = squares.sqrt() / x.batch_shape.numel()
     average = each.double().flatten(1).mean(1)
     return FoolingRate(
-        numbers, Probabilities(average, errors), Probabilities(1 - kept, spread), samples, each
-    )
+        numbers, Probabilities(average, errors, assumption), Probabilities(1 - kept, spread),
+        samples, each,
+    )  # fmt: skip
 
 
 def fooling_and_adversary(
@@ -328,7 +334,7 @@ def fooling_and_adversary(
     steps: int = STEPS,
     bounds: tuple[float, float] | None = None,
     batch_dims: int = 1,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method = AUTO,
     samples: int = SAMPLES,
     points: int = POINTS,
     generator: torch.Generator | None = None,

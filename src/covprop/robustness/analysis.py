@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from covprop.diagnostics.compare import method_name
+from covprop.error_estimate import ErrorEstimate
 from covprop.gaussian import Gaussian
-from covprop.methods import Method
+from covprop.methods import Auto, Method, QuasiMonteCarlo
 from covprop.methods.progress import StageBar
-from covprop.propagate import GAUSSIAN_LAYERS, propagate
+from covprop.propagate import AUTO, GAUSSIAN_LAYERS
 from covprop.robustness.adversary import STEPS, Adversarial, attack, noise_radius
 from covprop.robustness.budget import FOUND, NoiseBudget, noise_budget, scaled
 from covprop.robustness.classifier import (
@@ -22,17 +23,18 @@ from covprop.robustness.classifier import (
     check_inputs,
     label_share,
     refuse_inference_mode,
+    widened,
 )
+from covprop.robustness.decisions import decide
+from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,
-    Probabilities,
+    Randomisation,
     check_count,
     entropy,
-    expected_softmax,
     margins,
     others,
 )
-from covprop.robustness.probabilities import class_probabilities, misclassification_probability
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.text_table import Table, Tabular, in_digits, in_percent, in_percent_unlike, plain
 
@@ -43,10 +45,10 @@ STAGES = 8
 ROWS = 50
 """Inputs of a batch, or classes, that a table has a row for."""
 RECORDED = (
-    "method", "input_shape", "samples", "label", "predicted", "agrees", "budget_agrees",
-    "probabilities", "sampled", "misclassification", "sampled_misclassification", "softmax",
-    "budget_sampled", "rivals", "margin_mean", "margin_stddev", "entropy", "decision_entropy",
-    "sensitivity", "budget", "adversary",
+    "method", "error", "notes", "counted", "input_shape", "samples", "label", "predicted", "agrees",
+    "budget_agrees", "probabilities", "sampled", "misclassification", "sampled_misclassification",
+    "softmax", "budget_sampled", "rivals", "margin_mean", "margin_stddev", "entropy",
+    "decision_entropy", "sensitivity", "budget", "adversary",
 )  # fmt: skip
 
 
@@ -59,7 +61,7 @@ class Robustness(Tabular):
     has two (0 and 1).
 
     Attributes:
-        method: The method of propagation, as it is written.
+        method: The method of propagation that was used, as it is written.
         input_shape: The event of the input: the shape of one heat map.
         label: The class that is to be kept, (*batch,).
         predicted: The network's decision without noise, (*batch,).
@@ -78,6 +80,9 @@ class Robustness(Tabular):
         budget: The largest multiple of the given noise that keeps the label.
         budget_sampled: P(label) at that level by Monte Carlo, (*batch,).
         adversary: Projected gradient descent in a ball.
+        error: How far means and standard deviations of the logits may be off, if it is known.
+        notes: What the method did and why, in sentences.
+        counted: Whether decisions were counted at points: nothing is assumed of the logits then.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(2, 4), 0.1, batch_dims=1)
@@ -104,6 +109,9 @@ class Robustness(Tabular):
     budget: NoiseBudget
     budget_sampled: Probabilities
     adversary: Adversarial
+    error: ErrorEstimate | None = None
+    notes: tuple[str, ...] = ()
+    counted: bool = False
 
     @property
     def agrees(self) -> Tensor:
@@ -161,7 +169,8 @@ class Robustness(Tabular):
             if isinstance(value, Tensor | Probabilities)
         }
         budget, adversary = self.budget.pick(place), self.adversary.pick(place)
-        return replace(self, **changed, budget=budget, adversary=adversary)
+        error = None if self.error is None else self.error.map(lambda tensor: tensor[place])
+        return replace(self, **changed, budget=budget, adversary=adversary, error=error)
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers, lists and words, for JSON."""
@@ -175,7 +184,10 @@ def _listed(value: Any) -> Any:
     if isinstance(value, NoiseBudget):
         return value.record()
     if isinstance(value, Probabilities):
-        return {"probability": value.probability.tolist(), "stderr": value.stderr.tolist()}
+        known = {name: part for name, part in vars(value).items() if part is not None}
+        return {name: part.tolist() for name, part in known.items()}
+    if isinstance(value, ErrorEstimate):
+        return {"mean": value.mean.tolist(), "stddev": value.stddev.tolist(), "basis": value.basis}
     if isinstance(value, Adversarial):
         names = ("correct", "robust", "margin")
         return {"norm": value.ball.norm, "radius": _listed(value.ball.radius)} | {
@@ -189,7 +201,7 @@ def analyse(
     x: Gaussian,
     label: int | Tensor | None = None,
     *,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method = AUTO,
     probability: float = 0.99,
     samples: int = SAMPLES,
     points: int = POINTS,
@@ -209,7 +221,8 @@ def analyse(
             a single one is the log-odds of class 1.
         x: The Gaussian input.
         label: A class number or one for each of the batch; by default the network's own decision.
-        method: As for `cp.propagate`.
+        method: As for `cp.propagate`; the sensitivity takes Gaussian layers in place of `cp.Auto`
+            and `cp.QuasiMonteCarlo`, for evaluations at points have no gradients.
         probability: With which the noise budget keeps the label.
         samples: Number of samples of the check by Monte Carlo.
         points: Number of Sobol points in all, rounded up.
@@ -238,17 +251,19 @@ def analyse(
     radius = torch.as_tensor(radius, dtype=x.dtype, device=x.device).expand(x.batch_shape)
     ball = Ball(radius, norm, bounds)
     drawn: Any = {"points": points, "generator": generator}
+    smooth = GAUSSIAN_LAYERS if isinstance(method, Auto | QuasiMonteCarlo) else method
     with StageBar(STAGES, progress) as bar, torch.no_grad():
         bar.begin("sensitivity")
-        heat = sensitivity(model, x, labels, Misclassification(**drawn), method=method)
+        heat = sensitivity(model, x, labels, Misclassification(**drawn), method=smooth)
         bar.begin("propagation")
-        logits = propagate(model, x, method=method)
+        fixed = Randomisation.draw(points, generator)
+        found = decide(model, x, method, fixed, with_error=True)
+        logits = found.output
         margin = margins(logits, labels)
         bar.begin("class probabilities")
-        classes = class_probabilities(logits, **drawn)
-        wrong = misclassification_probability(logits, labels, **drawn)
+        classes, wrong = found.classes(), found.misclassification(labels)
         bar.begin("expected softmax")
-        softmax = expected_softmax(logits, **drawn)
+        softmax = found.softmax()
         bar.begin("noise budget")
         budget = noise_budget(model, x, labels, probability, method=method, **drawn)
         bar.begin("samples")
@@ -258,16 +273,19 @@ def analyse(
         bar.begin("attack")
         adversary = attack(classifier, x.mean, labels, ball, steps, 1, generator)
     kept = label_share(sampled, labels)
+    lost = Probabilities(1 - kept.probability, kept.stderr)
+    if not found.counted:
+        classes, wrong = widened(classes, sampled), widened(wrong, lost)
     rivals = others(labels.reshape(-1, 1), classifier.classes)
     return Robustness(
-        method=method_name(method), input_shape=tuple(x.event_shape), label=labels,
-        predicted=predicted, probabilities=classes, sampled=sampled, samples=samples,
-        misclassification=wrong,
-        sampled_misclassification=Probabilities(1 - kept.probability, kept.stderr),
+        method=method_name(logits.method or method), input_shape=tuple(x.event_shape), label=labels,
+        predicted=predicted, probabilities=classes, sampled=sampled,
+        samples=samples, misclassification=wrong, sampled_misclassification=lost,
         rivals=rivals.reshape(*labels.shape, -1), margin_mean=margin.mean,
         margin_stddev=margin.stddev, softmax=softmax, entropy=entropy(softmax),
         decision_entropy=entropy(classes), sensitivity=heat, budget=budget,
-        budget_sampled=label_share(at_budget, labels), adversary=adversary,
+        budget_sampled=label_share(at_budget, labels), adversary=adversary, error=logits.error,
+        notes=logits.notes, counted=found.counted,
     )  # fmt: skip
 
 
@@ -284,7 +302,7 @@ def _table_of_classes(result: Robustness) -> Table:
     rows = tuple(
         (
             f"{number}{' *' if number == label else ''}",
-            _estimate(result.probabilities, number), _estimate(result.sampled, number),
+            result.probabilities.written(number), result.sampled.written(number),
             margin.get(number, "-"), in_digits(float(result.softmax.probability[number])),
         )
         for number in order
@@ -293,16 +311,32 @@ def _table_of_classes(result: Robustness) -> Table:
     notes = [f"and {left} less probable classes"] if left else []
     notes += [
         f"* the label; without noise the network says {int(result.predicted)}",
-        f"misclassified with probability {_estimate(result.misclassification)}; in "
-        f"{result.samples:,} samples {_estimate(result.sampled_misclassification)}"
+        f"misclassified with probability {result.misclassification.explained()}; in "
+        f"{result.samples:,} samples {result.sampled_misclassification.written()}"
         + ("" if bool(result.agrees) else ", which is more than chance: the samples are right"),
         f"entropy {in_digits(float(result.entropy))} nats of the expected softmax, "
         f"{in_digits(float(result.decision_entropy))} of the decision",
         _budget_note(result),
         _adversary_note(result),
         "margin: the label's logit less that of the class, mean ± standard deviation",
+        *_error_notes(result),
     ]
     return Table(head, rows, notes=tuple(notes))
+
+
+def _error_notes(result: Robustness) -> list[str]:
+    """What the errors are, and which method the logits are from."""
+    found = result.misclassification
+    if found.assumption is None:
+        what = "integration alone; nothing is known of the error of Gaussian logits"
+    elif result.counted:
+        what = (
+            "evaluations at points, where decisions are counted; nothing is assumed of the logits"
+        )
+    else:
+        what = "the distribution that is assumed of the logits, and of integration"
+    notes = [f"± of probabilities: estimated error of {what}"]
+    return notes if result.error is None else [*notes, f"{result.method}: {result.error}"]
 
 
 def _budget_note(result: Robustness) -> str:
@@ -314,7 +348,7 @@ def _budget_note(result: Robustness) -> str:
     return (
         f"{text}, {budget.written()} times this noise (standard deviation "
         f"{in_digits(float(budget.stddev))} of an element); sampled there "
-        f"{_estimate(result.budget_sampled)}"
+        f"{result.budget_sampled.written()}"
         + (f", off by more than chance: {remark}" if remark else "")
     )
 
@@ -335,8 +369,8 @@ def _table_of_inputs(result: Robustness) -> Table:
     rows = tuple(
         (
             ",".join(map(str, place)), str(int(result.label[place])),
-            str(int(result.predicted[place])), _estimate(result.misclassification, place),
-            _estimate(result.sampled_misclassification, place),
+            str(int(result.predicted[place])), result.misclassification.written(place),
+            result.sampled_misclassification.written(place),
             in_digits(float(result.entropy[place])), result.budget.written(place),
             "holds" if bool(result.adversary.robust[place]) else "fooled",
             _remarks(result, place, reason),
@@ -352,6 +386,7 @@ def _table_of_inputs(result: Robustness) -> Table:
         f"{in_percent(result.adversary.accuracy)}",
         f"noise budget: the multiple of this noise that keeps the label with probability "
         f"{result.budget.target:g}",
+        *_error_notes(result),
     ]
     return Table(head, rows, remarks=2, notes=tuple(notes))
 
@@ -363,8 +398,3 @@ def _remarks(result: Robustness, place: tuple[int, ...], reason: str) -> str:
         result.budget_remark(place) and f"at the budget {result.budget_remark(place)}",
     ]
     return "; ".join(word for word in remarks if word)
-
-
-def _estimate(estimate: Probabilities, place: Any = ()) -> str:
-    value, error = float(estimate.probability[place]), float(estimate.stderr[place])
-    return in_digits(value) + ("" if error == 0 else f" ± {in_digits(error, 1)}")

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covprop.errors import approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.rounding import PROBABILITY
-from covprop.methods import Method
-from covprop.propagate import GAUSSIAN_LAYERS, propagate
+from covprop.methods import Auto, Method
+from covprop.propagate import AUTO
 from covprop.robustness.classifier import Classifier, Model
-from covprop.robustness.logits import POINTS, Logits, Randomisation
-from covprop.robustness.probabilities import misclassification
+from covprop.robustness.decisions import decide, method_at
+from covprop.robustness.estimates import Probabilities
+from covprop.robustness.logits import POINTS, Randomisation
 from covprop.text_table import in_digits, plain
 
 SMALLEST, LARGEST = 2.0**-20, 2.0**10
@@ -25,6 +27,8 @@ TOLERANCE = 1e-4
 """Of the level, relative to itself."""
 EVALUATIONS = 100
 """Most evaluations of a root finder; bisection alone needs no more in float64."""
+SEARCHES = 3
+"""Searches at most, with the methods that `cp.Auto` chooses."""
 NOISY = 5.0
 """Standard errors by which a probability may rise with the noise without being seen to rise."""
 INTEGRAL = 100.0
@@ -51,6 +55,8 @@ class NoiseBudget:
         stddev: The root of the average variance of the input's elements at that level, (*batch,).
         reason: One of the sentences of `covprop.robustness.budget` for each of the batch, flat.
         probability: P(label) at the level, (*batch,).
+        error: How far that may be off, by integration and by what is assumed of the logits,
+            (*batch,); NaN where nothing is known of it.
         levels: All levels that were tried, ascending, (evaluations, *batch); NaN where an element
             of the batch was not evaluated.
         probabilities: P(label) at each of them.
@@ -67,6 +73,7 @@ class NoiseBudget:
     probability: Tensor
     levels: Tensor
     probabilities: Tensor
+    error: Tensor
 
     @property
     def found(self) -> Tensor:
@@ -104,12 +111,13 @@ class NoiseBudget:
             self, level=self.level[place], stddev=self.stddev[place],
             reason=(self._reasons()[place],), probability=self.probability[place],
             levels=self.levels[column][tried], probabilities=self.probabilities[column][tried],
+            error=self.error[place],
         )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """Every field as plain numbers, lists and words, for JSON."""
         record: dict[str, Any] = {"target": self.target, "reason": self._reasons().tolist()}
-        for name in ("level", "stddev", "probability", "levels", "probabilities"):
+        for name in ("level", "stddev", "probability", "error", "levels", "probabilities"):
             record[name] = plain(getattr(self, name).tolist())
         return record
 
@@ -122,7 +130,7 @@ def noise_budget(
     probability: float = 0.99,
     *,
     batch_dims: int = 0,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method = AUTO,
     largest: float = LARGEST,
     tolerance: float = TOLERANCE,
     points: int = POINTS,
@@ -135,6 +143,10 @@ def noise_budget(
     of two classes is a straight line. P(label) falls with the noise in practice, not by any
     theorem: the result has all levels that were tried, and `reason` says where it was seen to rise.
     The Sobol points are drawn once, so that the function is continuous.
+
+    By default `cp.Auto()` chooses the method at level 1, and again at the level that was found; if
+    that is another kind of method, the search is repeated with it. Where it evaluates points, the
+    decisions there are counted.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.
@@ -167,8 +179,18 @@ def noise_budget(
             "cp.Gaussian.isotropic(mean, 1.0) or another covariance as the shape of the noise"
         )
     labels = Classifier(model, x).decision() if label is None else label
-    search = _Search(model, x, labels, probability, method, Randomisation.draw(points, generator))
-    return search.run(largest, tolerance)
+    fixed = Randomisation.draw(points, generator)
+    if not isinstance(method, Auto):
+        return _Search(model, x, labels, probability, method, fixed).run(largest, tolerance)
+    with approximations_ignored():  # at a noise that nobody has asked about
+        used = method_at(model, x, method)
+    for _ in range(SEARCHES):
+        found = _Search(model, x, labels, probability, used, fixed).run(largest, tolerance)
+        chosen = method_at(model, scaled(x, found.level.nan_to_num()), method)
+        if type(chosen) is type(used):
+            break
+        used = chosen
+    return found
 
 
 def scaled(x: Gaussian, level: Tensor) -> Gaussian:
@@ -220,8 +242,7 @@ class _Search:
 
     def excess(self, level: Tensor, active: Tensor) -> Tensor:
         """Phi^-1(P(label)) - Phi^-1(target) at a level (*batch,), recorded where active."""
-        output = propagate(self.model, scaled(self.x, level), method=self.method)
-        wrong = misclassification(Logits.of(output), self.labels, self.points)
+        wrong = self.misclassification(level)
         p = wrong.probability.double()
         self.evaluations.append((
             torch.where(active, level, math.nan), torch.where(active, 1 - p, math.nan),
@@ -230,6 +251,12 @@ class _Search:
         target = torch.special.ndtri(torch.tensor(self.target, dtype=torch.float64))
         quantile = -torch.special.ndtri(p.clamp(0, 1))
         return quantile.clamp(-SATURATION, SATURATION) - target.to(level.device)
+
+    def misclassification(self, level: Tensor, with_error: bool = False) -> Probabilities:
+        """P(another class than the label) at a level (*batch,)."""
+        noisy = scaled(self.x, level)
+        found = decide(self.model, noisy, self.method, self.points, with_error)
+        return found.misclassification(self.labels)
 
     def bracket(
         self, first: Endpoint, sought: Tensor, keeps: Tensor, largest: float
@@ -257,13 +284,17 @@ class _Search:
         constant = level.isnan()
         flags = (flag.flatten().tolist() for flag in (right, constant, inside, keeps, rises))
         at_level = torch.where(levels == level, kept, -math.inf).amax(0)
+        checked = self.misclassification(level.nan_to_num(), with_error=True)
+        error = torch.full_like(level, math.nan)
+        if checked.assumption is not None:
+            error = (checked.stderr + checked.assumption).double()
         variance = self.x.covariance.diagonal().double().mean(-1)
         stddev = torch.where(constant, 0, level * variance.sqrt())
         return NoiseBudget(
             self.target, level.to(dtype), stddev.to(dtype),
             tuple(_reason(*each) for each in zip(*flags, strict=True)),
             torch.where(at_level >= 0, at_level, kept[0]).to(dtype), levels.to(dtype),
-            kept.to(dtype),
+            kept.to(dtype), error.to(dtype),
         )  # fmt: skip
 
 

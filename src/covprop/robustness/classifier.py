@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -14,7 +14,8 @@ from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian
 from covprop.methods import Network, Root
 from covprop.propagate import check_module
-from covprop.robustness.logits import Probabilities, check_count, class_numbers
+from covprop.robustness.estimates import Probabilities
+from covprop.robustness.logits import check_count, class_numbers
 
 Model = nn.Module | Callable[..., Any]
 
@@ -151,6 +152,14 @@ def agrees_with_samples(ours: Probabilities, sampled: Probabilities, samples: in
     variance = torch.maximum(sampled.stderr.double().square(), expected)
     variance = variance.clamp(min=1 / samples**2) + ours.stderr.double().square()
     return (p - share).abs() <= allowed_errors(p.numel()) * variance.sqrt()
+
+
+def widened(ours: Probabilities, sampled: Probabilities) -> Probabilities:
+    """With errors of the assumption that are at least what samples show beyond chance."""
+    if ours.assumption is None:
+        return ours
+    shown = (ours.probability - sampled.probability).abs() - 2 * sampled.stderr - ours.stderr
+    return replace(ours, assumption=torch.maximum(ours.assumption, shown.to(ours.assumption)))
 
 
 def check_inputs(x: Gaussian) -> None:

@@ -17,6 +17,8 @@ from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import standard_deviation
 from covprop.methods.montecarlo import HALF_CELL, REPLICATES
 from covprop.propagate import GAUSSIAN_LAYERS, propagate
+from covprop.robustness.estimates import Probabilities
+from covprop.robustness.pairs import PairError, known_error, pair_error, pair_skewness
 
 POINTS = 4096
 """Sobol points of all replicates together."""
@@ -27,29 +29,12 @@ CHUNK = 2**21
 
 @final
 @dataclass(frozen=True)
-class Probabilities:
-    """Probabilities, and one standard error of each, zero where they are exact.
-
-    Example:
-        y = cp.Gaussian.isotropic(torch.tensor([1.0, 0.0, 0.0, 0.0]), 0.5)
-        p = cp.robustness.class_probabilities(y)
-        print(p.probability, p.stderr)
-    """
-
-    probability: Tensor
-    stderr: Tensor
-
-    def __getitem__(self, index: Any) -> "Probabilities":
-        return Probabilities(self.probability[index], self.stderr[index])
-
-
-@final
-@dataclass(frozen=True)
 class Logits:
     """Moments of the logits in float64: mean (rows, classes), covariance (rows, classes, classes).
 
     Rows are the flattened batch; of a mixture, as `cp.Split` makes it, the components with their
-    batch, and weights (components,).
+    batch, and weights (components,). skewness: of y_i - y_j for all pairs (rows, classes, classes),
+    where third cumulants are known; error: of the same pairs, where it is estimated.
     """
 
     mean: Tensor
@@ -57,10 +42,15 @@ class Logits:
     batch_shape: torch.Size
     dtype: torch.dtype
     weights: Tensor | None = None
+    skewness: Tensor | None = None
+    error: PairError | None = None
 
     @classmethod
     def of(cls, output: Gaussian) -> "Logits":
-        """From a network's output; a single logit is the log-odds of class 1 against class 0."""
+        """From a network's output; a single logit is the log-odds of class 1 against class 0.
+
+        An estimate of the error is used where it is known, and not made.
+        """
         if not isinstance(output, Gaussian):
             raise TypeError(
                 f"logits are a cp.Gaussian, as cp.propagate gives, not {type(output).__name__}"
@@ -74,7 +64,14 @@ class Logits:
         parts, weights = output, None
         if output.mixture is not None:
             parts, weights = output.mixture.components, output.mixture.weights.double()
-        return cls(*_moments(parts), output.batch_shape, output.dtype, weights)
+        mean, covariance = _moments(parts)
+        skewness = error = None
+        if parts.skewness is not None:
+            skewness = pair_skewness(covariance.detach(), _columns(parts.skewness, parts))
+        if weights is None and (known := known_error(output)) is not None:
+            columns = (_columns(part, output) for part in (known.mean, known.stddev))
+            error = pair_error(covariance.detach(), *columns)
+        return cls(mean, covariance, output.batch_shape, output.dtype, weights, skewness, error)
 
     @property
     def classes(self) -> int:
@@ -92,12 +89,13 @@ class Logits:
         by_component = values.unflatten(-2, (len(self.weights), -1))
         return torch.einsum("c,...cbk->...bk", self.weights, by_component)
 
-    def restored(self, value: Tensor, stderr: Tensor) -> Probabilities:
+    def restored(
+        self, value: Tensor, stderr: Tensor, assumption: Tensor | None = None
+    ) -> Probabilities:
         """From (batch, ...) to (*batch, ...), in the dtype of the logits."""
         shape = (*self.batch_shape, *value.shape[1:])
-        return Probabilities(
-            value.reshape(shape).to(self.dtype), stderr.reshape(shape).to(self.dtype)
-        )
+        found = Probabilities(value, stderr, assumption)
+        return found.map(lambda tensor: tensor.reshape(shape).to(self.dtype))
 
 
 def _moments(output: Gaussian) -> tuple[Tensor, Tensor]:
@@ -108,6 +106,13 @@ def _moments(output: Gaussian) -> tuple[Tensor, Tensor]:
     if size > 1:
         return mean, covariance
     return functional.pad(mean, (1, 0)), functional.pad(covariance, (1, 0, 1, 0))
+
+
+def _columns(values: Tensor, output: Gaussian) -> Tensor:
+    """One number for each logit (rows, classes) in float64; a single logit is compared with 0."""
+    rows, size = output.batch_shape.numel(), output.event_shape[-1]
+    found = values.detach().double().reshape(rows, size)
+    return found if size > 1 else functional.pad(found, (1, 0))
 
 
 def class_numbers(
@@ -262,13 +267,15 @@ def expected_softmax(
         y = cp.Gaussian.isotropic(torch.tensor([2.0, 0.0, 0.0]), 1.0)
         print(cp.robustness.expected_softmax(y).probability)
     """
-    moments = Logits.of(logits)
+    return softmax_of(Logits.of(logits), Randomisation.draw(points, generator))
+
+
+def softmax_of(moments: Logits, points: Randomisation) -> Probabilities:
+    """E[softmax(y)], at fixed points."""
     if moments.classes == BINARY:
         value = moments.averaged(_binary_softmax(moments))
         return moments.restored(value, torch.zeros_like(value))
-    value, replicates = _ExpectedSoftmax.apply(
-        moments.mean, moments.covariance, Randomisation.draw(points, generator)
-    )
+    value, replicates = _ExpectedSoftmax.apply(moments.mean, moments.covariance, points)
     return moments.restored(moments.averaged(value), standard_error(moments.averaged(replicates)))
 
 

@@ -10,7 +10,9 @@ those of an orthant probability with respect to its mean. Only the standard devi
 is divided by, so that singular covariances are allowed.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -26,17 +28,21 @@ from covprop.kernels.normal import (
     standardise,
 )
 from covprop.kernels.rounding import CONSTANT_SUM
+from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,
     Logits,
-    Probabilities,
     Randomisation,
     differences,
     others,
     standard_error,
 )
 from covprop.robustness.orthant import DEGENERATE, Vectors, orthant, orthant_slope
+from covprop.robustness.pairs import normal_scores, score_errors, score_slopes
 
+SAFETY, COPULA = 1.5, 0.5
+"""Factors of the estimated error of a score, and of what the skewness moves it by, for the copula
+that ties margins together: set so that nine of ten errors are smaller (docs/robustness.md)."""
 CHUNK, BACKWARD_CHUNK = 2**22, 2**21
 """Entries of covariances of differences in memory at a time, forward and backward."""
 
@@ -53,6 +59,10 @@ def class_probabilities(
     Differentiable with respect to mean and covariance, also where it is singular. Of an output that
     is a mixture (`cp.Split`), the average over its components.
 
+    Where the skewness of the logits is known, differences y_c - y_j are of Pearson's type III, tied
+    together by a Gaussian copula (docs/robustness.md); gradients are then those without skewness.
+    `assumption` follows from the estimated error of the logits where that has been made.
+
     Args:
         logits: A Gaussian with event (classes,); one logit is the log-odds of class 1.
         points: Number of points in all, rounded up.
@@ -62,9 +72,13 @@ def class_probabilities(
         y = cp.propagate(nn.Linear(4, 3), cp.Gaussian.isotropic(torch.zeros(4), 0.1))
         print(cp.robustness.class_probabilities(y).probability)
     """
-    moments = Logits.of(logits)
-    value, replicates = _estimates(moments, Randomisation.draw(points, generator))
-    return moments.restored(value, standard_error(replicates))
+    return classes_of(Logits.of(logits), Randomisation.draw(points, generator))
+
+
+def classes_of(moments: Logits, points: Randomisation) -> Probabilities:
+    """P(class c has the largest logit), at fixed points."""
+    value, replicates = _estimates(moments, points)
+    return moments.restored(value, standard_error(replicates), _assumption(moments, value))
 
 
 def misclassification_probability(
@@ -97,7 +111,12 @@ def misclassification(moments: Logits, label: int | Tensor, points: Randomisatio
     labels = moments.labels(label)[:, None]
     wrong = value.scatter(-1, labels, 0.0).sum(-1)
     of_each = replicates.scatter(-1, labels.expand(len(replicates), -1, 1), 0.0).sum(-1)
-    return moments.restored(wrong, standard_error(of_each))
+    assumption = _assumption(moments, value)
+    if assumption is not None:
+        assumption = torch.minimum(
+            assumption.gather(-1, labels)[:, 0], torch.maximum(wrong, 1 - wrong)
+        )
+    return moments.restored(wrong, standard_error(of_each), assumption)
 
 
 def _estimates(moments: Logits, points: Randomisation) -> tuple[Tensor, Tensor]:
@@ -108,8 +127,12 @@ def _estimates(moments: Logits, points: Randomisation) -> tuple[Tensor, Tensor]:
     to 1, and so do the results.
     """
     rounding = torch.finfo(moments.dtype).eps
-    result = _ClassProbabilities.apply(moments.mean, moments.covariance, rounding, points)
-    value, replicates = (moments.averaged(part) for part in result)
+    value, replicates = _ClassProbabilities.apply(
+        moments.mean, moments.covariance, rounding, points
+    )
+    if moments.skewness is not None:
+        value, replicates = _skewed(moments, value, points)
+    value, replicates = moments.averaged(value), moments.averaged(replicates)
     if len(replicates) == 1:
         return value, replicates
     total = replicates.sum(-1, keepdim=True)
@@ -122,21 +145,93 @@ def _estimates(moments: Logits, points: Randomisation) -> tuple[Tensor, Tensor]:
     return corrected, replicates - coefficient * (total - 1)
 
 
+@torch.no_grad()
+def _skewed(moments: Logits, gaussian: Tensor, points: Randomisation) -> tuple[Tensor, Tensor]:
+    """The same with skewed differences: u_j > 0 for u ~ N(a, R), Phi(a_j) = P(y_c - y_j > 0).
+
+    What is assumed of one class contradicts a little what is assumed of another: the sum is made 1.
+    gaussian: the probabilities without skewness, whose gradients the result has.
+    """
+    parts = []
+    for some, vectors in _margins(moments):
+        assert moments.skewness is not None
+        stddev = standard_deviation(vectors.variance)
+        scores = normal_scores(vectors.standardised, some.of(moments.skewness))
+        shift = torch.where(stddev > 0, scores * stddev, vectors.mean)
+        parts.append(orthant(vectors._replace(mean=shift), points))
+    replicates = torch.cat(parts, dim=1).unflatten(1, moments.mean.shape)
+    total = replicates.mean(0).sum(-1, keepdim=True)
+    replicates = replicates / torch.where(total > 0, total, 1)
+    with torch.enable_grad():
+        return gaussian + (replicates.mean(0) - gaussian).detach(), replicates
+
+
+@torch.no_grad()
+def _assumption(moments: Logits, value: Tensor) -> Tensor | None:
+    """Estimated errors of probabilities (batch, classes), None where nothing is known.
+
+    By how far scores may be off, times how much a probability changes with each at most.
+    """
+    if moments.error is None or moments.weights is not None:
+        return None
+    parts = []
+    for some, vectors in _margins(moments):
+        scores = gaussian = vectors.standardised
+        if moments.skewness is not None:
+            scores = normal_scores(gaussian, some.of(moments.skewness))
+        inverse = inverse_deviation(vectors.variance)
+        correlation = vectors.covariance * inverse[:, :, None] * inverse[:, None, :]
+        moved = score_errors(scores, moments.error.map(some.of))
+        moved = SAFETY * (moved + COPULA * (scores - gaussian).abs())
+        slopes = score_slopes(scores, correlation)
+        varies = (vectors.variance > 0) & (slopes > 0)
+        parts.append(torch.where(varies, moved * slopes, 0).sum(-1))
+    found = torch.cat(parts).reshape(value.shape)
+    return torch.minimum(found, torch.maximum(value, 1 - value))
+
+
+@final
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows of the logits (n,), the class (n,) of each, and its rivals (n, classes - 1)."""
+
+    row: Tensor
+    base: Tensor
+    rivals: Tensor
+
+    def of(self, pairs: Tensor) -> Tensor:
+        """From (rows, classes, classes): what belongs to the class and each rival."""
+        return pairs[self.row, self.base].gather(1, self.rivals)
+
+
+def _margins(moments: Logits) -> Iterator[tuple[_Chunk, Vectors]]:
+    """The differences of every class from its rivals, row by row, some at a time."""
+    rounding = torch.finfo(moments.dtype).eps
+    return _differences(moments.mean, moments.covariance, rounding)
+
+
+def _differences(
+    mean: Tensor, covariance: Tensor, rounding: float
+) -> Iterator[tuple[_Chunk, Vectors]]:
+    rows, classes = mean.shape
+    row = torch.arange(rows, device=mean.device).repeat_interleave(classes)
+    base = torch.arange(classes, device=mean.device).repeat(rows)
+    step = max(1, CHUNK // classes**2)
+    for some, own in zip(row.split(step), base.split(step), strict=True):
+        rivals = others(own[:, None], classes)
+        shift, matrix, size = differences(mean[some], covariance[some], own, rivals)
+        yield _Chunk(some, own, rivals), Vectors(shift, matrix, DEGENERATE * rounding * size)
+
+
 class _ClassProbabilities(Function):
     @staticmethod
     def forward(
         mean: Tensor, covariance: Tensor, rounding: float, points: Randomisation
     ) -> tuple[Tensor, Tensor]:
-        rows, classes = mean.shape
-        row = torch.arange(rows, device=mean.device).repeat_interleave(classes)
-        base = torch.arange(classes, device=mean.device).repeat(rows)
-        step = max(1, CHUNK // classes**2)
-        parts = []
-        for some, own in zip(row.split(step), base.split(step), strict=True):
-            rivals = others(own[:, None], classes)
-            shift, matrix, size = differences(mean[some], covariance[some], own, rivals)
-            parts.append(orthant(Vectors(shift, matrix, DEGENERATE * rounding * size), points))
-        replicates = torch.cat(parts, dim=1).unflatten(1, (rows, classes))
+        parts = [
+            orthant(vectors, points) for _, vectors in _differences(mean, covariance, rounding)
+        ]
+        replicates = torch.cat(parts, dim=1).unflatten(1, mean.shape)
         return replicates.mean(0), replicates
 
     @staticmethod

@@ -13,10 +13,10 @@ from covprop.gaussian import Gaussian
 from covprop.methods import Method
 from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
+from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,
     Logits,
-    Probabilities,
     Randomisation,
     check_count,
     margins,
@@ -136,7 +136,8 @@ def sensitivity(
         label: A class number or one for each of the batch; by default the network's own decision.
         of: `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
             `OutputVariance()`, or any differentiable function of the output and the label.
-        method: As for `cp.propagate`.
+        method: As for `cp.propagate`. Gaussian layers by default and not `cp.Auto()`, which may
+            answer by evaluations at points: the gradient would not be that of the answer.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
@@ -258,7 +259,8 @@ def worst_noise(
             `VarianceBudget(total)`, the default, spreads a total variance over the elements,
             starting from the variances of x (correlations are dropped).
         steps: Number of steps.
-        method: As for `cp.propagate`.
+        method: As for `cp.propagate`. Gaussian layers by default and not `cp.Auto()`, which may
+            answer by evaluations at points: the gradient would not be that of the answer.
         points: Number of Sobol points in all, rounded up.
         generator: Draws their scramblings; torch's global one by default.
 
