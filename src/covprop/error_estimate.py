@@ -1,5 +1,6 @@
 """How far moments may be off: standard errors of samples, and estimates for everything else."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,8 +59,9 @@ class ErrorEstimate:
 
     @property
     def largest(self) -> float:
-        """The larger of both."""
-        return max(self.largest_mean, self.largest_stddev)
+        """The larger of both, NaN where one is not known."""
+        both = self.largest_mean, self.largest_stddev
+        return math.nan if any(map(math.isnan, both)) else max(both)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "ErrorEstimate":
         """Apply a function to the tensors inside."""

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
 from covprop.flow.lineage import Watcher
+from covprop.flow.nests import map_leaves
 from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method, WrappingMethod
-from covprop.methods.accuracy import with_deferred_errors
+from covprop.methods.accuracy import Estimator, gaussians
 from covprop.methods.call import Call, planned, random_state_kept
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
@@ -302,3 +304,37 @@ def _treats_rows_alike(call: Callable[[Tensor], Any], x: Gaussian) -> bool:
     slack = SUMMATION_ORDER * torch.finfo(x.dtype).eps * before.abs().max()
     differs = bool(((before[0] - before[-1]).abs() > slack).any())
     return differs and bool(((after - expected).abs() <= slack).all())
+
+
+def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:
+    """A result whose Gaussians estimate their errors when they are first asked for.
+
+    With the model as it is then: where its weights have changed since, nothing is estimated.
+    """
+    module = call.module
+    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+    weights = [(parameter, parameter._version) for parameter in parameters]
+    shared: list[tuple[ErrorEstimate, ...]] = []
+
+    def estimates() -> tuple[ErrorEstimate, ...] | None:
+        if any(p._version != version for p, version in weights):
+            return None
+        if not shared:
+            shared.append(Estimator(call).errors(plain, method))
+        return shared[0]
+
+    def deferred(place: int) -> Deferred:
+        def estimate() -> ErrorEstimate | None:
+            found = estimates()
+            return None if found is None else found[place]
+
+        return Deferred(estimate)
+
+    plain = map_leaves(nest, lambda leaf: leaf.detach() if isinstance(leaf, Gaussian) else leaf)
+    places = iter(range(len(gaussians(nest))))
+    return map_leaves(
+        nest,
+        lambda leaf: (
+            leaf.with_error(deferred(next(places))) if isinstance(leaf, Gaussian) else leaf
+        ),
+    )

@@ -106,7 +106,8 @@ def test_a_model_that_does_not_bear_the_input_is_one_sentence() -> None:
     assert told("picky_by_test:angry") == (
         "the model does not take this input: KeyError: 'two\\nlines'"
     )
-    assert "covprop has no rule for torch.round" in told("picky_by_test:unknown")
+    words = ("propagate", "picky_by_test:unknown", *GIVEN, "--method", "gaussian-layers")
+    assert "covprop has no rule for torch.round" in covprop(*words).err
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,63 @@ def test_small_noise_in_float32_is_not_left_to_rounding() -> None:
     torch.testing.assert_close(y.stddev.double(), double.stddev, rtol=1e-2, atol=0)
 
 
+@pytest.mark.parametrize("inputs", [8, 12])
+def test_what_points_miss_and_layers_know_is_said(inputs: int) -> None:
+    """1e-12 of the inputs are behind the kink, and have nearly all of the variance."""
+    unit = torch.ones(inputs, dtype=torch.float64) / inputs**0.5
+
+    def model(x: Tensor) -> Tensor:
+        return x[..., :1] + 1e8 * torch.relu((x @ unit)[..., None] - 7)
+
+    x = cp.Gaussian.isotropic(torch.zeros(inputs, dtype=torch.float64), 1.0)
+    with pytest.warns(cp.ApproximationWarning, match="may be off"):
+        y = cp.propagate(model, x)
+    exact = cp.propagate(model, x, cp.GaussianLayers())
+    torch.testing.assert_close(y.variance, exact.variance, rtol=1e-6, atol=0)
+
+
+def test_evaluations_that_round_away_the_noise_are_doubted() -> None:
+    """In float32, 1e6 has no digits left for noise of 0.01."""
+    model = nn.Linear(2, 1, bias=False).requires_grad_(False)
+    model.weight[:] = torch.tensor([[1.0, -1.0]])
+    with pytest.warns(cp.ApproximationWarning, match="may be off"):
+        y = cp.propagate(model, cp.Gaussian.isotropic(torch.full((2,), 1e6), 0.01))
+    assert abs(float(y.stddev) / (0.01 * 2**0.5) - 1) < 1e-5
+
+
+def test_what_is_constant_at_all_points_is_left_to_layers() -> None:
+    def model(x: Tensor) -> Tensor:
+        return 0.1 + (x.sum(-1, keepdim=True) / 3 > 7.5).double()
+
+    x = cp.Gaussian.isotropic(torch.zeros(9, dtype=torch.float64), 1.0)
+    exact = cp.propagate(model, x, cp.GaussianLayers())
+    torch.testing.assert_close(cp.propagate(model, x).variance, exact.variance)
+
+
+def test_an_output_that_does_not_vary_costs_the_others_nothing() -> None:
+    model, x = network(4, 30, 30, 30, 2), isotropic(4, 2.0)
+    alone = cp.propagate(model, x)
+    both = cp.propagate(lambda z: torch.cat([model(z), 0 * z[..., :1]], -1), x)
+    torch.testing.assert_close(both.stddev[:2], alone.stddev)
+    assert both.error is not None
+    assert both.error.largest <= auto.GOOD
+
+
+def test_gradients_of_rough_layers_are_warned_of() -> None:
+    model = Cancelling(3)
+    mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(cp.ApproximationWarning, match="gradients of this result are those of"):
+        y = cp.propagate(model, cp.Gaussian.isotropic(mean, 1.0))
+    assert y.mean.requires_grad
+
+
+def test_small_directions_of_a_factor_count() -> None:
+    factor = torch.tensor([[1.0, 1e-8], [1.0, -1e-8]], dtype=torch.float64)
+    x = cp.Gaussian.low_rank(torch.zeros(2, dtype=torch.float64), factor)
+    y = cp.propagate(lambda z: 1e8 * (z[..., :1] - z[..., 1:]), x, cp.QuasiMonteCarlo(64))
+    assert abs(float(y.stddev) - 2) < 1e-6
+
+
 @pytest.mark.parametrize("tolerance", [0, 1, -0.1, 5])
 def test_tolerances_that_cannot_be_are_refused(tolerance: float) -> None:
     with pytest.raises(ValueError, match="tolerance is a share"):

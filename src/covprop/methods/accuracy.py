@@ -12,9 +12,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.error_estimate import Deferred, ErrorEstimate
+from covprop.error_estimate import ErrorEstimate
 from covprop.errors import CovpropError, approximations_ignored
-from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import standard_deviation
@@ -29,6 +29,7 @@ from covprop.methods.quasi_monte_carlo import (
     WIDENED_PAIRS,
     WIDENED_WIDTH,
     QuasiMonteCarlo,
+    weighted_mean,
 )
 from covprop.methods.root import Root
 from covprop.methods.sketched import Sketched
@@ -36,6 +37,10 @@ from covprop.modules import module_names, running_module
 
 STUDENT = 2.4
 """Standard errors of eight sets of points within which 19 of 20 errors are."""
+UNEXPLAINED = 10.0
+"""Expected errors of layers beyond which points are doubted that are further from them."""
+NEGLIGIBLE = 1e-6
+"""The part of the largest standard deviation of a result that does not count."""
 FEW_POINTS = 64
 """Those of a check where evaluations are expensive."""
 ROUNDINGS = 4.0
@@ -79,7 +84,7 @@ class Moments:
     ) -> "Moments":  # fmt: skip
         """From the values (count, *batch, m) of every set of points and their weights."""
         sets = list(zip(weights, values, strict=True))
-        means = torch.stack([torch.einsum("k,k...->...", w, value) for w, value in sets])
+        means = torch.stack([weighted_mean(value, w) for w, value in sets])
         mean = means.mean(0)
         squares = torch.stack(
             [torch.einsum("k,k...->...", w, (value - mean).square()) for w, value in sets]
@@ -112,12 +117,16 @@ def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / safe, nothing)
 
 
-def error_of_points(y: Gaussian) -> ErrorEstimate:
+def error_of_points(y: Gaussian, rounding: Tensor | None = None) -> ErrorEstimate:
     """That of evaluations at points, from the spread of the sets.
 
     An output that is the same at all points may vary beyond them: nothing is known of its error.
+    rounding: that of evaluations, in the shape of the mean.
     """
     moments = Moments.of(y)
+    if rounding is not None:
+        more = (moments.mean_error + rounding, moments.stddev_error + rounding)
+        moments = Moments(moments.mean, moments.stddev, *more)
     unknown = torch.where(moments.stddev > 0, 0.0, torch.inf)
     count = "" if y.samples is None else f"{y.samples:,} "
     return ErrorEstimate(
@@ -125,6 +134,36 @@ def error_of_points(y: Gaussian) -> ErrorEstimate:
         quotient(moments.stddev_error, moments.stddev) + unknown,
         f"from the spread of {count}evaluations",
     )
+
+
+def cross_checked(
+    points: ErrorEstimate, y: Gaussian, layers: Gaussian, expected: ErrorEstimate
+) -> ErrorEstimate:
+    """The error of points, given a result from layer to layer and its error by the gap of orders.
+
+    Where that gap does not explain by far why both differ, points have missed something, as events
+    rarer than they are, or rounding: the difference is their error. What is constant at all points
+    and hardly varies by layers is known well enough.
+    """
+    own, other = Moments.of(y), Moments.of(layers)
+    if not own.mean.numel():
+        return points
+
+    def largest(values: Tensor) -> Tensor:  # of one output, a gap may be small by chance
+        found = values.double().flatten(len(y.batch_shape)).amax(-1)
+        return found.reshape(*y.batch_shape, *(1 for _ in y.event_shape))
+
+    gap = UNEXPLAINED * largest(torch.maximum(expected.mean, expected.stddev))
+    constant = (own.stddev == 0) & (other.stddev <= NEGLIGIBLE * largest(other.stddev))
+
+    def doubted(error: Tensor, apart: Tensor) -> Tensor:
+        doubtful = quotient(apart.abs(), torch.maximum(own.stddev, other.stddev)) > gap
+        apart = quotient(apart.abs(), torch.minimum(own.stddev, other.stddev))
+        error = torch.where(doubtful, torch.maximum(error.double(), apart), error)
+        return torch.where(constant, 0.0, error).to(y.dtype)
+
+    means, stddevs = own.mean - other.mean, own.stddev - other.stddev
+    return ErrorEstimate(doubted(points.mean, means), doubted(points.stddev, stddevs), points.basis)
 
 
 def gaussians(nest: Any) -> list[Gaussian]:
@@ -138,6 +177,10 @@ class Estimator:
     def __init__(self, call: Call, seed: int = 0) -> None:
         """Nothing is evaluated yet."""
         self.call, self.seed = call.on(call.inputs), seed
+        self.fell_back = False
+        """Whether an operation had to take its input as Gaussian, or warned of something else."""
+        self.expected: list[ErrorEstimate] = []
+        """Errors of a result by the gap between orders alone, where that tells something."""
         self.controlled: Any = None
         """The result of samples with a method as control variate, where they were its check."""
 
@@ -177,6 +220,10 @@ class Estimator:
         if len(checked or ()) != len(found):
             checked = self._controlled_check(method, len(found)) if other is None else None
             checked = checked or self._check(len(found), work)
+        if other and not self.fell_back:
+            self.expected = [
+                _combined(y, method, second, None) for y, second in zip(found, other, strict=True)
+            ]
         return tuple(
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
@@ -190,11 +237,13 @@ class Estimator:
         second = GaussianLayers(method.activations) if method.third_cumulants else Cumulants()
         if self.work(second) > LAYER_WORK:
             return None
-        with approximations_ignored():
+        with approximations_ignored() as texts:
             try:
-                return gaussians(second.run(self.call))
+                found = gaussians(second.run(self.call))
             except CovpropError:
                 return None
+        self.fell_back |= bool(texts)
+        return found
 
     @torch.no_grad()
     def rough_module(self, limit: float) -> str | None:
@@ -328,37 +377,3 @@ class _Seen:
                 stddev = standard_deviation(leaf.variances)
                 self.found.append((running_module(self._names), leaf.flat, stddev))
         return result
-
-
-def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:
-    """A result whose Gaussians estimate their errors when they are first asked for.
-
-    With the model as it is then: where its weights have changed since, nothing is estimated.
-    """
-    module = call.module
-    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
-    weights = [(parameter, parameter._version) for parameter in parameters]
-    shared: list[tuple[ErrorEstimate, ...]] = []
-
-    def estimates() -> tuple[ErrorEstimate, ...] | None:
-        if any(p._version != version for p, version in weights):
-            return None
-        if not shared:
-            shared.append(Estimator(call).errors(plain, method))
-        return shared[0]
-
-    def deferred(place: int) -> Deferred:
-        def estimate() -> ErrorEstimate | None:
-            found = estimates()
-            return None if found is None else found[place]
-
-        return Deferred(estimate)
-
-    plain = map_leaves(nest, lambda leaf: leaf.detach() if isinstance(leaf, Gaussian) else leaf)
-    places = iter(range(len(gaussians(nest))))
-    return map_leaves(
-        nest,
-        lambda leaf: (
-            leaf.with_error(deferred(next(places))) if isinstance(leaf, Gaussian) else leaf
-        ),
-    )

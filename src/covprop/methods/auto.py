@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -18,7 +18,13 @@ from covprop.errors import (
 )
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
-from covprop.methods.accuracy import LAYER_WORK, Estimator, error_of_points, gaussians
+from covprop.methods.accuracy import (
+    LAYER_WORK,
+    Estimator,
+    cross_checked,
+    error_of_points,
+    gaussians,
+)
 from covprop.methods.base import Gains, LayerwiseMethod, Method
 from covprop.methods.call import Call
 from covprop.methods.cumulants import Cumulants
@@ -31,7 +37,8 @@ FEW = 8
 GOOD, FAIR, ROUGH = 0.005, 0.02, 0.05
 """Estimated errors: below the first, points are enough; below the second, an answer from layer to
 layer is; above the third there is a warning."""
-FIRST_POINTS, MOST_POINTS = 4096, 2**20
+PREFERENCE = 0.8
+FIRST_POINTS, MOST_POINTS, MOST_SHARES = 4096, 2**20, 16
 POINT_WORK, TOLERANCE_WORK = 2.0**32, 2.0**37
 """Floating-point operations that evaluations may take, without and with a tolerance."""
 OVERHEAD = 2.0**28
@@ -125,6 +132,8 @@ class _Choice:
         self.method, self.call = method, call
         self.estimator = Estimator(call, method.seed)
         self.refusal = "no rule"
+        self.layered: list[Gaussian] = []
+        """The result from layer to layer, once there is one."""
         self.target = GOOD if method.tolerance is None else method.tolerance
 
     def made(self) -> Any:
@@ -138,6 +147,7 @@ class _Choice:
         if points is not None and tolerance is not None and points.error <= tolerance:
             return self.finished(points, None)
         layers = self.layers(most > 0, points)
+        points = None if points is None else self.cross_checked(points)
         answers = [answer for answer in (layers, points) if answer is not None]
         enough = self.target if few or tolerance is not None else FAIR
         worth = most and (points is None or tolerance is None)
@@ -147,7 +157,9 @@ class _Choice:
             errors = tuple(error_of_points(y) for y in gaussians(controlled))
             reason = f"samples with cp.{_name(layers)} as control variate are better than it is"
             answers.append(_Answer(controlled, errors, reason))
-        return self.finished(min(answers, key=lambda answer: answer.error), layers)
+        # Layers are preferred where points are hardly better.
+        best = min(answers, key=lambda one: one.error * (PREFERENCE if one is layers else 1.0))
+        return self.finished(best, layers)
 
     def few_points(self, most: int) -> _Answer:
         """Points for few directions of noise: up to the tolerance, or a first number of them."""
@@ -175,8 +187,11 @@ class _Choice:
         entries = sum(output.event_shape.numel() ** 2 for output in network.outputs)
         if entries * network.batch_shape.numel() > HELD:
             return 0
-        work = POINT_WORK if self.method.tolerance is None else TOLERANCE_WORK
-        most = int(min(MOST_POINTS, work / network.work))
+        # Each Gaussian of a batch may take as much, up to a limit.
+        work = POINT_WORK * min(MOST_SHARES, max(1, network.batch_shape.numel()))
+        work = work if self.method.tolerance is None else max(work, TOLERANCE_WORK)
+        each = network.work + 2.0 * entries * network.batch_shape.numel()  # moments
+        most = int(min(MOST_POINTS, work / each))
         return most if most >= max(FIRST_POINTS, self.estimator.matched_points) else 0
 
     def points(self, count: int, most: int, reason: str) -> _Answer:
@@ -186,13 +201,26 @@ class _Choice:
             assert self.estimator.network is not None
             method = QuasiMonteCarlo(count, self.method.seed)
             nest = method.run_on(self.estimator.network, self.call)
-            errors = tuple(error_of_points(y) for y in gaussians(nest))
-            answer = _Answer(nest, errors, reason)
+            found = gaussians(nest)
+            rounding = self.estimator.network.rounding if not self.estimator.network.draws else ()
+            errors = tuple(
+                error_of_points(y, rounding[i].reshape(y.mean.shape) if rounding else None)
+                for i, y in enumerate(found)
+            )
+            answer = self.cross_checked(_Answer(nest, errors, reason))
             if answer.error <= self.target or count >= most:
                 return answer
             # Errors of points fall as their number in few dimensions, as its root in many.
             more = min(32.0, 1.2 * (answer.error / self.target) ** 1.5)
             count = min(most, 2 ** math.ceil(math.log2(max(2.0, more) * count)))
+
+    def cross_checked(self, points: _Answer) -> _Answer:
+        """An answer by points, doubted where layers, if they were tried, do not bear it out."""
+        expected = self.estimator.expected
+        if not len(points.errors) == len(self.layered) == len(expected):
+            return points
+        found = zip(points.errors, gaussians(points.nest), self.layered, expected, strict=True)
+        return replace(points, errors=tuple(cross_checked(*one) for one in found))
 
     def cheap_points(self, most: int) -> _Answer | None:
         """Points within the tolerance, if they take no more than third cumulants would."""
@@ -231,7 +259,9 @@ class _Choice:
                     raise
                 self.refusal = str(error)
                 return None
+            self.estimator.fell_back = bool(texts)
             errors = self.estimator.errors(nest, method, work, points and points.nest)
+        self.layered = gaussians(nest)
         reason = {
             Cumulants: "third cumulants are followed from layer to layer",
             GaussianLayers: "third cumulants would take too much time or memory",
@@ -256,6 +286,14 @@ class _Choice:
             return nest
         if layers is None and (layers := self.layers(other=True, points=best)) is None:
             return nest
+        if layers.error > ROUGH:
+            warn_user(
+                f"gradients of this result are those of cp.{_name(layers)}, whose estimated error "
+                f"is {in_percent(layers.error)}; its values are not; call it under torch.no_grad() "
+                "if you want no gradients",
+                ApproximationWarning,
+                every_time=True,
+            )
         followed = iter(gaussians(layers.nest))
         return map_leaves(
             nest,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.covariance import Dense
 from covprop.errors import BatchDimensionError, TooLarge, UnsupportedOperation
@@ -26,6 +25,7 @@ from covprop.flow.table import Entered
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.gradients import quiet
 from covprop.methods.call import check_returned, finite, random_state, random_state_kept
+from covprop.methods.plan import WorkCounter
 from covprop.modules import eager
 from covprop.text_table import in_bytes
 from covprop.validation import SUPPORTED
@@ -37,8 +37,6 @@ CONSTANTS = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
 }  # fmt: skip
 """Functions of a tensor whose results do not depend on its numbers."""
-ELEMENTWISE = 8
-"""Floating-point operations that take as long as passing a number through memory, about."""
 FURTHER = (1.0, -1.0)
 """Moves, as multiples of one, the mean's magnitude and the deviation together."""
 
@@ -257,9 +255,30 @@ class Network:
     @cached_property
     def work(self) -> float:
         """Floating-point operations of an evaluation, about, for all of the batch."""
-        with torch.no_grad(), random_state_kept(self.means), _Work() as work:
+        with torch.no_grad(), random_state_kept(self.means), WorkCounter() as work:
             self(*self.means)
         return work.total
+
+    @cached_property
+    def rounding(self) -> tuple[Tensor, ...]:
+        """How far evaluations are off by rounding, about, for every output (*batch, m).
+
+        By how much last bits of the inputs change them: where large numbers cancel on the way, much
+        more than last bits of the outputs.
+        """
+        with torch.no_grad(), random_state_kept(self.means):
+            before, found = self(*self.means), []
+            for sign in (1, -1):
+                moved = []
+                for x in self.inputs:
+                    signs = torch.ones_like(x.mean).flatten()
+                    signs[1::2] = -1
+                    bits = torch.finfo(x.dtype).eps * (x.mean.abs() + x.stddev)
+                    moved.append(x.mean + sign * signs.reshape(x.mean.shape) * bits)
+                found.append(
+                    [(a - b).abs().double() for a, b in zip(self(*moved), before, strict=True)]
+                )
+        return tuple(torch.maximum(*both) for both in zip(*found, strict=True))
 
     @property
     def step(self) -> int:
@@ -299,33 +318,6 @@ class Network:
         if self.batch_shape:
             result = result.movedim(output.batch_at, 0)
         return result.reshape(*self.batch_shape, output.event_shape.numel())
-
-
-class _Work(TorchDispatchMode):
-    """Counts floating-point operations, about: of matrix products and convolutions, and numbers.
-
-    torch's own counter imports a compiler.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0.0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        result = func(*args, **(kwargs or {}))
-        numbers = sum(leaf.numel() for leaf in leaves(result) if isinstance(leaf, Tensor))
-        matrices = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
-        name = func.overloadpacket.__name__
-        each = ELEMENTWISE
-        if len(matrices) > 1 and name == "convolution":
-            each = 2 * matrices[1][0].numel()
-        elif len(matrices) > 1 and "mm" in name:
-            each = 2 * matrices[-2].shape[-1]
-        self.total += 0 if func.is_view else each * numbers
-        return result
 
 
 def _output(probes: Probes, leaf: int, old: Tensor, new: Tensor) -> Output:

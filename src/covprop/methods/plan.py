@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.carriers.planned import Event, Ledger
 from covprop.errors import OutsideDomain, UnsupportedOperation, name_of
@@ -21,6 +22,9 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.modules import module_names, running_module
 from covprop.text_table import Table, in_bytes
+
+ELEMENTWISE = 8
+"""Floating-point operations that take as long as passing a number through memory, about."""
 
 
 @dataclass(frozen=True)
@@ -197,3 +201,32 @@ class Planner:
             work = sum(event.work for event in own) or 2.0 * tensor.numel()
             held, shape = carrier.planned.nbytes, tuple(tensor.shape)
             self.steps.append(Step(module, name, shape, carrier.size, held, peak, work))
+
+
+class WorkCounter(TorchDispatchMode):
+    """Counts floating-point operations, about: of matrix products and convolutions, and numbers.
+
+    torch's own counter imports a compiler.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        super().__init__()
+        self.total = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count what an operator makes."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        numbers = sum(leaf.numel() for leaf in leaves(result) if isinstance(leaf, Tensor))
+        matrices = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() > 1]
+        name = func.overloadpacket.__name__
+        each = ELEMENTWISE
+        if len(matrices) > 1 and name == "convolution":
+            each = 2 * matrices[1][0].numel()
+        elif len(matrices) > 1 and "mm" in name:
+            each = 2 * matrices[-2].shape[-1]
+        self.total += 0 if func.is_view else each * numbers
+        return result

@@ -152,8 +152,13 @@ def _values(network: Network, points: list[Tensor]) -> list[Tensor]:
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Of values (count, *batch, m); exactly that of values which are all the same."""
+    return values[0] + torch.einsum("k,k...->...", weights, values - values[0])
+
+
 def _moments(values: Tensor, weights: Tensor) -> Moments:
-    mean = torch.einsum("k,k...->...", weights, values)
+    mean = weighted_mean(values, weights)
     d = (values - mean).movedim(0, -2)
     return mean, d.mT @ (weights[:, None] * d)
 

@@ -50,10 +50,10 @@ class Root:
             return cls(x, FactorRoot(columns[..., varies]))
         # What the roundings of a correlation matrix amount to is no direction.
         least = torch.finfo(x.dtype).eps * rows
-        if full.width < rows:
+        if x.covariance.factor_and_noise() is not None:
             deviation = columns.double().square().sum(-1, keepdim=True).sqrt()
             left, sizes, _ = torch.linalg.svd(columns * _inverse(deviation), full_matrices=False)
-            sizes = sizes.square()
+            sizes, least = sizes.square(), least**2  # a factor has more than its square
         else:
             matrix = x.covariance_matrix.double()
             deviation = standard_deviation(matrix.diagonal(dim1=-2, dim2=-1))[..., None]

@@ -17,10 +17,10 @@ from covprop.errors import CovpropError, approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
 from covprop.methods import Auto, LayerwiseMethod, Method, Network
-from covprop.methods.accuracy import Estimator, with_deferred_errors
+from covprop.methods.accuracy import Estimator
 from covprop.methods.auto import FEW, POINT_WORK
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
-from covprop.propagate import checked, propagate
+from covprop.propagate import checked, propagate, with_deferred_errors
 from covprop.robustness.classifier import Model
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
@@ -135,7 +135,7 @@ def _counting(model: Model, x: Gaussian, method: Method) -> QuasiMonteCarlo | No
     if estimator.network is None or not 0 < estimator.directions <= FEW:
         return None
     points = QuasiMonteCarlo(seed=method.seed)
-    return points if points.points * network.work <= POINT_WORK else None
+    return points if points.points * estimator.network.work <= POINT_WORK else None
 
 
 @torch.no_grad()
