@@ -37,8 +37,8 @@ from covprop.modules import module_names, running_module
 
 STUDENT = 2.4
 """Standard errors of eight sets of points within which 19 of 20 errors are."""
-UNEXPLAINED = 10.0
-"""Expected errors of layers beyond which points are doubted that are further from them."""
+AGREEMENT = 1e-6
+"""The gap between orders up to which layers count as exact, and points that differ are doubted."""
 NEGLIGIBLE = 1e-6
 """The part of the largest standard deviation of a result that does not count."""
 FEW_POINTS = 64
@@ -141,9 +141,9 @@ def cross_checked(
 ) -> ErrorEstimate:
     """The error of points, given a result from layer to layer and its error by the gap of orders.
 
-    Where that gap does not explain by far why both differ, points have missed something, as events
-    rarer than they are, or rounding: the difference is their error. What is constant at all points
-    and hardly varies by layers is known well enough.
+    Where the orders agree, so that layers are exact, points that differ have missed something, as
+    events rarer than they are, or have lost it by rounding: the difference is their error. What is
+    constant at all points and hardly varies by layers is known well enough.
     """
     own, other = Moments.of(y), Moments.of(layers)
     if not own.mean.numel():
@@ -153,13 +153,12 @@ def cross_checked(
         found = values.double().flatten(len(y.batch_shape)).amax(-1)
         return found.reshape(*y.batch_shape, *(1 for _ in y.event_shape))
 
-    gap = UNEXPLAINED * largest(torch.maximum(expected.mean, expected.stddev))
+    exact = largest(torch.maximum(expected.mean, expected.stddev)) <= AGREEMENT
     constant = (own.stddev == 0) & (other.stddev <= NEGLIGIBLE * largest(other.stddev))
 
     def doubted(error: Tensor, apart: Tensor) -> Tensor:
-        doubtful = quotient(apart.abs(), torch.maximum(own.stddev, other.stddev)) > gap
         apart = quotient(apart.abs(), torch.minimum(own.stddev, other.stddev))
-        error = torch.where(doubtful, torch.maximum(error.double(), apart), error)
+        error = torch.where(exact, torch.maximum(error.double(), apart), error)
         return torch.where(constant, 0.0, error).to(y.dtype)
 
     means, stddevs = own.mean - other.mean, own.stddev - other.stddev
