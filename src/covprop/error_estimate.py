@@ -28,7 +28,7 @@ class SamplingError:
 @final
 @dataclass(frozen=True)
 class ErrorEstimate:
-    """How far means and standard deviations may be off: about 19 of 20 errors are smaller.
+    """How far means and standard deviations may be off: 84 to 90 % of errors were smaller.
 
     Printed, it is one line with the largest of each.
 
