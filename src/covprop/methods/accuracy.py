@@ -49,9 +49,9 @@ LAYER_WORK, CHECK_WORK = 2.0**35, 2.0**32
 """Floating-point operations that a method may take which goes from layer to layer, and samples that
 check it."""
 LAYERS = 2.0
-"""Gaps between them and third cumulants within which 9 of 10 errors of Gaussian layers are."""
+"""Gaps between them and third cumulants within which 84 % of the errors of Gaussian layers were."""
 CUMULANTS, EXPANSION = 1.0, 10.0
-"""9 of 10 errors of third cumulants are within the gap times (the first + the second gaps): an
+"""84 % of errors of third cumulants were within the gap times (the first + the second gaps): an
 expansion whose first term is large tells little."""
 
 
