@@ -272,7 +272,7 @@ class Estimator:
         if network is None or not self.directions or len(network.outputs) != outputs:
             return None
         matched = self.matched_points
-        cheap = matched * network.work <= max(work, 2.0**26)
+        cheap = network.vectorised and matched * network.work <= max(work, 2.0**26)
         method = QuasiMonteCarlo(matched if cheap else FEW_POINTS, self.seed)
         try:
             sets = list(method.values(network, self.call.advance))
@@ -294,6 +294,7 @@ class Estimator:
         if self.network is None or self.network.draws or not isinstance(method, LayerwiseMethod):
             return None
         samples = int(min(2048, max(256, CHECK_WORK / self.network.work)))
+        samples = samples if self.network.vectorised else 256
         generator = torch.Generator(self.call.device).manual_seed(self.seed)
         try:
             self.controlled = ControlVariate(samples, method, generator).run(self.call)

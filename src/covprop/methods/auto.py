@@ -182,7 +182,7 @@ class _Choice:
     def most_points(self) -> int:
         """Evaluations that the work allows, 0 where they are no way to an answer."""
         network = self.estimator.network
-        if network is None or not self.estimator.directions:
+        if network is None or not self.estimator.directions or not network.vectorised:
             return 0
         entries = sum(output.event_shape.numel() ** 2 for output in network.outputs)
         if entries * network.batch_shape.numel() > HELD:

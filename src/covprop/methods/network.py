@@ -260,6 +260,16 @@ class Network:
         return work.total
 
     @cached_property
+    def vectorised(self) -> bool:
+        """Whether many points are evaluated at once, and not one after another in Python."""
+        with torch.no_grad(), random_state_kept(self.means):
+            try:
+                self.at([torch.stack([mean, mean]) for mean in self.means])
+            except Exception:  # whatever a model has against it
+                return False
+        return self._vectorised
+
+    @cached_property
     def rounding(self) -> tuple[Tensor, ...]:
         """How far evaluations are off by rounding, about, for every output (*batch, m).
 
