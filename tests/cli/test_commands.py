@@ -221,6 +221,8 @@ def test_samples_decide_what_is_required_where_they_disagree(folder: Path) -> No
     )
     np.save(folder / "zero.npy", np.zeros((1, 1)))
     words = ("--mean", "zero.npy", "--stddev", 1, "--label", 0, "--json")
+    assert covprop("robustness", "bumps_by_test:Bumps", *words).told["agrees"] is True
+    words = (*words, "--method", "gaussian-layers")
     told = covprop("robustness", "bumps_by_test:Bumps", *words).told
     assert told["agrees"] is False  # tanh is at one of its ends: 0.51, not Phi(0.5)
     assert told["probabilities"]["probability"][0] > 0.65
