@@ -26,7 +26,7 @@ from covprop.methods.accuracy import (
     gaussians,
 )
 from covprop.methods.base import Gains, LayerwiseMethod, Method
-from covprop.methods.call import Call
+from covprop.methods.call import Call, random_state_kept
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
@@ -326,7 +326,8 @@ class _Choice:
         tensors = [t for x in self.call.inputs for t in (x.mean, x.covariance.diagonal())]
         if any(tensor.requires_grad for tensor in tensors):
             return True
-        result = leaves(self.call.on_tensors(*self.call.means))
+        with random_state_kept(self.call.means):
+            result = leaves(self.call.on_tensors(*self.call.means))
         return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in result)
 
 

@@ -14,6 +14,7 @@ from covprop.covariance.base import symmetric
 from covprop.gaussian import SamplingError
 from covprop.methods.base import FunctionMethod
 from covprop.methods.call import Advance, random_state_kept
+from covprop.methods.montecarlo import HALF_CELL
 from covprop.methods.network import Estimate, Network
 from covprop.methods.root import Root
 
@@ -29,8 +30,6 @@ REMEMBERED = 2**17
 """Numbers of a set of points, up to which it is kept for the next call."""
 HELD = 2**22
 """Numbers of all outputs that are held at a time, but for those of one set."""
-HALF_CELL = 2.0**-31
-"""Half the distance of neighbours in torch's Sobol sequence: keeps it off 0 and 1."""
 
 
 @final
