@@ -157,6 +157,16 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
+def description() -> str:
+    """What is used: the instruction set of the compiled kernels, or the torch code and why."""
+    found = library()
+    if found is not None:
+        return f"compiled ({Path(found._name).name.split('_')[1]})"
+    if os.environ.get(VARIABLE) == "0":
+        return f"torch code ({VARIABLE}=0)"
+    return "torch code: no compiled library; install with a C++ compiler for speed"
+
+
 def usable(*tensors: Tensor) -> bool:
     """Whether the library is there and takes these tensors, none of which is differentiated."""
     first = tensors[0]

@@ -313,9 +313,14 @@ template <class T> void write(const Pairs<T>& p, const Tile<T>& tile, TileSpace<
         std::memcpy(base + (tile.row + i) * width + tile.column, w.found + i * TILE,
                     tile.columns * sizeof(T));
     if (!p.diagonal || on_diagonal) return;
-    for (int j = 0; j < tile.columns; j++) {
-        T* to = base + (tile.column + j) * width + tile.row;
-        for (int i = 0; i < tile.rows; i++) to[i] = w.found[i * TILE + j];
+    constexpr int STRIP = 8;  // columns that are turned at a time: each is read once
+    T turned[STRIP][TILE];
+    for (int first = 0; first < tile.columns; first += STRIP) {
+        for (int i = 0; i < tile.rows; i++)
+            for (int k = 0; k < STRIP; k++) turned[k][i] = w.found[i * TILE + first + k];
+        for (int k = 0; k < STRIP && first + k < tile.columns; k++)
+            std::memcpy(base + (tile.column + first + k) * width + tile.row, turned[k],
+                        tile.rows * sizeof(T));
     }
 }
 
