@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation, Elements, Prepared
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import FLUSH, flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER, rounding
@@ -69,8 +69,8 @@ class Correlated(Activation, ABC):
             orders = [k for k in LADDER if k <= len(coefficients)]
             bound = compiled.Bound(orders, self.accuracy[dtype])
             finfo = torch.finfo(dtype)
-            limits = compiled.SeriesLimits(LAST_COEFFICIENTS, finfo.tiny, finfo.max, FLUSH)
-            rows, units, tails = compiled.series_numbers(
+            limits = compiled_moments.SeriesLimits(LAST_COEFFICIENTS, finfo.tiny, finfo.max, FLUSH)
+            rows, units, tails = compiled_moments.series_numbers(
                 coefficients, output, variance, bound, limits
             )
             return tuple(element.to(dtype) for element in (inverse, tails, rows, units))

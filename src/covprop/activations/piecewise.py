@@ -16,7 +16,7 @@ from covprop.activations.correlated import Correlated
 from covprop.activations.knots import Pieces, Side, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
     kinked_powers,
@@ -148,14 +148,14 @@ class Piecewise(Correlated):
 
     def _compiled_moments(
         self, mean: Tensor, variance: Tensor, order: int
-    ) -> compiled.PiecewiseMoments | None:
+    ) -> compiled_moments.PiecewiseMoments | None:
         """By a compiled kernel, which knows no narrow segments and no slopes of single elements."""
         if not self.uniform or mean.shape != variance.shape or not compiled.usable(mean, variance):
             return None
         pieces = [
             [float(number) for number in row] for row in (self.knots, self.slopes, self.jumps)
         ]
-        found = compiled.piecewise(mean, variance, pieces, self.start, order, NARROW)
+        found = compiled_moments.piecewise(mean, variance, pieces, self.start, order, NARROW)
         if found is None or not self.has_jumps:
             return found
         centre = torch.where(variance > 0, found.mean, self.function(mean))

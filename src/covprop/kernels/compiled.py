@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covprop.kernels.rounding import DEGENERATE, REMAINDER, rounding
+from covprop.kernels.rounding import DEGENERATE, rounding
 from covprop.native.build import library_path
 
 LIBRARIES = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
@@ -28,8 +28,6 @@ PARALLEL = 2**15
 """Pairs from which threads are worth starting."""
 FORMULAS = ("", "knots", "probit", "gelu")
 """Direct formulas for pairs that the series does not reach."""
-SATURATION = 100.0
-"""As in kernels/normal.py."""
 
 
 class Series(NamedTuple):
@@ -96,31 +94,6 @@ class _Pairs(ctypes.Structure):
     )
 
 
-class _Piecewise(ctypes.Structure):
-    """`PiecewiseCall` of moments.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("n", "knots", "order")),
-        *((name, ctypes.c_void_p) for name in ("mean", "variance", "places", "slopes", "jumps")),
-        *((name, ctypes.c_double) for name in ("start", "saturation", "narrow")),
-        *((name, ctypes.c_void_p) for name in ("centre", "output", "coefficients")),
-        *((name, ctypes.c_void_p) for name in ("inverse", "slope", "density")),
-        *((name, ctypes.c_void_p) for name in ("positions", "weights", "widths")),
-    )
-
-
-class _SeriesNumbers(ctypes.Structure):
-    """`SeriesCall` of moments.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("n", "order")),
-        *((name, ctypes.c_void_p) for name in ("coefficients", "output", "variance")),
-        *((name, ctypes.c_void_p) for name in ("units", "tails", "ladder")),
-        *((name, ctypes.c_int64) for name in ("steps", "last")),
-        *((name, ctypes.c_double) for name in ("tiny", "large", "flush", "largest", "remainder")),
-    )
-
-
 class _Argument(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
 
@@ -142,7 +115,7 @@ def load(path: Path) -> ctypes.CDLL:
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
     found.piecewise_moments.restype = ctypes.c_int64
-    found.series_numbers.restype = None
+    found.series_numbers.restype = found.quadrature_moments.restype = None
     return found
 
 
@@ -220,80 +193,8 @@ def pairs(
         ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
         accuracy, cost, height, rounding(DEGENERATE, result.dtype),
     )  # fmt: skip
-    beyond = _function("pairs", result)(ctypes.byref(call), _threads(result.numel()))
+    beyond = _function("pairs", result)(ctypes.byref(call), threads(result.numel()))
     return result, beyond
-
-
-class PiecewiseMoments(NamedTuple):
-    """Of a piecewise-linear function of elements (*batch, n): what `Pieces` of knots.py has."""
-
-    mean: Tensor
-    variance: Tensor
-    coefficients: Tensor
-    inverse: Tensor
-    slope: Tensor
-    density: Tensor
-    positions: Tensor
-    weights: Tensor
-    widths: Tensor
-
-
-def piecewise(
-    mean: Tensor, variance: Tensor, pieces: Sequence[Sequence[float]], start: float,
-    order: int, narrow: float,
-) -> PiecewiseMoments | None:  # fmt: skip
-    """Moments, coefficients and the numbers of elements; None where a segment is narrow.
-
-    pieces: the knots, the slopes and the jumps.
-    """
-    shape, count = mean.shape, len(pieces[0])
-    mean, variance = mean.contiguous(), variance.contiguous()
-    numbers = [(ctypes.c_double * len(row))(*row) for row in pieces]
-    # One piece of memory for all results, row by row.
-    rows = (1, 1, order, 1, 1, 1, count, count, max(0, count - 1))
-    results = torch.empty((sum(rows), *shape), dtype=mean.dtype).split(rows)
-    pointers = [result.data_ptr() for result in results]
-    call = _Piecewise(
-        mean.numel(), count, order, mean.data_ptr(), variance.data_ptr(),
-        *(ctypes.addressof(row) for row in numbers), start, SATURATION, narrow, *pointers,
-    )  # fmt: skip
-    found = library()
-    assert found is not None  # `usable` was asked
-    if found.piecewise_moments(ctypes.byref(call)):
-        return None
-    single = (0, 1, 3, 4, 5)
-    return PiecewiseMoments(*(t[0] if i in single else t for i, t in enumerate(results)))
-
-
-def series_numbers(
-    coefficients: Tensor, output: Tensor, variance: Tensor, bound: Bound, limits: "SeriesLimits"
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients in their units, the units, and the tail after each order of the bound."""
-    order, shape = len(coefficients), output.shape
-    coefficients = coefficients.clone(memory_format=torch.contiguous_format)
-    output, variance = output.contiguous(), variance.contiguous()
-    units = torch.empty(shape, dtype=output.dtype)
-    tails = torch.empty((len(bound.orders), *shape), dtype=output.dtype)
-    ladder = (ctypes.c_int64 * len(bound.orders))(*bound.orders)
-    tensors = (coefficients, output, variance, units, tails)
-    call = _SeriesNumbers(
-        output.numel(), order, *(t.data_ptr() for t in tensors), ctypes.addressof(ladder),
-        len(ladder), *limits, bound.accuracy ** (1 / (order + 1)),
-        rounding(REMAINDER, output.dtype),
-    )  # fmt: skip
-    found = library()
-    assert found is not None  # `usable` was asked
-    found.series_numbers(ctypes.byref(call))
-    return coefficients, units, tails
-
-
-class SeriesLimits(NamedTuple):
-    """How many of the last coefficients bound those beyond, and limits of the dtype of pairs."""
-
-    last: int
-    tiny: float
-    largest: float
-    flush: float
 
 
 def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
@@ -307,7 +208,7 @@ def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
     first, second = pointers
     function = _function("largest", matrix)
     count = (ctypes.c_int64(number) for number in (len(matrix), size))
-    found: float = function(*count, first, strides, second, _threads(matrix.numel()))
+    found: float = function(*count, first, strides, second, threads(matrix.numel()))
     return found
 
 
@@ -338,7 +239,7 @@ def series_backward(
     made = [torch.empty(t.shape, dtype=t.dtype) for t in given[:3]]
     pointers = (t.data_ptr() for t in (*given, *made))
     call = _SeriesBackward(count, rows, columns, order, *pointers)
-    _function("series_backward", rho)(ctypes.byref(call), _threads(rho.numel() * order))
+    _function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
     return made[0], made[1], made[2]
 
 
@@ -357,16 +258,21 @@ def _element_wise(name: str, tensors: Sequence[Tensor], *results: int) -> None:
     limit = ctypes.c_double(rounding(DEGENERATE, first.dtype))
     pointers = (ctypes.c_void_p(result) for result in results)
     function = _function(name, first)
-    function(shape, arguments, *pointers, limit, _threads(first.numel()))
+    function(shape, arguments, *pointers, limit, threads(first.numel()))
+
+
+def loaded() -> ctypes.CDLL:
+    """The library, once `usable` has said that there is one."""
+    found = library()
+    assert found is not None
+    return found
 
 
 def _function(name: str, like: Tensor) -> "ctypes._FuncPointer":
-    found = library()
-    assert found is not None  # `usable` was asked
-    function: ctypes._FuncPointer = getattr(found, f"{name}_{NAMES[like.dtype]}")
+    function: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
     return function
 
 
-def _threads(count: int) -> int:
+def threads(count: int) -> int:
     """How many threads so many pairs are worth."""
     return torch.get_num_threads() if count >= PARALLEL else 1

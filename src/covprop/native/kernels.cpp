@@ -5,6 +5,7 @@
 
 #include "elementwise.h"
 #include "moments.h"
+#include "quadrature.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define EXPORT(T, NAME)                                                                            \
@@ -30,3 +31,4 @@ EXPORT(double, float64)
 
 EXPORTED int64_t piecewise_moments(const PiecewiseCall* call) { return piecewise(*call); }
 EXPORTED void series_numbers(const SeriesCall* call) { series_elements(*call); }
+EXPORTED void quadrature_moments(const QuadratureCall* call, int threads) { quadrature(*call, threads); }

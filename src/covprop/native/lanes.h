@@ -76,15 +76,16 @@ template <class T, int N> INLINE Vec<T> polynomial(const double (&c)[N], Vec<T> 
     return sum;
 }
 
-// exp(x) for |x| <= log(2) / 2, by a Chebyshev series.
-INLINE Vec<double> small_exponential(Vec<double> x) {
+// (exp(x) - 1) / x and exp(x) for |x| <= log(2) / 2, by Chebyshev series.
+INLINE Vec<double> small_quotient(Vec<double> x) {
     static const double c[] = {
-        1.0, 1.0, 0.50000000000000184798, 0.16666666666666702594, 0.041666666666487365514,
+        1.0, 0.50000000000000184798, 0.16666666666666702594, 0.041666666666487365514,
         0.0083333333333094301973, 0.0013888888952508690263, 0.00019841269909424065279,
         0.000024801485275248645436, 2.7557224767288022255e-6, 2.7632716110097872761e-7,
         2.5114933069618484361e-8};
     return polynomial<double>(c, x);
 }
+INLINE Vec<double> small_exponential(Vec<double> x) { return 1.0 + x * small_quotient(x); }
 INLINE Vec<float> small_exponential(Vec<float> x) {
     static const double c[] = {
         0.99999999995938604849, 1.0000000378408942649, 0.50000001080733403348,
