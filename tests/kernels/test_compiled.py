@@ -15,6 +15,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.kernels import compiled
+from covprop.kernels.gradients import jvp
 from covprop.native import build
 from tests.oracles import assert_close
 
@@ -178,3 +179,16 @@ def test_an_environment_variable_turns_them_off() -> None:
     )  # fmt: skip
     assert run.stdout.strip() == "None"
     assert isinstance(compiled.library(), ctypes.CDLL)
+
+
+def test_what_is_not_plain_numbers_is_left_to_torch() -> None:
+    plain = torch.randn(3, dtype=torch.float64)
+    assert compiled.usable(plain)
+    assert not compiled.usable(plain.half())
+    assert not compiled.usable(plain.to("meta"))
+    assert not compiled.usable(plain.clone().requires_grad_())
+    assert not compiled.usable(plain, plain.float())
+    seen = []
+    torch.func.vmap(lambda x: seen.append(compiled.usable(x)) or x)(plain[:, None])
+    jvp(lambda x: seen.append(compiled.usable(x)) or x, plain, plain)
+    assert seen == [False, False]

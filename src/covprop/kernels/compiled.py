@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covprop.kernels.rounding import DEGENERATE, rounding
 from covprop.native.build import library_path
@@ -24,6 +25,7 @@ LIBRARIES = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portabl
 VARIABLE = "COVPROP_COMPILED"
 """Of the environment: 0 leaves the compiled kernels unused."""
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
+PLAIN = (Tensor, torch.nn.Parameter)
 PARALLEL = 2**15
 """Pairs from which threads are worth starting."""
 FORMULAS = ("", "knots", "probit", "gelu")
@@ -146,11 +148,16 @@ def usable(*tensors: Tensor) -> bool:
     return (
         first.dtype in NAMES
         and first.numel() > 0
-        and all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors)
+        and all(_plain(t) and t.dtype == first.dtype for t in tensors)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and not torch.compiler.is_compiling()
         and library() is not None
     )
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether it is numbers in the memory of the CPU: not a transform's, a fake or on a device."""
+    return type(tensor) in PLAIN and tensor.is_cpu and not is_functorch_wrapped_tensor(tensor)
 
 
 def pairs(
