@@ -1,11 +1,11 @@
-"""The table of operations in README and docs is the registry's."""
+"""The table of operations in the pages is the registry's."""
 
 import pytest
 
 from covprop.operations import operations_table, with_table
 from tests.pages import ROOT
 
-PAGES = ["README.md", "docs/operations.md"]
+PAGES = ["docs/operations.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
