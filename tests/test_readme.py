@@ -1,8 +1,12 @@
-"""The table of operations in the pages is the registry's."""
+"""Tables in the pages are those of the registry and of the results."""
+
+import json
 
 import pytest
 
 from covprop.operations import operations_table, with_table
+from experiments import sampling
+from experiments.options import RESULTS
 from tests.pages import ROOT
 
 PAGES = ["docs/operations.md"]
@@ -23,3 +27,15 @@ def test_the_table_names_what_the_registry_has():
 def test_a_page_without_markers_is_an_error():
     with pytest.raises(ValueError, match="the page has no"):
         with_table("# a page")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/why.md", "docs/experiments.md"])
+def test_the_table_of_sampling_is_that_of_the_results(page):
+    (table,) = sampling.tables(json.loads((RESULTS / "sampling.json").read_text()))
+    text = (ROOT / page).read_text()
+    for *cells, _ in table.rows:
+        assert f"| {' | '.join(cells)} |" in text
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
