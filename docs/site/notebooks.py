@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from typing import Any
 
@@ -28,15 +29,20 @@ def _parts(cell: dict[str, Any]) -> list[str]:
     return parts
 
 
+def web_address(remote: str) -> str:
+    """Of a remote repository, for a browser; empty where it has none."""
+    url = SSH.sub(r"https://\1/", remote.strip()).removesuffix(".git")
+    return url if url.startswith("https://") else ""
+
+
 def on_config(config: Any) -> Any:
-    """Where there is a remote repository, the pages link to it."""
-    told = subprocess.run(
-        ["git", "remote", "get-url", "origin"], capture_output=True, text=True, check=False
-    )
-    url = SSH.sub(r"https://\1/", told.stdout.strip()).removesuffix(".git")
-    if url.startswith("https://"):
-        config.repo_url = url
-        config.repo_name = "/".join(url.split("/")[-2:])
+    """Where git knows a remote repository, the pages link to it."""
+    if shutil.which("git"):
+        command = ["git", "remote", "get-url", "origin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
+        if url := web_address(told.stdout):
+            config.repo_url = url
+            config.repo_name = "/".join(url.split("/")[-2:])
     return config
 
 

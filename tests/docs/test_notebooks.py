@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.site.notebooks import markdown
+from docs.site.notebooks import markdown, web_address
 from tests.notebooks import NOTEBOOKS, code_cells, executed, outputs, pictures_of, printed_by, read
 from tests.pages import NUMBER, assert_agree
 
@@ -70,3 +70,17 @@ def test_a_notebook_becomes_a_page() -> None:
     assert text.startswith("# One\n\n```python\nprint(1)\nx\n```\n\n```text\n1\n```\n\n<img ")
     assert printed_by(code) == "1\n"
     assert pictures_of(code) == [b"png"]
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("git@host.org:team/covprop.git\n", "https://host.org/team/covprop"),
+        ("ssh://git@host.org/team/covprop.git", "https://host.org/team/covprop"),
+        ("https://host.org/team/covprop.git\n", "https://host.org/team/covprop"),
+        ("/work/covprop", ""),
+        ("", ""),
+    ],
+)
+def test_a_remote_repository_has_an_address(remote: str, address: str) -> None:
+    assert web_address(remote) == address
