@@ -4,11 +4,16 @@
 network, take the standard deviation. Four networks in float32, independent noise as a part of the
 inputs' spread. An error is that of the outputs' standard deviations, root mean square over outputs,
 inputs and seeds; seconds are those of one CPU core for one input. The truth is more samples.
+`python -m experiments.sampling README.md docs/why.md docs/experiments.md` writes it into the pages.
 """
 
+import json
+import re
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import torch
@@ -19,7 +24,7 @@ import covprop as cp
 from benchmarks import models
 from experiments import drawing
 from experiments.corpus_networks import Convolutional, Tabular, table, trained
-from experiments.options import Options
+from experiments.options import RESULTS, Options
 from experiments.randomness import seed_of, seeded
 from experiments.table import Table
 
@@ -152,6 +157,18 @@ def measure(key: str, options: Options) -> dict[str, Any]:
     }
 
 
+def with_rows(text: str, table: Table) -> str:
+    """A page whose rows of this table have the numbers of now, as many columns as they had."""
+    for row in table.rows:
+        pattern = re.compile(rf"^\| {row[0]} \| {re.escape(row[1])} \|.*$", re.MULTILINE)
+        found = pattern.search(text)
+        if found is None:
+            raise ValueError(f"the page has no row of {row[0]} at noise {row[1]}")
+        cells = row[: found[0].count(" | ") + 1]
+        text = pattern.sub(f"| {' | '.join(cells)} |", text)
+    return text
+
+
 def percent(part: float) -> str:
     """Two digits."""
     return f"{100 * part:.2g} %"
@@ -210,3 +227,9 @@ def _share_limits(panels: Any) -> None:
         low, high = zip(*(getattr(panel, limits)() for panel in panels), strict=True)
         for panel in panels:
             getattr(panel, change)(min(low), max(high))
+
+
+if __name__ == "__main__":
+    (measured,) = tables(json.loads((RESULTS / f"{NAME}.json").read_text()))
+    for name in sys.argv[1:]:
+        Path(name).write_text(with_rows(Path(name).read_text(), measured))

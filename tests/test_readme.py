@@ -7,6 +7,7 @@ import pytest
 from covprop.operations import operations_table, with_table
 from experiments import sampling
 from experiments.options import RESULTS
+from experiments.table import Table
 from tests.pages import ROOT
 
 PAGES = ["docs/operations.md"]
@@ -33,8 +34,14 @@ def test_a_page_without_markers_is_an_error():
 def test_the_table_of_sampling_is_that_of_the_results(page):
     (table,) = sampling.tables(json.loads((RESULTS / "sampling.json").read_text()))
     text = (ROOT / page).read_text()
-    for *cells, _ in table.rows:
-        assert f"| {' | '.join(cells)} |" in text
+    assert sampling.with_rows(text, table) == text, f"run python -m experiments.sampling {page}"
+
+
+def test_rows_of_a_page_are_replaced():
+    table = Table("t", ["network", "noise", "a", "by"], [["CNN", "0.1", "2 %", "x"]])
+    assert sampling.with_rows("| CNN | 0.1 | 1 % |\n", table) == "| CNN | 0.1 | 2 % |\n"
+    with pytest.raises(ValueError, match="no row of CNN at noise"):
+        sampling.with_rows("| MLP | 0.1 | 1 % |", table)
 
 
 def test_readme_is_short():
