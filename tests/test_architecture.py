@@ -30,6 +30,9 @@ LAYERS = (
     "mixture",
     "skewed",
     "gaussian",
+    "gaussian_files",
+    "arithmetic",
+    "distribution",
     "marginals",
     "error_estimate",
     "validation",
@@ -39,6 +42,7 @@ LAYERS = (
     "plots",
     "text_table",
     "files",
+    "deprecation",
     "errors",
     "modules",
 )

@@ -15,7 +15,7 @@ from tests.layers import propagate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch.jit
 
-X = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0, 2.0]), 0.3)
+X = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0, 2.0]), stddev=0.3)
 
 
 def network() -> nn.Sequential:

@@ -1,12 +1,14 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
+from torch.serialization import add_safe_globals
+
 from covprop import activations, bayes, covariance, robustness, rules
 from covprop.diagnostics.compare import compare
 from covprop.diagnostics.comparison import Comparison
 from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.trace import trace
 from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
-from covprop.error_estimate import ErrorEstimate
+from covprop.error_estimate import ErrorEstimate, SamplingError
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,
@@ -53,6 +55,18 @@ from covprop.rules.noise import dropout_active
 from covprop.skewed import Skewed
 
 __version__ = "0.1.0"
+
+# Values that torch.load reads without weights_only=False: they run no code of a file.
+add_safe_globals(
+    [
+        Gaussian, Mixture, Skewed, ErrorEstimate, SamplingError,
+        covariance.Deflated, covariance.Dense, covariance.Diagonal, covariance.LowRank,
+        covariance.Zero,
+        AssumedDensity, Auto, ControlVariate, Cumulants, DaunizeauSigmoid, GaussianLayers,
+        Linearized, MonteCarlo, PiecewiseLinear, QuasiMonteCarlo, Series, Sketched, Split,
+        Unscented, Wu2019,
+    ]
+)  # fmt: skip
 
 __all__ = [
     "ApproximationWarning",

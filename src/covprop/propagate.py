@@ -1,9 +1,9 @@
 """Check the arguments, make a call of them, and have a method run it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,12 @@ from covprop.flow.lineage import Watcher
 from covprop.flow.nests import map_leaves
 from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian
+from covprop.gaussian import Gaussian, check_gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method, WrappingMethod
 from covprop.methods.accuracy import Estimator, gaussians
 from covprop.methods.call import Call, planned, random_state_kept
+from covprop.methods.names import as_method, is_method
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
 from covprop.modules import eager
@@ -28,10 +29,61 @@ from covprop.rules.noise import warn_of_dropout
 AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
 
 
+K = TypeVar("K")
+Model: TypeAlias = nn.Module | Callable[..., Tensor]
+
+
+class Record(Protocol):
+    """A dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Input: TypeAlias = Gaussian | Sequence[Any] | Mapping[Any, Any] | Record
+"""What a type checker takes for an input that varies; a tensor is none."""
+
+
+# fmt: off
+@overload
+def propagate(
+    module: Model, x: Input, /, *inputs: Any, method: Method | str = ..., progress: bool = ...,
+    **named_inputs: Any,
+) -> Gaussian: ...
+@overload
+def propagate(
+    module: Callable[..., tuple[Tensor, ...]], x: Input, /, *inputs: Any,
+    method: Method | str = ..., progress: bool = ..., **named_inputs: Any,
+) -> tuple[Gaussian, ...]: ...
+@overload
+def propagate(
+    module: Callable[..., list[Tensor]], x: Input, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> list[Gaussian]: ...
+@overload
+def propagate(
+    module: Callable[..., dict[K, Tensor]], x: Input, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> dict[K, Gaussian]: ...
+@overload
+def propagate(
+    module: Callable[..., object], x: Input, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> Any: ...
+@overload  # a constant first
+def propagate(
+    module: Model, constant: Tensor, x: Input | Tensor, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> Gaussian: ...
+@overload  # by name
+def propagate(
+    module: Model, /, *, method: Method | str = ..., progress: bool = ..., **named_inputs: Any
+) -> Gaussian: ...
+# fmt: on
 def propagate(
     module: nn.Module | Callable[..., Any],
+    /,
     *inputs: Any,
-    method: Method = AUTO,
+    method: Method | str = AUTO,
     progress: bool = False,
     **named_inputs: Any,
 ) -> Any:
@@ -43,8 +95,8 @@ def propagate(
         module: An `nn.Module` in evaluation mode, or any function of tensors.
         inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
             also in tuples, lists, dicts and dataclasses.
-        method: A method such as `cp.GaussianLayers()`, also as the last positional argument; by
-            default `cp.Auto()`, which chooses one.
+        method: A method such as `cp.Cumulants()`, also as the last positional argument, or its name
+            on the command line, such as "auto:0.01"; by default `cp.Auto()`, which chooses one.
         progress: Whether to show a bar.
         named_inputs: The same, by name.
 
@@ -59,7 +111,7 @@ def propagate(
 
     Example:
         model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        x = cp.Gaussian.isotropic(torch.zeros(3), 0.1)
+        x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
         y = cp.propagate(model, x)
         y.mean, y.covariance_matrix, y.error
     """
@@ -85,7 +137,7 @@ def propagate_without_warnings(
 def plan(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method | str = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
     """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
@@ -103,7 +155,7 @@ def plan(
         A `Plan`, which prints as a table.
 
     Example:
-        print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1)))
+        print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)))
     """
     call, method = checked(module, inputs, method, named_inputs)
     if isinstance(method, Auto):
@@ -116,7 +168,9 @@ def plan(
     return planned(call, method)
 
 
-def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = AUTO) -> Gaussian:
+def joint(
+    module: nn.Module | Callable[..., Any], x: Gaussian, method: Method | str = AUTO
+) -> Gaussian:
     """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
 
     With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
@@ -130,11 +184,11 @@ def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = 
         A `Gaussian` of n + m features.
 
     Example:
-        both = cp.joint(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1))
+        both = cp.joint(model, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1))
         x_given_y = both.condition([3, 4], torch.tensor([0.2, 0.1]))
     """
-    result: Gaussian = propagate(_WithInput(module, len(x.batch_shape)), x, method)
-    return result
+    check_gaussian(x)
+    return propagate(_WithInput(module, len(x.batch_shape)), x, method=method)
 
 
 class _WithInput(nn.Module):
@@ -177,13 +231,9 @@ def checked(
     module: object, inputs: Sequence[Any], method: Any, named_inputs: dict[str, Any]
 ) -> tuple[Call, Method]:
     """The call and its method, after all that can be checked of them."""
-    if inputs and isinstance(inputs[-1], Method):
+    if inputs and is_method(inputs[-1]):
         *inputs, method = inputs
-    if not isinstance(method, Method):
-        raise TypeError(
-            "a method is an object such as cp.GaussianLayers() or cp.Series(order=4), not "
-            f"{method!r}"
-        )
+    method = as_method(method)
     _check_method(method, module)
     call = Call(module, tuple(inputs), named_inputs)
     _check_inputs(call)
@@ -213,7 +263,10 @@ def _check_inputs(call: Call) -> None:
     if not inputs:
         items = (*call.arguments, *call.named_arguments.values())
         kinds = ", ".join(type(item).__name__ for item in items) or "nothing"
-        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}")
+        raise TypeError(
+            f"propagate takes a cp.Gaussian, not {kinds}; make one of a tensor with "
+            "cp.Gaussian.isotropic(x, stddev=...)"
+        )
     if len({id(x) for x in inputs}) < len(inputs):
         raise ValueError(
             "the same Gaussian is given twice; for one variable in two places use "
@@ -276,7 +329,7 @@ def _warn_of_batch(x: Gaussian, call: Callable[[Tensor], Any]) -> None:
     warn_user(
         f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
         f"joint Gaussian of all {x.event_shape.numel():,} features will be computed; give it "
-        "batch_dims=1, as in cp.Gaussian.isotropic(mean, stddev, batch_dims=1), for a batch of "
+        "batch_dims=1, as in cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), for a batch of "
         f"{rows:,} Gaussians with the same numbers",
         BatchWarning,
     )

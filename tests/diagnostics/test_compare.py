@@ -511,7 +511,7 @@ def test_a_small_error_is_not_called_off() -> None:
     """Half a percent in every standard deviation, which a control variate sees clearly."""
     slightly = cp.activations.Quadrature(lambda y: 1.005 * torch.tanh(y))
     model = network(nn.Linear(3, 3, bias=False), nn.Tanh())
-    x = cp.Gaussian.isotropic(torch.zeros(3).double(), 0.05)
+    x = cp.Gaussian.isotropic(torch.zeros(3).double(), stddev=0.05)
     methods = {"mine": cp.GaussianLayers(activations={torch.tanh: slightly})}
     comparison = compare(model, x, methods=methods, reference=cp.ControlVariate(20_000))
     agreement = comparison["mine"].agreement
@@ -577,7 +577,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
 def test_a_batch_through_a_transformer_layer_is_compared(dtype: torch.dtype) -> None:
     layer = network(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))[0].to(dtype)
     mean = torch.randn((2, 4, 6), generator=generator()).to(dtype)
-    x = cp.Gaussian.isotropic(mean, 1e-2, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=1e-2, batch_dims=1)
     methods = [cp.Linearized(), cp.Unscented()]
     result = compare(layer, x, methods=methods, samples=300)
     assert [row.refusal for row in result.rows] == ["", ""]

@@ -194,7 +194,7 @@ def noisy(x: Tensor, variance: Floats) -> Gaussian:
     """Gaussians around known features (rows, d), of variances (d,) or a covariance (d, d)."""
     values = torch.as_tensor(variance).to(x).expand(len(x), *variance.shape)
     if variance.ndim == 1:
-        return Gaussian.diagonal(x, values, 1)
+        return Gaussian.diagonal(x, variance=values, batch_dims=1)
     return Gaussian(x, values, validate_args=False)
 
 

@@ -25,7 +25,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
 from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.methods import LayerwiseMethod, Method, Root, Series
+from covprop.methods import LayerwiseMethod, Method, Root, Series, as_method
 from covprop.methods.plan import short_name
 from covprop.modules import eager, module_names, running_module
 from covprop.propagate import GAUSSIAN_LAYERS, checked, warn_of_arguments
@@ -56,7 +56,7 @@ class _Draft:
 def trace(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: LayerwiseMethod = GAUSSIAN_LAYERS,
+    method: LayerwiseMethod | str = GAUSSIAN_LAYERS,
     samples: int = 0,
     generator: torch.Generator | None = None,
     keep: bool = False,
@@ -85,6 +85,7 @@ def trace(
     """
     if inputs and isinstance(inputs[-1], Method):
         *inputs, method = inputs  # type: ignore[assignment]
+    method = as_method(method) if isinstance(method, str | type) else method  # type: ignore
     if not isinstance(method, LayerwiseMethod):
         raise TypeError(
             "a trace follows a method that goes from layer to layer, such as cp.GaussianLayers(), "
