@@ -168,7 +168,8 @@ CONSTRUCTORS: dict[str, tuple[Any, str]] = {
     "many stddevs": (lambda: cp.Gaussian.isotropic(zeros(), stddev=torch.ones(SMALL)),
                      r"more than one number .* use cp\.Gaussian\.diagonal"),
     "stddevs of another batch": (
-        lambda: cp.Gaussian.isotropic(zeros(3, 2), stddev=torch.ones(2), batch_dims=1), "and the noise"),
+        lambda: cp.Gaussian.isotropic(zeros(3, 2), stddev=torch.ones(2), batch_dims=1),
+        "and the noise"),
     "integer mean": (lambda: cp.Gaussian.isotropic(torch.arange(3), stddev=1.0),
                      "dtype torch.int64"),
     "not a tensor": (lambda: cp.Gaussian.isotropic([1.0], stddev=1.0), "must be a tensor"),

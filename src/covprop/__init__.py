@@ -2,7 +2,8 @@
 
 from torch.serialization import add_safe_globals
 
-from covprop import activations, bayes, covariance, robustness, rules
+from covprop import activations, bayes, covariance, report, robustness
+from covprop import rules as rules
 from covprop.diagnostics.compare import compare
 from covprop.diagnostics.comparison import Comparison
 from covprop.diagnostics.steps import Trace
@@ -25,9 +26,9 @@ from covprop.errors import (
     TrainingDiverged,
     UnsupportedOperation,
 )
-from covprop.flow.carrier import Carrier
+from covprop.flow.carrier import Carrier as Carrier
 from covprop.flow.table import Batch, rule
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor as GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
@@ -75,7 +76,6 @@ __all__ = [
     "Batch",
     "BatchDimensionError",
     "BatchWarning",
-    "Carrier",
     "Comparison",
     "ControlVariate",
     "CovpropError",
@@ -86,7 +86,6 @@ __all__ = [
     "Exact",
     "Gaussian",
     "GaussianLayers",
-    "GaussianTensor",
     "InconsistentBranches",
     "InvalidFile",
     "InvalidGaussian",
@@ -120,10 +119,14 @@ __all__ = [
     "plan",
     "propagate",
     "register_activation",
+    "report",
     "robustness",
     "rule",
-    "rules",
     "series_error_bound",
     "trace",
     "wasserstein_distance",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,9 +1,9 @@
 """Check the arguments, make a call of them, and have a method run it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final, overload
+from typing import Any, TypeAlias, TypeVar, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
 from covprop.flow.lineage import Watcher
-from covprop.flow.nests import map_leaves
+from covprop.flow.nests import Nest, map_leaves
 from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, check_gaussian
@@ -23,7 +23,7 @@ from covprop.methods.call import Call, planned, random_state_kept
 from covprop.methods.names import as_method, is_method
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
-from covprop.modules import eager
+from covprop.modules import eager, original
 from covprop.rules.noise import warn_of_dropout
 
 AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
@@ -31,15 +31,7 @@ AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
 
 K = TypeVar("K")
 Model: TypeAlias = nn.Module | Callable[..., Tensor]
-
-
-class Record(Protocol):
-    """A dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-Input: TypeAlias = Gaussian | Sequence[Any] | Mapping[Any, Any] | Record
+Input: TypeAlias = Gaussian | Nest
 """What a type checker takes for an input that varies; a tensor is none."""
 
 
@@ -234,6 +226,7 @@ def checked(
     if inputs and is_method(inputs[-1]):
         *inputs, method = inputs
     method = as_method(method)
+    module = original(module)
     _check_method(method, module)
     call = Call(module, tuple(inputs), named_inputs)
     _check_inputs(call)
@@ -260,6 +253,10 @@ def _check_method(method: Method, module: object) -> None:
 def _check_inputs(call: Call) -> None:
     """Some Gaussian, none twice, all of one batch."""
     inputs = call.inputs
+    if inputs and torch.is_autocast_enabled(call.device.type):
+        raise UnsupportedOperation(
+            "covprop computes in float32 or float64; call it outside of torch.autocast"
+        )
     if not inputs:
         items = (*call.arguments, *call.named_arguments.values())
         kinds = ", ".join(type(item).__name__ for item in items) or "nothing"
@@ -290,10 +287,12 @@ def check_module(module: nn.Module, x: Gaussian) -> None:
         kinds.update((p.dtype, p.device) for p in own if p.is_floating_point())
     dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
     if kinds and x.dtype not in dtypes:
+        half = not dtypes & {torch.float32, torch.float64}
         raise ValueError(
-            f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
-            "one with .to(dtype)"
-        )
+            f"the model's parameters are {_names(dtypes)} and "
+            + ("covprop computes in float32 or float64; convert the model with .float()" if half
+               else f"the Gaussian is {x.dtype}; convert one with .to(dtype)")
+        )  # fmt: skip
     if kinds and x.device not in devices:
         raise ValueError(
             f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "

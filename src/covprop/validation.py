@@ -14,6 +14,16 @@ from covprop.kernels.rounding import NEGATIVE_VARIANCE
 SUPPORTED = (torch.float32, torch.float64)
 
 
+def unsupported_dtype(tensor: Tensor) -> str:
+    """The sentence for an operation that gives another dtype, often because of autocast."""
+    advice = "convert model and Gaussian with .float() or .double()"
+    if torch.is_autocast_enabled(tensor.device.type):
+        advice = "leave torch.autocast out, or disable it with torch.autocast(..., enabled=False)"
+    return (
+        f"covprop computes in float32 or float64, and this operation gives {tensor.dtype}; {advice}"
+    )
+
+
 def check_tensors(mean: object, covariance: object, name: str = "covariance") -> None:
     """Types, dtypes and devices of a mean and something else of this name."""
     if not isinstance(mean, Tensor):

@@ -312,10 +312,25 @@ def test_methods_in_the_wrong_place_are_told_where_they_belong() -> None:
             compare(torch.relu, *inputs, samples=10, **named)
 
 
-@pytest.mark.parametrize("methods", [[cp.Exact], cp.Exact, "exact", ["exact"], 3, {"a": cp.Exact}])
-def test_what_is_no_method_is_refused(methods: Any) -> None:
-    with pytest.raises(TypeError, match=r"a method is an object such as cp.GaussianLayers\(\)"):
+@pytest.mark.parametrize(
+    ("methods", "text"),
+    [
+        ([cp.Exact], r"write cp.GaussianLayers\(\)"),
+        (cp.Exact, r"write cp.GaussianLayers\(\)"),
+        ({"a": cp.Exact}, r"write cp.GaussianLayers\(\)"),
+        (3, r"a method is an object such as cp.GaussianLayers\(\)"),
+    ],
+)
+def test_what_is_no_method_is_refused(methods: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         compare(torch.relu, gaussian(), methods=methods, samples=10)
+
+
+def test_methods_have_names() -> None:
+    found = compare(torch.relu, gaussian(), methods=["exact", "series:4"], samples=100)
+    assert [row.method for row in found.rows] == [cp.GaussianLayers(), cp.Series(order=4)]
+    with pytest.raises(ValueError, match="'exakt' is no method; there are auto"):
+        compare(torch.relu, gaussian(), methods="exakt", samples=100)
 
 
 def test_one_method_need_not_be_a_list() -> None:

@@ -185,7 +185,7 @@ def test_broken_weights_are_named_and_not_the_activation_behind_them(
     layers = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), activation
     model = nn.Sequential(*layers).double().requires_grad_(False)
     model[2].weight[0, 1] = value
-    with pytest.raises(cp.MomentOverflow, match=r"2\.weight has NaN or infinite entries$") as found:
+    with pytest.raises(cp.MomentOverflow, match=r"^2\.weight has NaN or infinite entries") as found:
         propagate(model, gaussian(3))
     assert "Piecewise" not in str(found.value)
     assert "bound it first" not in str(found.value)
@@ -214,7 +214,8 @@ def test_broken_weights_are_named_by_every_method(
         x = cp.Gaussian.isotropic(torch.ones(1, 3, dtype=dtype), stddev=1.0, batch_dims=1)
         with pytest.raises(cp.MomentOverflow) as found:
             propagate(model, x, method=method)
-        assert str(found.value).count("; 0.weight has NaN or infinite entries") == 1
+        assert str(found.value).startswith("0.weight has NaN or infinite entries")
+        assert str(found.value).count("0.weight has NaN or infinite entries") == 1
 
 
 def test_samples_that_are_not_finite_are_refused_as_elsewhere() -> None:
