@@ -57,6 +57,7 @@ class Stored:
             InvalidFile: Where the file is damaged, or of something else.
 
         Example:
+            cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).save("x.safetensors")
             x = cp.Gaussian.load("x.safetensors")
         """
         with reading_tensors(Path(path), cls.__name__, device) as (described, tensors):
