@@ -33,7 +33,7 @@ def network(units: int, depth: int) -> nn.Sequential:
 def example(units: int, depth: int) -> tuple[nn.Sequential, cp.Gaussian]:
     """A network in float32 and standard normal noise around a random mean."""
     torch.manual_seed(0)
-    return network(units, depth), cp.Gaussian.isotropic(torch.randn(units), 1.0)
+    return network(units, depth), cp.Gaussian.isotropic(torch.randn(units), stddev=1.0)
 
 
 def run(smoke: bool) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def mnist(smoke: bool) -> dict[str, Any]:
     images = data.load("t10k").images[: 1 if smoke else 2]
     rows: list[dict[str, Any]] = []
     for image in images:
-        x = cp.Gaussian.isotropic(image[None], NOISE, batch_dims=1)
+        x = cp.Gaussian.isotropic(image[None], stddev=NOISE, batch_dims=1)
         dense, _, dense_passes = _timed(model, x, cp.Exact())
         alone = cp.propagate(model, x, cp.AssumedDensity())
         row: dict[str, Any] = {
@@ -128,7 +128,7 @@ def _residual(smoke: bool, name: str, pool: Callable[..., nn.Module]) -> dict[st
     factor = F.avg_pool2d(factor.movedim(-1, 0)[:, 0], 9, 1, 4).movedim(0, -1)[None]  # smooth
     factor = factor / factor.square().sum(-1).mean().sqrt()
     inputs = {
-        "isotropic": cp.Gaussian.isotropic(image, NOISE, batch_dims=1),
+        "isotropic": cp.Gaussian.isotropic(image, stddev=NOISE, batch_dims=1),
         "low rank": cp.Gaussian.low_rank(image, COHERENT * factor, batch_dims=1),
         STRONG: cp.Gaussian.low_rank(image, NOISE * factor, batch_dims=1),
     }
@@ -219,8 +219,8 @@ def measure_resnet50(smoke: bool) -> dict[str, Any]:
     torch.manual_seed(SEED)
     side, stem = (32, 8) if smoke else (224, resnets.STEM)
     model = resnets.normalise(resnets.resnet50(stem=stem), torch.randn(4, 3, side, side))
-    x = cp.Gaussian.isotropic(torch.randn(1, 3, side, side), 0.1, batch_dims=1)
-    small = cp.Gaussian.isotropic(torch.randn(1, 3, 32, 32), 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.randn(1, 3, side, side), stddev=0.1, batch_dims=1)
+    small = cp.Gaussian.isotropic(torch.randn(1, 3, 32, 32), stddev=0.1, batch_dims=1)
     methods = {
         name: cp.Sketched(16, generator=_seeded(SEED), replicates=count)
         for name, count in (("one run", 1), ("two runs", 2))
@@ -257,7 +257,7 @@ def measure_growth(side: int) -> dict[str, Any]:
     torch.manual_seed(SEED)
     model = resnets.normalise(resnets.resnet18(stem=16), torch.randn(4, 3, 64, 64))
     small, x = (
-        cp.Gaussian.isotropic(torch.randn(1, 3, n, n), 0.1, batch_dims=1) for n in (32, side)
+        cp.Gaussian.isotropic(torch.randn(1, 3, n, n), stddev=0.1, batch_dims=1) for n in (32, side)
     )
     method = cp.Sketched(16, generator=_seeded(SEED))
     cp.propagate(model, small, method)  # threads and libraries are there from here on

@@ -103,7 +103,7 @@ def measure(key: str, options: Options) -> Any:
 def _compared(
     model: nn.Module, mean: Tensor, noise: float, samples: int, seed: int
 ) -> dict[str, float | None]:
-    x = cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=noise, batch_dims=1)
     expected = sampled_stddev(model, x, samples, seed)
     row = {"joined": worst(model, x, expected)}
     with independent_branches():
@@ -115,7 +115,7 @@ def _with_cumulants(
     model: nn.Module, mean: Tensor, noise: float, samples: int, seed: int
 ) -> dict[str, Any]:
     """Worst errors of both methods by the same truth, whose worst standard error is beside."""
-    x = cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=noise, batch_dims=1)
     generator = torch.Generator().manual_seed(seed)
     true = cp.propagate(model, x, cp.ControlVariate(samples, generator=generator))
     assert true.covariance_stderr is not None

@@ -153,10 +153,10 @@ def fitted(fit: Fit, noise: float, name: str, flat: bool = False) -> Built:
         factor = torch.randn(size, size, dtype=torch.float64)
     mean = points[int(steepness(model, points).argmin()) if flat else 0]
     if kind == "equal":
-        return model, cp.Gaussian.isotropic(mean, noise)
+        return model, cp.Gaussian.isotropic(mean, stddev=noise)
     if kind == "unequal":
         variance = unequal.square() / unequal.square().mean()
-        return model, cp.Gaussian.diagonal(mean, noise**2 * variance)
+        return model, cp.Gaussian.diagonal(mean, variance=noise**2 * variance)
     covariance = factor @ factor.T / size + torch.eye(size, dtype=torch.float64) / 10
     return model, cp.Gaussian(mean, noise**2 * covariance / covariance.diagonal().mean())
 
@@ -176,7 +176,7 @@ def tabulated(network: Tabular, noise: float, name: str) -> Built:
     if network.table == SHIFTED:
         return model, cp.Gaussian.low_rank(mean, noise * movements(mean))
     if network.table == "digits":
-        return model, cp.Gaussian.isotropic(mean, noise * float(rows.std()))
+        return model, cp.Gaussian.isotropic(mean, stddev=noise * float(rows.std()))
     return model, cp.Gaussian(mean, noise**2 * rows.T.cov(correction=0))
 
 
@@ -191,7 +191,7 @@ def convolved(noise: float, name: str) -> Built:
     rows, _ = table("digits")
     with seeded("corpus", name):
         image = rows[int(torch.randint(len(rows), ()))].reshape(1, 1, 8, 8)
-    x = cp.Gaussian.isotropic(image, noise * float(rows.std()), batch_dims=1)
+    x = cp.Gaussian.isotropic(image, stddev=noise * float(rows.std()), batch_dims=1)
     return trained(DIGITS).model, x
 
 
@@ -201,7 +201,7 @@ def drawn(noise: float, name: str) -> Built:
         description = random_networks.draw()
         model = random_networks.build(description)
         mean = torch.randn(description.widths[0], dtype=torch.float64)
-    return model, cp.Gaussian.isotropic(mean, noise)
+    return model, cp.Gaussian.isotropic(mean, stddev=noise)
 
 
 def architecture(kind: str, noise: float, name: str) -> Built:
@@ -211,7 +211,7 @@ def architecture(kind: str, noise: float, name: str) -> Built:
         model = chosen.build()
     with seeded("corpus", name):
         mean = torch.randn(1, *chosen.shape, dtype=torch.float64)
-    return model, cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+    return model, cp.Gaussian.isotropic(mean, stddev=noise, batch_dims=1)
 
 
 @cache

@@ -106,7 +106,7 @@ def small_network(key: str, _: Sequence[str], options: Options) -> dict[str, Any
         drawn = random_networks.draw()
         model = random_networks.build(drawn)
         mean = torch.randn(drawn.widths[0], dtype=torch.float64)
-    x = cp.Gaussian.isotropic(mean, drawn.noise)
+    x = cp.Gaussian.isotropic(mean, stddev=drawn.noise)
     true, base = truth(model, x, key, options)
     relative = stderr(true)
     known = relative < UNKNOWN
@@ -137,7 +137,7 @@ def digit(key: str, rest: Sequence[str], options: Options) -> dict[str, Any]:
     """An image of the trained classifier: errors of every logit."""
     noise, image = rest
     model, _ = split.trained("MLP", options.seed, split.SMOKE_ROWS if options.smoke else None)
-    x = cp.Gaussian.isotropic(demo.digits()[2][int(image)][None], float(noise), batch_dims=1)
+    x = cp.Gaussian.isotropic(demo.digits()[2][int(image)][None], stddev=float(noise), batch_dims=1)
     true, base = truth(model, x, key, options)
     result: dict[str, Any] = {"base": base, "stderr": _numbers(stderr(true))}
     for name, method in {**METHODS, **SPLITS}.items():
@@ -155,7 +155,7 @@ def wide_network(key: str, rest: Sequence[str], options: Options) -> dict[str, A
     width = SMOKE_WIDTH if options.smoke else WIDTH
     with seeded(options.seed, NAME, key):
         model = random_networks.wide(width, int(rest[0]))
-    x = cp.Gaussian.isotropic(torch.zeros(width), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(width), stddev=1.0)
     true, base = truth(model, x, key, options)
     assert true.mean_stderr is not None
     own = float(true.mean_stderr.double().square().mean())

@@ -128,7 +128,7 @@ def measure(key: str, options: Options) -> dict[str, Any]:
     estimates, methods = [], []
     for i, mean in enumerate(inputs):
         truth = sampled(model, mean, stddev, true, options.seed, key, i, "truth")
-        x = cp.Gaussian.isotropic(mean[None], stddev, batch_dims=1)
+        x = cp.Gaussian.isotropic(mean[None], stddev=stddev, batch_dims=1)
         y = cp.propagate(model, x)
         errors.setdefault(PROPAGATED, []).append(y.stddev[0].double() / truth - 1)
         estimates.append(y.error.largest_stddev if y.error else None)
@@ -138,7 +138,7 @@ def measure(key: str, options: Options) -> dict[str, Any]:
                 found = sampled(model, mean, stddev, count, options.seed, key, i, count, draw)
                 errors.setdefault(str(count), []).append(found / truth - 1)
     mean = inputs[0]
-    x = cp.Gaussian.isotropic(mean[None], stddev, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean[None], stddev=stddev, batch_dims=1)
     runs: dict[str, Callable[[], Any]] = {
         way: (lambda way=way: sampled(model, mean, stddev, int(way), "time")) for way in errors
     }

@@ -135,7 +135,7 @@ def measure(key: str, options: Options) -> dict[str, Any]:
     network, noise, image = key.split("/")
     model, accuracy = trained(network, options.seed, SMOKE_ROWS if options.smoke else None)
     mean = demo.digits()[2][int(image)][None]
-    x = cp.Gaussian.isotropic(mean, float(noise), batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=float(noise), batch_dims=1)
     generator = torch.Generator().manual_seed(seed_of(options.seed, NAME, key))
     sampling = cp.ControlVariate(settings(options)["samples"], generator=generator)
     truth = cp.propagate(model, x, sampling)

@@ -24,7 +24,7 @@ def given(name: str, noise: float) -> cp.Gaussian:
     generator = torch.Generator().manual_seed(0)
     shape = (1, *ARCHITECTURES[name].shape)
     mean = torch.randn(shape, dtype=torch.float64, generator=generator)
-    return cp.Gaussian.isotropic(mean, noise, batch_dims=1)
+    return cp.Gaussian.isotropic(mean, stddev=noise, batch_dims=1)
 
 
 @cache
@@ -87,7 +87,7 @@ def test_moderate_noise_has_its_measured_error(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_batch_is_each_of_its_elements(name: str) -> None:
     model, first = ARCHITECTURES[name].build(), given(name, MODERATE).mean
-    x = cp.Gaussian.isotropic(torch.cat([first, 1 - first]), MODERATE, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.cat([first, 1 - first]), stddev=MODERATE, batch_dims=1)
     y = propagate(model, x)
     for i in range(2):
         one = propagate(model, x[i : i + 1]) if i else result(name, MODERATE)

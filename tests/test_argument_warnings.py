@@ -31,7 +31,7 @@ def seen(model: Any, x: cp.Gaussian, method: Any = None) -> list[warnings.Warnin
 def test_a_forgotten_batch_is_told_once_at_the_callers_line(
     model: nn.Module, shape: tuple[int, ...], count: int, method: Any
 ) -> None:
-    (found,) = seen(model, cp.Gaussian.isotropic(torch.zeros(shape), 0.1), method)
+    (found,) = seen(model, cp.Gaussian.isotropic(torch.zeros(shape), stddev=0.1), method)
     assert found.category is cp.BatchWarning
     assert found.filename == __file__
     assert f"joint Gaussian of all {count} features" in str(found.message)
@@ -60,19 +60,19 @@ class Drawing(nn.Module):
         return nn.functional.dropout(x, 0.5, training=True)
 
 
-ROWS = cp.Gaussian.isotropic(torch.zeros(4, 3), 0.1)
+ROWS = cp.Gaussian.isotropic(torch.zeros(4, 3), stddev=0.1)
 MEANT: dict[str, tuple[nn.Module, cp.Gaussian]] = {
-    "a batch": (MLP, cp.Gaussian.isotropic(torch.zeros(4, 3), 0.1, batch_dims=1)),
-    "one input": (MLP, cp.Gaussian.isotropic(torch.zeros(3), 0.1)),
-    "one row": (MLP, cp.Gaussian.isotropic(torch.zeros(1, 3), 0.1)),
+    "a batch": (MLP, cp.Gaussian.isotropic(torch.zeros(4, 3), stddev=0.1, batch_dims=1)),
+    "one input": (MLP, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)),
+    "one row": (MLP, cp.Gaussian.isotropic(torch.zeros(1, 3), stddev=0.1)),
     "rows that depend": (MLP, cp.Gaussian(torch.zeros(4, 3), torch.eye(12) + 0.1)),
-    "an image": (CNN[0], cp.Gaussian.isotropic(torch.zeros(2, 4, 4), 0.1)),
+    "an image": (CNN[0], cp.Gaussian.isotropic(torch.zeros(2, 4, 4), stddev=0.1)),
     "a depth-wise layer": (nn.Conv2d(3, 3, 3, groups=3),
-                           cp.Gaussian.isotropic(torch.zeros(3, 4, 4), 0.1)),
+                           cp.Gaussian.isotropic(torch.zeros(3, 4, 4), stddev=0.1)),
     "rows that are mixed": (Mixing(), ROWS),
     "rows that are told apart": (Weighted(), ROWS),
     "a sequence": (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
-                   cp.Gaussian.isotropic(torch.randn(3, 4), 0.1)),
+                   cp.Gaussian.isotropic(torch.randn(3, 4), stddev=0.1)),
     "a model for Gaussians alone": (Failing(), ROWS),
     "a model that draws": (Drawing(), ROWS),
 }  # fmt: skip
@@ -98,7 +98,7 @@ DROPOUTS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_dropout_in_training_mode_is_told(name: str) -> None:
     model, shape, text = DROPOUTS[name]
-    x = cp.Gaussian.isotropic(torch.ones(shape), 0.1)
+    x = cp.Gaussian.isotropic(torch.ones(shape), stddev=0.1)
     call = _Attending(model) if isinstance(model, nn.MultiheadAttention) else model
     with pytest.warns(cp.DropoutWarning, match=text), torch.no_grad():
         propagate(call, x)
@@ -108,7 +108,7 @@ def test_dropout_in_training_mode_is_told(name: str) -> None:
 @pytest.mark.parametrize("method", [cp.Linearized(), cp.Unscented()])
 def test_what_is_told_of_dropout_is_true_of_methods_that_refuse_it(method: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2))
-    x = cp.Gaussian.isotropic(torch.ones(3), 1.0)
+    x = cp.Gaussian.isotropic(torch.ones(3), stddev=1.0)
     with (
         pytest.warns(cp.DropoutWarning, match="others refuse the model"),
         pytest.raises(cp.UnsupportedOperation, match="draws random numbers"),
@@ -128,7 +128,7 @@ class _Attending(nn.Module):
 @pytest.mark.parametrize("method", [cp.Exact(), cp.MonteCarlo(10)])
 def test_dropout_that_was_asked_for_is_not_told(method: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2)).eval()
-    x = cp.Gaussian.isotropic(torch.ones(3), 0.1)
+    x = cp.Gaussian.isotropic(torch.ones(3), stddev=0.1)
     with cp.dropout_active(model):
         assert not seen(model, x, method)
     assert not seen(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), x, method)

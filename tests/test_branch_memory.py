@@ -179,7 +179,7 @@ def test_a_chain_keeps_as_much_in_every_dtype_and_after_every_layer(
             layers += [nn.Linear(WIDTH, WIDTH), norm(WIDTH), nn.ReLU(), count]
         model = nn.Sequential(*layers).to(dtype).requires_grad_(requires_grad=False)
         count.known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        x = cp.Gaussian.isotropic(torch.randn(WIDTH, dtype=dtype), 0.01)
+        x = cp.Gaussian.isotropic(torch.randn(WIDTH, dtype=dtype), stddev=0.01)
         propagate(model, x)
         counts.append(max(count.counts))
     assert counts[1] <= counts[0] + (0 if norm is nn.Identity else 6 - 2)

@@ -259,7 +259,7 @@ def test_an_activation_beside_a_product_is_finite_whatever_varies(
 ) -> None:
     mean = torch.tensor([0.0, 0.5], dtype=dtype)
     for function in (torch.sign, torch.relu, torch.tanh, torch.square):
-        x = cp.Gaussian.isotropic(mean, stddev)
+        x = cp.Gaussian.isotropic(mean, stddev=stddev)
         y = propagate(lambda x, f=function: torch.cat([f(x), x * x.flip(0), x * x]), x)
         assert bool(torch.isfinite(y.covariance_matrix).all())
         bound = y.stddev[:, None] * y.stddev

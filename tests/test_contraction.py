@@ -116,11 +116,13 @@ def test_a_series_of_one_term_ends_with_the_first_order() -> None:
 
 DEGENERATE: dict[str, cp.Gaussian] = {
     "zero means": cp.Gaussian(torch.zeros(4).double(), gaussian(4).covariance_matrix),
-    "independent": cp.Gaussian.diagonal(weight(4), weight(4, seed=2).square()),
+    "independent": cp.Gaussian.diagonal(weight(4), variance=weight(4, seed=2).square()),
     "correlations of one": cp.Gaussian(weight(4), weight(4, 1) @ weight(4, 1).mT),
-    "nothing varies": cp.Gaussian.isotropic(weight(4), 0.0),
-    "one is certain": cp.Gaussian.diagonal(weight(4), torch.tensor([1.0, 0.0, 2.0, 0.5]).double()),
-    "hardly anything varies": cp.Gaussian.isotropic(weight(4), 1e-12),
+    "nothing varies": cp.Gaussian.isotropic(weight(4), stddev=0.0),
+    "one is certain": cp.Gaussian.diagonal(
+        weight(4), variance=torch.tensor([1.0, 0.0, 2.0, 0.5]).double()
+    ),
+    "hardly anything varies": cp.Gaussian.isotropic(weight(4), stddev=1e-12),
     "low rank": cp.Gaussian.low_rank(weight(4), weight(4, 2, seed=5)),
 }
 
@@ -230,7 +232,7 @@ def test_gradients_are_right_where_nothing_varies() -> None:
     """d Var(x^2 + x y) / d Var(x) = (2 m_x + m_y)^2 at zero variances."""
     variance = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     mean = torch.tensor([0.5, -2.0], dtype=torch.float64, requires_grad=True)
-    x = cp.Gaussian.diagonal(mean, variance)
+    x = cp.Gaussian.diagonal(mean, variance=variance)
     y = propagate(lambda x: x[0].square() + x[0] * x[1], x)
     slopes = torch.autograd.grad(y.variance.sum(), (variance, mean))
     assert_close(slopes[0], torch.tensor([(1 - 2.0) ** 2, 0.25]).double(), atol=1e-15)

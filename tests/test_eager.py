@@ -15,7 +15,7 @@ from tests.layers import propagate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of torch.jit
 
-X = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0, 2.0]), 0.3)
+X = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0, 2.0]), stddev=0.3)
 
 
 def network() -> nn.Sequential:
@@ -104,7 +104,24 @@ def test_torchscript_is_refused_in_one_sentence(make: Any) -> None:
     assert propagate(scripted, X, cp.MonteCarlo(10)).mean.shape == (2,)
 
 
-def test_a_scripted_function_is_refused_as_well() -> None:
-    traced = torch.jit.trace(lambda x: torch.tanh(x) * 2, torch.zeros(3))
+def scaled_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x) * 2
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda f: torch.jit.trace(f, torch.zeros(3))])
+@pytest.mark.parametrize("method", [cp.Auto(), cp.Exact(), cp.Linearized()])
+def test_a_scripted_function_is_the_one_that_torch_keeps(make: Any, method: Any) -> None:
+    scripted = make(scaled_tanh)
+    assert isinstance(scripted, torch.jit.ScriptFunction)
+    found, expected = (cp.propagate(f, X, method=method) for f in (scripted, scaled_tanh))
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix)
+
+
+def test_a_scripted_function_within_a_model_is_refused_or_sampled() -> None:
+    scripted = torch.jit.script(scaled_tanh)
     with pytest.raises(cp.UnsupportedOperation, match="TorchScript program runs outside of Python"):
-        propagate(traced, X)
+        propagate(lambda x: scripted(x) + 1, X)
+    y = cp.propagate(lambda x: scripted(x) + 1, X)
+    expected = cp.propagate(lambda x: scaled_tanh(x) + 1, X)
+    torch.testing.assert_close(y.mean, expected.mean, rtol=1e-2, atol=1e-3)

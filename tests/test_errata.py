@@ -110,7 +110,7 @@ def test_gelu_s_derivative_has_a_factor_mu(mean, stddev):
     first, density = float(normal_cdf(mean / root)), float(normal_pdf(mean / root))
     assert first + mean * density / root**3 == pytest.approx(derivative, rel=1e-9)
     assert first + density / root**3 != pytest.approx(derivative, rel=1e-2)
-    x = cp.Gaussian.isotropic(torch.tensor([mean], dtype=torch.float64), stddev)
+    x = cp.Gaussian.isotropic(torch.tensor([mean], dtype=torch.float64), stddev=stddev)
     ours = propagate(nn.GELU(), x, cp.Series(order=1, exact_variance=False)).stddev
     assert float(ours) == pytest.approx(stddev * abs(derivative), rel=1e-9)
 
@@ -145,7 +145,7 @@ def test_a_density_of_root_two_pi_makes_a_rectified_mean_negative():
     wrong = math.exp(-1 / 2) / (math.sqrt(2) * math.pi)
     assert wrong / float(normal_pdf(1)) == pytest.approx(0.564, abs=5e-4)
     assert -float(normal_cdf(-1)) + wrong < 0
-    x = cp.Gaussian.isotropic(torch.tensor([-1.0], dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.tensor([-1.0], dtype=torch.float64), stddev=1.0)
     found = float(propagate(torch.relu, x).mean)
     assert found == pytest.approx(float(rectified_mean(-1.0)), rel=1e-13)
     assert found > 0
@@ -156,7 +156,7 @@ def test_the_third_hermite_polynomial_is_odd(mean):
     third = np.polynomial.hermite_e.hermeval(mean, [0, 0, 0, 1])
     assert third == pytest.approx(mean**3 - 3 * mean)
     assert third != pytest.approx(mean**3 - 3)
-    x = cp.Gaussian.isotropic(torch.tensor([mean], dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.tensor([mean], dtype=torch.float64), stddev=1.0)
     sums = [
         float(propagate(torch.relu, x, cp.Series(order=k, exact_variance=False)).variance)
         for k in (4, 5)
@@ -170,7 +170,7 @@ def test_nothing_is_skipped():
         def forward(self, x):
             return torch.cummax(x, -1).values
 
-    x = cp.Gaussian.isotropic(torch.zeros(4), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(4), stddev=1.0)
     with pytest.raises(cp.UnsupportedOperation, match=r"in module 1 \(Odd\).*cummax"):
         propagate(nn.Sequential(nn.Linear(4, 4), Odd()), x)
 

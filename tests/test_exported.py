@@ -71,7 +71,7 @@ def given(name: str, batch_dims: int = 1) -> cp.Gaussian:
     generator = torch.Generator().manual_seed(0)
     shape = (BATCH, *shape_of(name))
     mean = torch.randn(shape, dtype=torch.float64, generator=generator)
-    return cp.Gaussian.isotropic(mean, NOISE, batch_dims=batch_dims)
+    return cp.Gaussian.isotropic(mean, stddev=NOISE, batch_dims=batch_dims)
 
 
 @cache

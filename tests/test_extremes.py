@@ -24,7 +24,7 @@ every_activation = pytest.mark.parametrize("name", CASES)
 def test_a_saturated_unit_has_moments(name: str, dtype: torch.dtype) -> None:
     mean = torch.cat([FAR, -FAR]).expand(len(STDDEVS), -1).to(dtype)
     variance = torch.tensor(STDDEVS, dtype=dtype)[:, None].square().expand_as(mean)
-    x = cp.Gaussian.diagonal(mean, variance, batch_dims=2)
+    x = cp.Gaussian.diagonal(mean, variance=variance, batch_dims=2)
     y = propagate(CASES[name].function, x)
     assert bool(torch.isfinite(y.mean).all())
     assert bool(torch.isfinite(y.variance).all())
@@ -51,7 +51,9 @@ def test_perfectly_correlated_units_have_a_symmetric_covariance(name: str) -> No
 @every_activation
 def test_a_copy_of_a_unit_has_its_variance_as_covariance(name: str) -> None:
     mean = torch.tensor([-1.5, -0.2, 0.6, 2.0], dtype=torch.float64)
-    x = cp.Gaussian.diagonal(mean, torch.tensor([1.0, 0.3, 0.05, 2.0], dtype=torch.float64))
+    x = cp.Gaussian.diagonal(
+        mean, variance=torch.tensor([1.0, 0.3, 0.05, 2.0], dtype=torch.float64)
+    )
     y = propagate(lambda x: CASES[name].function(x[[0, 0, 1, 1, 2, 2, 3, 3]]), x)
     between = y.covariance_matrix.diagonal(offset=1)[::2]
     scale = torch.where(y.variance > 0, y.variance, 1)[::2]
@@ -110,7 +112,7 @@ def test_denormal_variances_have_correlations(
 def test_different_activations_of_a_denormal_variance_have_their_covariance() -> None:
     """Cov(sign(y), relu(y)) = E|y| / 2 = sigma / sqrt(2 pi): coefficients of the sign are large."""
     variance = torch.tensor([1e-310], dtype=torch.float64)
-    x = cp.Gaussian.diagonal(torch.zeros(1, dtype=torch.float64), variance)
+    x = cp.Gaussian.diagonal(torch.zeros(1, dtype=torch.float64), variance=variance)
     y = propagate(lambda t: torch.cat([torch.sign(t), torch.relu(t)]), x)
     expected = variance[0].sqrt() / (2 * torch.pi) ** 0.5
     assert_close(

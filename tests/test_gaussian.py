@@ -73,20 +73,20 @@ def test_a_scalar_event_is_a_gaussian() -> None:
 
 
 def test_isotropic_has_one_standard_deviation() -> None:
-    x = cp.Gaussian.isotropic(numbers(2, 3), 0.5)
+    x = cp.Gaussian.isotropic(numbers(2, 3), stddev=0.5)
     assert (x.batch_shape, x.event_shape) == ((), (2, 3))
     assert_close(x.covariance_matrix, 0.25 * torch.eye(6).double(), rtol=0.0)
-    each = cp.Gaussian.isotropic(numbers(2, 3), torch.tensor([0.5, 2.0]), batch_dims=1)
+    each = cp.Gaussian.isotropic(numbers(2, 3), stddev=torch.tensor([0.5, 2.0]), batch_dims=1)
     assert (each.batch_shape, each.event_shape) == ((2,), (3,))
     expected = torch.stack([0.25 * torch.eye(3), 4 * torch.eye(3)]).double()
     assert_close(each.covariance_matrix, expected, rtol=0.0)
-    whole = cp.Gaussian.isotropic(numbers(2, 3), 0.5, batch_dims=2)
+    whole = cp.Gaussian.isotropic(numbers(2, 3), stddev=0.5, batch_dims=2)
     assert (whole.batch_shape, whole.event_shape) == ((2, 3), ())
 
 
 def test_diagonal_has_the_variances_given() -> None:
     mean, variance = numbers(2, 3, 4), numbers(2, 3, 4).square()
-    x = cp.Gaussian.diagonal(mean, variance, batch_dims=1)
+    x = cp.Gaussian.diagonal(mean, variance=variance, batch_dims=1)
     assert isinstance(x.covariance, Diagonal)
     assert (x.batch_shape, x.event_shape) == ((2,), (3, 4))
     assert_close(x.variance, variance, rtol=0.0)
@@ -133,7 +133,7 @@ def test_a_singular_gaussian_has_no_torch_distribution(
     with pytest.raises(cp.InvalidGaussian, match=r"positive definite .* singular"):
         cp.Gaussian(numbers(3), matrix(3, rank=1)).to_torch()
     with pytest.raises(cp.InvalidGaussian, match="singular"):
-        cp.Gaussian.isotropic(numbers(3), 0.0).to_torch()
+        cp.Gaussian.isotropic(numbers(3), stddev=0.0).to_torch()
     with pytest.raises(cp.InvalidGaussian, match="singular"):
         cp.Gaussian(numbers(3), LowRank(numbers(3, 1), torch.zeros(3).double())).to_torch()
 
@@ -169,7 +169,7 @@ def test_to_changes_mean_and_covariance_together(structure: type) -> None:
 def test_the_batch_is_indexed_like_a_tensor() -> None:
     for x in (
         cp.Gaussian(numbers(3, 2, 4), matrix(3, 2, 4)),
-        cp.Gaussian.diagonal(numbers(3, 2, 4), numbers(3, 2, 4).square(), batch_dims=2),
+        cp.Gaussian.diagonal(numbers(3, 2, 4), variance=numbers(3, 2, 4).square(), batch_dims=2),
     ):
         assert len(x) == 3
         for index in (
@@ -253,7 +253,7 @@ def test_a_negative_variance_has_no_deviation_unless_it_is_rounding(dtype: torch
     alone = cp.Gaussian(torch.zeros((), dtype=dtype), -variance[:1, None], validate_args=False)
     assert alone.stddev.isnan()
     nothing = torch.zeros(2, 0, dtype=dtype)
-    assert cp.Gaussian.diagonal(nothing, nothing, 1).stddev.shape == (2, 0)
+    assert cp.Gaussian.diagonal(nothing, variance=nothing, batch_dims=1).stddev.shape == (2, 0)
 
 
 def skewed_result(*batch: int, dtype: torch.dtype = torch.float64) -> cp.Gaussian:
@@ -353,7 +353,7 @@ def test_what_does_not_vary_is_at_its_mean_with_certainty() -> None:
 
 
 def test_levels_and_probabilities_that_cannot_be_are_refused() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(2), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(2), stddev=1.0)
     for level in (0.0, 1.0, 95.0):
         with pytest.raises(ValueError, match="level is a probability between 0 and 1"):
             x.interval(level)

@@ -55,7 +55,7 @@ def test_conditioning_with_noise_is_a_kalman_update_in_every_element_of_a_batch(
     x, layer = gaussian(3, batch=(4,)), nn.Linear(3, 2, bias=False).double()
     value = torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        posterior = joint(layer, x).condition([3, 4], value, noise=0.1)
+        posterior = joint(layer, x).condition([3, 4], value, variance=0.1)
         observe = layer.weight
         for i in range(4):
             information = torch.linalg.inv(x.covariance_matrix[i]) + observe.mT @ observe / 0.1
@@ -95,10 +95,10 @@ def test_the_joint_of_several_outputs_is_refused() -> None:
 def test_noise_of_an_observation_is_a_matrix_variances_or_one_variance() -> None:
     x, value = gaussian(4), torch.zeros(2, dtype=D)
     variances = torch.tensor([0.1, 0.7], dtype=D)
-    by_vector = x.condition([0, 1], value, noise=variances)
-    by_matrix = x.condition([0, 1], value, noise=torch.diag(variances))
+    by_vector = x.condition([0, 1], value, variance=variances)
+    by_matrix = x.condition([0, 1], value, covariance=torch.diag(variances))
     assert_close(by_vector.covariance_matrix, by_matrix.covariance_matrix, atol=1e-14)
-    same = x.condition([0, 1], value, noise=torch.tensor([0.3, 0.3], dtype=D))
-    assert_close(x.condition([0, 1], value, noise=0.3).mean, same.mean, atol=1e-14)
+    same = x.condition([0, 1], value, variance=torch.tensor([0.3, 0.3], dtype=D))
+    assert_close(x.condition([0, 1], value, variance=0.3).mean, same.mean, atol=1e-14)
     with pytest.raises(cp.InvalidGaussian, match="negative"):
-        x.condition([0, 1], value, noise=-0.1)
+        x.condition([0, 1], value, variance=-0.1)

@@ -78,7 +78,7 @@ def test_columns_of_a_root_are_carried_to_the_covariance_with_the_input(
 def test_a_sum_with_itself_is_twice_itself(structure: str) -> None:
     x = gaussian(4)
     if structure == "diagonal":
-        x = cp.Gaussian.diagonal(x.mean, x.variance)
+        x = cp.Gaussian.diagonal(x.mean, variance=x.variance)
     for double in (lambda x: x + x, lambda x: torch.add(x, x), lambda x: x.clone().add_(x)):
         y = propagate(double, x)
         assert_close(y.mean, 2 * x.mean, rtol=0.0)
@@ -238,7 +238,7 @@ def test_a_rule_that_does_not_say_how_it_depends_cannot_be_joined() -> None:
 
 
 def test_joins_of_an_empty_batch_are_empty() -> None:
-    empty = cp.Gaussian.isotropic(torch.zeros(0, 3, dtype=torch.float64), 1.0, batch_dims=1)
+    empty = cp.Gaussian.isotropic(torch.zeros(0, 3, dtype=torch.float64), stddev=1.0, batch_dims=1)
     for function in (lambda x: x + x.relu(), lambda x: torch.cat([x, x.exp()], -1)):
         assert propagate(function, empty).mean.shape[0] == 0
     assert joint(torch.relu, empty).mean.shape == (0, 6)

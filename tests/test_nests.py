@@ -165,7 +165,7 @@ def test_a_dataclass_that_has_itself_in_it_is_no_endless_nest() -> None:
         parent: Any = None
         child: Any = None
 
-    x = cp.Gaussian.isotropic(torch.ones(2), 0.1)
+    x = cp.Gaussian.isotropic(torch.ones(2), stddev=0.1)
     tree = Tree(value=x)
     tree.child = Tree(parent=tree)
     y = propagate(lambda t: 2 * t.value, tree)

@@ -47,7 +47,7 @@ def test_the_papers_networks_agree_with_sampling_at_small_noise(name: str) -> No
     make, shape, noise = NETWORKS[name]
     torch.manual_seed(0)
     model, mean = make(), torch.randn(shape)
-    y = propagate(model, cp.Gaussian.isotropic(mean, noise))
+    y = propagate(model, cp.Gaussian.isotropic(mean, stddev=noise))
     truth = sampled(model, mean, noise, PRECISION, most=128_000)
     assert abs(float(y.mean) - float(truth.mean)) <= 5 * float(truth.mean_error)
     assert abs(float(y.stddev) - float(truth.stddev)) <= 5 * float(truth.stddev_error)

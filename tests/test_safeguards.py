@@ -36,7 +36,7 @@ def trapezoid(function, mean: float, stddev: float) -> tuple[float, float]:
 @pytest.mark.parametrize("stddev", [9.0, 300.0, 1e4])
 @pytest.mark.parametrize("function", [torch.tanh, F.silu, F.softsign, F.elu, F.hardswish])
 def test_wide_elements_have_accurate_moments(function, stddev):
-    y = propagate(function, cp.Gaussian.isotropic(torch.tensor([0.7], dtype=D), stddev))
+    y = propagate(function, cp.Gaussian.isotropic(torch.tensor([0.7], dtype=D), stddev=stddev))
     mean, variance = trapezoid(function, 0.7, stddev)
     assert float(y.mean) == pytest.approx(mean, abs=1e-6 * math.sqrt(variance))
     assert float(y.variance) == pytest.approx(variance, rel=1e-6)
@@ -46,7 +46,7 @@ def test_one_wide_element_does_not_burden_the_others():
     variance = torch.ones(256, dtype=D)
     variance[0] = 1e16
     hermite_basis.cache_clear()
-    y = propagate(torch.tanh, cp.Gaussian.diagonal(torch.zeros(256, dtype=D), variance))
+    y = propagate(torch.tanh, cp.Gaussian.diagonal(torch.zeros(256, dtype=D), variance=variance))
     assert float(y.variance[0]) == pytest.approx(1, abs=1e-6)
     assert hermite_basis.cache_info().currsize <= 2  # no basis for the wide grid
 
@@ -75,7 +75,7 @@ def test_denormal_weights_do_not_look_like_a_mixed_batch():
     layer = nn.Linear(4, 3)
     with torch.no_grad():
         layer.weight[1] = 1e-41
-        y = propagate(layer, cp.Gaussian.isotropic(torch.randn(2, 4), 0.1, batch_dims=1))
+        y = propagate(layer, cp.Gaussian.isotropic(torch.randn(2, 4), stddev=0.1, batch_dims=1))
     assert float(y.variance[0, 1]) == 0
 
 
@@ -91,7 +91,7 @@ def test_large_moments_stay_finite_off_the_diagonal(function):
 
 def test_moments_that_overflow_are_refused():
     with pytest.raises(cp.MomentOverflow, match=r"overflow torch\.float32"):
-        propagate(torch.exp, cp.Gaussian.isotropic(torch.zeros(2), 20.0))
+        propagate(torch.exp, cp.Gaussian.isotropic(torch.zeros(2), stddev=20.0))
 
 
 @pytest.mark.parametrize("method", [cp.Exact(), cp.Series(order=3)])
@@ -146,7 +146,7 @@ def test_a_structure_of_the_wrong_shape_is_refused(shape):
 
 
 def test_a_mask_may_not_reach_into_the_event():
-    batch = cp.Gaussian.isotropic(torch.zeros(3, 3), 1.0, batch_dims=1)
+    batch = cp.Gaussian.isotropic(torch.zeros(3, 3), stddev=1.0, batch_dims=1)
     with pytest.raises(IndexError, match="2 indices for a batch"):
         batch[torch.eye(3, dtype=torch.bool)]
     assert len(batch[torch.tensor([True, False, True])]) == 2

@@ -12,10 +12,10 @@ COUNT = 100_000
 SAMPLED = {
     "dense": cp.Gaussian(numbers(2, 3), matrix(2, 3)),
     "an event of two dimensions": cp.Gaussian(numbers(2, 2), matrix(4)),
-    "diagonal": cp.Gaussian.diagonal(numbers(2, 3), numbers(2, 3).square(), batch_dims=1),
+    "diagonal": cp.Gaussian.diagonal(numbers(2, 3), variance=numbers(2, 3).square(), batch_dims=1),
     "rank one": cp.Gaussian(numbers(3), matrix(3, rank=1)),
     "one element constant": cp.Gaussian(numbers(3), torch.diag(torch.tensor([1.0, 0, 2])).double()),
-    "certain": cp.Gaussian.isotropic(numbers(3), 0.0),
+    "certain": cp.Gaussian.isotropic(numbers(3), stddev=0.0),
 }  # fmt: skip
 
 

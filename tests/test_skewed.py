@@ -25,7 +25,9 @@ def example(*batch: int, dtype: torch.dtype = torch.float64) -> cp.Skewed:
     skewness = numbers(*shape, seed=5, dtype=dtype)
     skewness[..., 0, 0] = 0
     variance = numbers(*shape, seed=6, dtype=dtype).square()
-    return cp.Skewed(numbers(*shape, dtype=dtype), variance, skewness, len(batch))
+    return cp.Skewed(
+        numbers(*shape, dtype=dtype), variance=variance, skewness=skewness, batch_dims=len(batch)
+    )
 
 
 def skewness_of(x: cp.Gaussian) -> Tensor:
@@ -45,8 +47,9 @@ def test_moments_are_those_of_scipy(dtype: torch.dtype) -> None:
             [stats.triang(c, low, w) for c, low, w in ((0.25, -1, 4), (0, 2, 1), (1, 0, 3))],
         ),
         (cp.Skewed.uniform(of(-1.0, 2.0), 5.0), [stats.uniform(-1, 6), stats.uniform(2, 3)]),
-        (cp.Skewed.log_normal(of(2.0), 0.3), [stats.lognorm(sigma, 0, 2 / math.exp(sigma**2 / 2))]),
-        (cp.Skewed.gamma(of(2.0, 0.5), of(1.0, 0.8)), [
+        (cp.Skewed.log_normal(of(2.0), stddev=0.3),
+         [stats.lognorm(sigma, 0, 2 / math.exp(sigma**2 / 2))]),
+        (cp.Skewed.gamma(of(2.0, 0.5), stddev=of(1.0, 0.8)), [
             stats.gamma(4, 0, 0.5), stats.gamma((0.5 / 0.8) ** 2, 0, 0.8**2 / 0.5),
         ]),
         (cp.Skewed.poisson(of(0.5, 40.0)), [stats.poisson(0.5), stats.poisson(40)]),
@@ -96,7 +99,7 @@ def test_parts_keep_the_type_and_the_moments() -> None:
 
 def test_independent_elements_tell_nothing_of_each_other() -> None:
     x = example()
-    rest = x.condition([1, 2], torch.zeros(2, dtype=torch.float64), noise=0.1)
+    rest = x.condition([1, 2], torch.zeros(2, dtype=torch.float64), variance=0.1)
     assert isinstance(rest, cp.Skewed)
     assert torch.equal(skewness_of(rest), skewness_of(x).flatten()[[0, 3]])
     assert torch.equal(rest.mean, x.mean.flatten()[[0, 3]])
@@ -118,8 +121,8 @@ def test_samples_have_the_moments() -> None:
 
 def test_samples_are_differentiable_in_mean_and_variance() -> None:
     mean, variance = numbers(3).requires_grad_(), numbers(3).square().requires_grad_()
-    x = cp.Skewed(mean, variance, 0.5)
-    one, other = torch.autograd.grad(x.sample(7, seeded()).sum(), (mean, variance))
+    x = cp.Skewed(mean, variance=variance, skewness=0.5)
+    one, other = torch.autograd.grad(x.rsample(7, seeded()).sum(), (mean, variance))
     assert_close(one, torch.full((3,), 7.0).double(), rtol=0.0)
     assert bool((other != 0).all())
 
@@ -128,9 +131,11 @@ def test_intervals_of_a_log_normal_are_close_to_its_own() -> None:
     """Three moments of it: better than two, and within the error that its fourth one leaves."""
     sigma = math.sqrt(math.log1p(0.2**2))
     truth = stats.lognorm(sigma, 0, 1 / math.exp(sigma**2 / 2))
-    x = cp.Skewed.log_normal(torch.ones(1, dtype=torch.float64), 0.2)
+    x = cp.Skewed.log_normal(torch.ones(1, dtype=torch.float64), stddev=0.2)
     ends = [float(end) for end in x.interval(0.95)]
-    normal = [float(end) for end in cp.Gaussian.diagonal(x.mean, x.variance).interval(0.95)]
+    normal = [
+        float(end) for end in cp.Gaussian.diagonal(x.mean, variance=x.variance).interval(0.95)
+    ]
     for found, plain, expected in zip(ends, normal, truth.interval(0.95), strict=True):
         assert abs(found - expected) < 0.15 * abs(plain - expected)
 
@@ -138,13 +143,25 @@ def test_intervals_of_a_log_normal_are_close_to_its_own() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda t: cp.Skewed(t, -t - 1, t), "negative variance"),
-        (lambda t: cp.Skewed(t, t[:2], t), r"variances have the shape of the mean \(3,\), not"),
-        (lambda t: cp.Skewed(t, t, t[:2]), r"the skewness has the shape of the mean \(3,\), not"),
-        (lambda t: cp.Skewed(t, t + 1, math.nan), "the skewness has NaN or infinite"),
-        (lambda t: cp.Skewed(t, t, t, 2), "cannot have 2 batch dimensions"),
-        (lambda t: cp.Skewed(t.int(), t, t), "the mean has dtype torch.int32"),
-        (lambda t: cp.Skewed([0.0], t, t), "the mean must be a tensor, not list"),
+        (lambda t: cp.Skewed(t, variance=-t - 1, skewness=t), "negative variance"),
+        (
+            lambda t: cp.Skewed(t, variance=t[:2], skewness=t),
+            r"variances have the shape of the mean \(3,\), not",
+        ),
+        (
+            lambda t: cp.Skewed(t, variance=t, skewness=t[:2]),
+            r"the skewness has the shape of the mean \(3,\), not",
+        ),
+        (
+            lambda t: cp.Skewed(t, variance=t + 1, skewness=math.nan),
+            "the skewness has NaN or infinite",
+        ),
+        (
+            lambda t: cp.Skewed(t, variance=t, skewness=t, batch_dims=2),
+            "cannot have 2 batch dimensions",
+        ),
+        (lambda t: cp.Skewed(t.int(), variance=t, skewness=t), "the mean has dtype torch.int32"),
+        (lambda t: cp.Skewed([0.0], variance=t, skewness=t), "the mean must be a tensor, not list"),
         (lambda t: cp.Skewed.triangular(t, 2.0, 1.0), "low <= mode <= high"),
         (lambda _: cp.Skewed.triangular(0.0, 0.5, 1.0), "one of low, mode, high must be a tensor"),
         (lambda t: cp.Skewed.uniform(t, -1.0), "low <= high"),
@@ -152,9 +169,12 @@ def test_intervals_of_a_log_normal_are_close_to_its_own() -> None:
         (lambda t: cp.Skewed.uniform(t, torch.ones(2)), r"broadcast .*: low \(3,\), high \(2,\)"),
         (lambda t: cp.Skewed.uniform(t.int(), 1.0), "low has dtype torch.int32"),
         (lambda t: cp.Skewed.uniform(t, math.inf), "high has NaN or infinite entries"),
-        (lambda t: cp.Skewed.log_normal(t, 1.0), "a log-normal distribution has a positive mean"),
-        (lambda t: cp.Skewed.gamma(t, 1.0), "a gamma distribution has a positive mean"),
-        (lambda t: cp.Skewed.gamma(t + 1, -1.0), "a standard deviation cannot be negative"),
+        (
+            lambda t: cp.Skewed.log_normal(t, stddev=1.0),
+            "a log-normal distribution has a positive mean",
+        ),
+        (lambda t: cp.Skewed.gamma(t, stddev=1.0), "a gamma distribution has a positive mean"),
+        (lambda t: cp.Skewed.gamma(t + 1, stddev=-1.0), "a standard deviation cannot be negative"),
         (lambda t: cp.Skewed.poisson(t - 1), "the rate of a Poisson distribution cannot be"),
         (lambda t: cp.Skewed.poisson(t, 1.0, -0.1), "read_noise is a standard deviation"),
     ],
@@ -193,7 +213,7 @@ class _Square(nn.Module):
 def test_sampling_uses_the_skewness(method: cp.MonteCarlo | cp.ControlVariate) -> None:
     """Of a gamma distribution with shape a, k_2 = 1, k_3 = s and k_4 = 3 s^2 / 2."""
     s = torch.tensor([1.2, -0.8], dtype=torch.float64)
-    x = cp.Skewed(torch.zeros(2).double(), torch.ones(2).double(), s)
+    x = cp.Skewed(torch.zeros(2).double(), variance=torch.ones(2).double(), skewness=s)
     with warnings.catch_warnings():
         warnings.simplefilter("error", cp.ApproximationWarning)
         y = propagate(_Square(), x, method)
@@ -245,7 +265,7 @@ def test_a_skewed_result_as_an_input_is_taken_as_gaussian_with_a_warning(method:
 
 
 def test_bayesian_predictions_traces_and_comparisons_say_it_too() -> None:
-    x = cp.Skewed.gamma(torch.ones(5, 3), 0.4, batch_dims=1)
+    x = cp.Skewed.gamma(torch.ones(5, 3), stddev=0.4, batch_dims=1)
     with pytest.warns(cp.ApproximationWarning, match="ignores the skewness"):
         cp.bayes.predict(cp.bayes.BayesLinear(3, 2), x)
     with pytest.warns(cp.ApproximationWarning, match="ignores the skewness"):
@@ -260,7 +280,7 @@ def test_bayesian_predictions_traces_and_comparisons_say_it_too() -> None:
 
 
 def test_the_truth_of_a_comparison_has_the_skewness() -> None:
-    x = cp.Skewed.gamma(torch.ones(1).double(), 1.0)  # an exponential distribution
+    x = cp.Skewed.gamma(torch.ones(1).double(), stddev=1.0)  # an exponential distribution
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cp.ApproximationWarning)
         comparison = cp.compare(torch.square, x, methods=[cp.Exact()], show=False, samples=200_000)
@@ -272,7 +292,7 @@ def test_the_truth_of_a_comparison_has_the_skewness() -> None:
 def test_robustness_keeps_the_skewness() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 2).double()
-    x = cp.Skewed.gamma(torch.ones(4).double(), 0.4)
+    x = cp.Skewed.gamma(torch.ones(4).double(), stddev=0.4)
     with pytest.warns(cp.ApproximationWarning, match="ignores the skewness"):
         cp.robustness.sensitivity(model, x)
     with pytest.warns(cp.ApproximationWarning, match="ignores the skewness"):
@@ -283,7 +303,7 @@ def test_robustness_keeps_the_skewness() -> None:
     with torch.no_grad():
         one.weight.copy_(torch.tensor([[1.0], [-1.0]]))
         one.bias.copy_(torch.tensor([-1.0, 1.0]))
-    wait = cp.Skewed.gamma(torch.ones(1).double(), 1.0)
+    wait = cp.Skewed.gamma(torch.ones(1).double(), stddev=1.0)
     shares = cp.robustness.sampled_probabilities(one, wait, 20_000, seeded())
     assert abs(float(shares.probability[1]) - (1 - math.exp(-1))) < 4.5 * float(shares.stderr[1])
 

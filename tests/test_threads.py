@@ -55,13 +55,15 @@ def nonlinear() -> Iterator[Case]:
     for kind in (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         cell = kind(2, 2).double().requires_grad_(requires_grad=False)
         shape = (1, 2) if issubclass(kind, nn.RNNBase) else (2,)
-        yield Case(kind.__name__, cell, cp.Gaussian.isotropic(torch.ones(shape).double(), 0.1))
+        yield Case(
+            kind.__name__, cell, cp.Gaussian.isotropic(torch.ones(shape).double(), stddev=0.1)
+        )
     for name in ("MHA: batch first", "SDPA: plain"):
         function, shape = test_attention.CASES[name]
         yield Case(name, function, test_attention.given(0.1, batch=1, shape=shape))
 
 
-POSITIVE = cp.Gaussian.isotropic(torch.full((3,), 9.0, dtype=torch.float64), 0.3)
+POSITIVE = cp.Gaussian.isotropic(torch.full((3,), 9.0, dtype=torch.float64), stddev=0.3)
 RUNNING = torch.ones(2, dtype=torch.float64)
 OTHERS: dict[str, tuple[Callable[[Any], Any], cp.Gaussian]] = {
     "sqrt": (torch.sqrt, POSITIVE),
@@ -212,7 +214,7 @@ def test_filters_of_warnings_are_what_they_were_after_eight_threads() -> None:
 @pytest.mark.usefixtures("switching")
 def test_a_comparison_in_another_thread_hides_no_warning() -> None:
     """Its base of control variates is rough, of which it says nothing."""
-    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 3.0)
+    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=3.0)
     softmax, busy = nn.Softmax(-1), threading.Event()
 
     def compare() -> None:

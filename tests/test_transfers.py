@@ -92,7 +92,7 @@ def test_what_autograd_makes_is_what_is_known() -> None:
 
 @torch.no_grad()
 def test_outputs_in_groups_have_the_same_covariance() -> None:
-    x = cp.Gaussian.isotropic(numbers(1, 20), 0.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(numbers(1, 20), stddev=0.3, batch_dims=1)
     weight = numbers(20, 20, seed=2)
 
     def model(t: Tensor) -> Tensor:

@@ -163,24 +163,29 @@ def test_an_output_that_is_not_finite_is_refused() -> None:
 
 
 CONSTRUCTORS: dict[str, tuple[Any, str]] = {
-    "negative stddev": (lambda: cp.Gaussian.isotropic(zeros(), -0.1), "cannot be negative"),
-    "NaN stddev": (lambda: cp.Gaussian.isotropic(zeros(), NAN), "NaN or infinite"),
-    "many stddevs": (lambda: cp.Gaussian.isotropic(zeros(), torch.ones(SMALL)),
+    "negative stddev": (lambda: cp.Gaussian.isotropic(zeros(), stddev=-0.1), "cannot be negative"),
+    "NaN stddev": (lambda: cp.Gaussian.isotropic(zeros(), stddev=NAN), "NaN or infinite"),
+    "many stddevs": (lambda: cp.Gaussian.isotropic(zeros(), stddev=torch.ones(SMALL)),
                      r"more than one number .* use cp\.Gaussian\.diagonal"),
     "stddevs of another batch": (
-        lambda: cp.Gaussian.isotropic(zeros(3, 2), torch.ones(2), batch_dims=1), "stddev"),
-    "integer mean": (lambda: cp.Gaussian.isotropic(torch.arange(3), 1.0), "dtype torch.int64"),
-    "not a tensor": (lambda: cp.Gaussian.isotropic([1.0], 1.0), "must be a tensor"),
-    "other shape": (lambda: cp.Gaussian.diagonal(zeros(2, 3), zeros(3)),
+        lambda: cp.Gaussian.isotropic(zeros(3, 2), stddev=torch.ones(2), batch_dims=1),
+        "and the noise"),
+    "integer mean": (lambda: cp.Gaussian.isotropic(torch.arange(3), stddev=1.0),
+                     "dtype torch.int64"),
+    "not a tensor": (lambda: cp.Gaussian.isotropic([1.0], stddev=1.0), "must be a tensor"),
+    "other shape": (lambda: cp.Gaussian.diagonal(zeros(2, 3), variance=zeros(3)),
                     r"variances have the shape of the mean \(2, 3\), not \(3,\)"),
-    "negative variance": (lambda: cp.Gaussian.diagonal(zeros(), -torch.ones(SMALL).double()),
-                          "negative variance"),
+    "negative variance": (
+        lambda: cp.Gaussian.diagonal(zeros(), variance=-torch.ones(SMALL).double()),
+        "negative variance"),
     "too many batch dimensions": (
-        lambda: cp.Gaussian.diagonal(zeros(2, 3), zeros(2, 3), batch_dims=3),
+        lambda: cp.Gaussian.diagonal(zeros(2, 3), variance=zeros(2, 3), batch_dims=3),
         "2 dimensions cannot have 3 batch dimensions"),
     "negative batch dimensions": (
-        lambda: cp.Gaussian.isotropic(zeros(2, 3), 1.0, batch_dims=-1), "-1 batch dimensions"),
-    "two dtypes": (lambda: cp.Gaussian.diagonal(zeros(), torch.ones(SMALL)), "convert one"),
+        lambda: cp.Gaussian.isotropic(zeros(2, 3), stddev=1.0, batch_dims=-1),
+        "-1 batch dimensions"),
+    "two dtypes": (lambda: cp.Gaussian.diagonal(zeros(), variance=torch.ones(SMALL)),
+                   "convert one"),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from covprop.errors import approximations_ignored, warn_user
 from covprop.modules import path_of
 from tests.layers import propagate
 
-ROUGH = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 3.0)
+ROUGH = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=3.0)
 """Noise over which a softmax is nonlinear."""
 
 

@@ -1,12 +1,15 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
-from covprop import activations, bayes, covariance, robustness, rules
+from torch.serialization import add_safe_globals
+
+from covprop import activations, bayes, covariance, report, robustness
+from covprop import rules as rules
 from covprop.diagnostics.compare import compare
 from covprop.diagnostics.comparison import Comparison
 from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.trace import trace
 from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
-from covprop.error_estimate import ErrorEstimate
+from covprop.error_estimate import ErrorEstimate, SamplingError
 from covprop.errors import (
     ApproximationWarning,
     BatchDimensionError,
@@ -23,9 +26,9 @@ from covprop.errors import (
     TrainingDiverged,
     UnsupportedOperation,
 )
-from covprop.flow.carrier import Carrier
+from covprop.flow.carrier import Carrier as Carrier
 from covprop.flow.table import Batch, rule
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor as GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods import (
     AssumedDensity,
@@ -54,6 +57,18 @@ from covprop.skewed import Skewed
 
 __version__ = "0.1.0"
 
+# Values that torch.load reads without weights_only=False: they run no code of a file.
+add_safe_globals(
+    [
+        Gaussian, Mixture, Skewed, ErrorEstimate, SamplingError,
+        covariance.Deflated, covariance.Dense, covariance.Diagonal, covariance.LowRank,
+        covariance.Zero,
+        AssumedDensity, Auto, ControlVariate, Cumulants, DaunizeauSigmoid, GaussianLayers,
+        Linearized, MonteCarlo, PiecewiseLinear, QuasiMonteCarlo, Series, Sketched, Split,
+        Unscented, Wu2019,
+    ]
+)  # fmt: skip
+
 __all__ = [
     "ApproximationWarning",
     "AssumedDensity",
@@ -61,7 +76,6 @@ __all__ = [
     "Batch",
     "BatchDimensionError",
     "BatchWarning",
-    "Carrier",
     "Comparison",
     "ControlVariate",
     "CovpropError",
@@ -72,7 +86,6 @@ __all__ = [
     "Exact",
     "Gaussian",
     "GaussianLayers",
-    "GaussianTensor",
     "InconsistentBranches",
     "InvalidFile",
     "InvalidGaussian",
@@ -106,10 +119,14 @@ __all__ = [
     "plan",
     "propagate",
     "register_activation",
+    "report",
     "robustness",
     "rule",
-    "rules",
     "series_error_bound",
     "trace",
     "wasserstein_distance",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

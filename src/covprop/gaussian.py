@@ -1,33 +1,39 @@
 """The public value: a Gaussian, or a batch of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from covprop.covariance import Covariance, Dense, Diagonal, LowRank, Zero
+from covprop.arithmetic import Arithmetic, mapped_skewness, matrix_product
+from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, LowRank, Zero
 from covprop.covariance.distributions import from_torch
 from covprop.covariance.sharded import undistributed
+from covprop.deprecation import positional_deprecated
 from covprop.error_estimate import Accuracy, Deferred, ErrorEstimate, SamplingError
-from covprop.errors import InvalidGaussian
-from covprop.kernels.normal import correlation, inverse_deviation, known_deviation
-from covprop.marginals import Marginals
+from covprop.errors import warn_user
+from covprop.gaussian_files import SLOTS, Stored
 from covprop.validation import (
     check_batch_dims,
+    check_batch_index,
+    check_isotropic,
     check_low_rank,
     check_shapes,
     check_skewness,
-    check_stddev,
     check_tensors,
     check_values,
+    checked_observation,
+    checked_variances,
+    given_variance,
+    observation_noise,
 )
 
-__all__ = ["Gaussian", "SamplingError"]
+__all__ = ["Gaussian", "SamplingError", "check_gaussian"]
 
 
-class Gaussian(Marginals, Accuracy):
+class Gaussian(Arithmetic, Accuracy, Stored):
     """A Gaussian over tensors, or a batch of them.
 
     The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
@@ -59,10 +65,7 @@ class Gaussian(Marginals, Accuracy):
         cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
     """
 
-    __slots__ = (
-        "_covariance", "_error", "_mean", "_method", "_mixture", "_notes", "_sampling",
-        "_skewness",
-    )  # fmt: skip
+    __slots__ = SLOTS
 
     def __init__(
         self,
@@ -96,48 +99,90 @@ class Gaussian(Marginals, Accuracy):
         self._skewness, self._notes, self._error = skewness, tuple(notes), error
 
     @classmethod
-    def isotropic(cls, mean: Tensor, stddev: float | Tensor, batch_dims: int = 0) -> "Gaussian":
+    @positional_deprecated("stddev", "batch_dims")
+    def isotropic(
+        cls,
+        mean: Tensor,
+        *,
+        stddev: float | Tensor | None = None,
+        variance: float | Tensor | None = None,
+        batch_dims: int = 0,
+    ) -> "Gaussian":
         """Independent elements, all with one standard deviation.
 
-        batch_dims: how many leading dimensions of the mean are a batch; stddev may then be a tensor
-        with one entry for each element of the batch.
+        Args:
+            mean: The mean.
+            stddev: The standard deviation: a number, or a tensor with one for each Gaussian of the
+                batch.
+            variance: The same as variance, in place of stddev.
+            batch_dims: How many leading dimensions of the mean are a batch.
+
+        Example:
+            cp.Gaussian.isotropic(torch.zeros(5, 3), stddev=0.1, batch_dims=1)
         """
         check_tensors(mean, mean)
-        width = torch.as_tensor(stddev, dtype=mean.dtype, device=mean.device)
-        check_stddev(mean, width, batch_dims)
-        while width.dim() < mean.dim():
-            width = width[..., None]
-        return Gaussian.diagonal(mean, width.square().expand(mean.shape), batch_dims)
-
-    @classmethod
-    def diagonal(cls, mean: Tensor, variance: Tensor, batch_dims: int = 0) -> "Gaussian":
-        """Independent elements with variances of their own, in the shape of the mean.
-
-        batch_dims: how many leading dimensions of the mean are a batch.
-        """
-        check_tensors(mean, variance)
         check_batch_dims(mean, batch_dims)
-        if variance.shape != mean.shape:
-            raise InvalidGaussian(
-                f"variances have the shape of the mean {tuple(mean.shape)}, not "
-                f"{tuple(variance.shape)}"
-            )
-        batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
-        return Gaussian(mean, Diagonal(variance.reshape(*batch, size)))
+        values = given_variance(mean, stddev, variance)
+        check_isotropic(mean, values, batch_dims)
+        values = values.reshape((*values.shape, *(1,) * (mean.dim() - values.dim())))
+        return Gaussian.diagonal(mean, variance=values.expand(mean.shape), batch_dims=batch_dims)
 
     @classmethod
-    def low_rank(
-        cls, mean: Tensor, factor: Tensor, variance: Tensor | None = None, batch_dims: int = 0
+    @positional_deprecated("variance", "batch_dims")
+    def diagonal(
+        cls,
+        mean: Tensor,
+        *,
+        stddev: Tensor | None = None,
+        variance: Tensor | None = None,
+        batch_dims: int = 0,
     ) -> "Gaussian":
-        """Few directions of noise, factor (*batch, *event, k), and independent noise beside them.
+        """Independent elements, each with a standard deviation of its own.
 
-        variance: of the independent noise, in the shape of the mean; batch_dims: how many leading
-        dimensions of the mean are a batch.
+        Args:
+            mean: The mean.
+            stddev: Standard deviations, in the shape of the mean.
+            variance: Variances, in place of stddev.
+            batch_dims: How many leading dimensions of the mean are a batch.
+
+        Example:
+            cp.Gaussian.diagonal(torch.zeros(3), stddev=torch.tensor([0.1, 0.2, 0.3]))
         """
-        check_low_rank(mean, factor, variance, batch_dims)
+        check_tensors(mean, mean)
+        check_batch_dims(mean, batch_dims)
+        values = checked_variances(mean, stddev, variance)
         batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
-        values = None if variance is None else variance.reshape(*batch, size)
-        return Gaussian(mean, LowRank(factor.reshape(*batch, size, factor.shape[-1]), values))
+        return Gaussian(mean, Diagonal(values.reshape(*batch, size)))
+
+    @classmethod
+    @positional_deprecated("variance", "batch_dims")
+    def low_rank(
+        cls,
+        mean: Tensor,
+        factor: Tensor,
+        *,
+        stddev: Tensor | None = None,
+        variance: Tensor | None = None,
+        batch_dims: int = 0,
+    ) -> "Gaussian":
+        """Few directions of noise, and independent noise beside them or none.
+
+        Args:
+            mean: The mean.
+            factor: The directions `(*batch, *event, k)`, each as long as its standard deviation.
+            stddev: Of the independent noise, in the shape of the mean.
+            variance: The same as variances, in place of stddev.
+            batch_dims: How many leading dimensions of the mean are a batch.
+
+        Example:
+            cp.Gaussian.low_rank(torch.zeros(3), torch.ones(3, 1), variance=torch.full((3,), 0.01))
+        """
+        check_low_rank(mean, factor, batch_dims)
+        batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
+        noise = None
+        if stddev is not None or variance is not None:
+            noise = checked_variances(mean, stddev, variance).reshape(*batch, size)
+        return Gaussian(mean, LowRank(factor.reshape(*batch, size, factor.shape[-1]), noise))
 
     @classmethod
     def constant(cls, value: Tensor, batch_dims: int = 0) -> "Gaussian":
@@ -165,48 +210,6 @@ class Gaussian(Marginals, Accuracy):
         return self._covariance
 
     @property
-    def covariance_matrix(self) -> Tensor:
-        """The full covariance (*batch, n, n)."""
-        return self._covariance.matrix()
-
-    @property
-    def variance(self) -> Tensor:
-        """Variances, in the shape of the mean."""
-        return self._covariance.diagonal().reshape(self._mean.shape)
-
-    @property
-    def stddev(self) -> Tensor:
-        """Standard deviations, in the shape of the mean; NaN where a variance is negative."""
-        return known_deviation(self._covariance.diagonal()).reshape(self._mean.shape)
-
-    @property
-    def correlation_matrix(self) -> Tensor:
-        """Correlations (*batch, n, n): 1 on the diagonal, 0 with an element that does not vary."""
-        inverse = inverse_deviation(self._covariance.diagonal())
-        matrix = correlation(self.covariance_matrix, inverse[..., :, None], inverse[..., None, :])
-        return torch.diagonal_scatter(matrix, torch.ones_like(inverse), dim1=-2, dim2=-1)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The shape of the batch."""
-        return self._covariance.batch_shape
-
-    @property
-    def event_shape(self) -> torch.Size:
-        """The shape of one draw."""
-        return self._mean.shape[len(self.batch_shape) :]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32 or float64."""
-        return self._mean.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where mean and covariance are."""
-        return self._mean.device
-
-    @property
     def method(self) -> object:
         """The method that computed this Gaussian, or None."""
         return self._method
@@ -227,14 +230,6 @@ class Gaussian(Marginals, Accuracy):
         """
         return self._skewness
 
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw Gaussian samples `(count, *batch, *event)`, whatever skewness is known.
-
-        A singular covariance is no obstacle.
-        """
-        noise = self._covariance.noise(count, generator)
-        return self._mean + noise.reshape(count, *self._mean.shape)
-
     def marginal(self, elements: Any) -> "Gaussian":
         """The Gaussian of some elements of the flattened event, given as an index of it."""
         index = self._elements(elements)
@@ -253,51 +248,89 @@ class Gaussian(Marginals, Accuracy):
         )
 
     def condition(
-        self, elements: Any, value: Tensor, noise: float | Tensor | None = None
+        self,
+        elements: Any,
+        value: Tensor,
+        noise: float | Tensor | None = None,
+        *,
+        stddev: float | Tensor | None = None,
+        variance: float | Tensor | None = None,
+        covariance: Tensor | None = None,
     ) -> "Gaussian":
         """The Gaussian of the other elements, given that these have (nearly) this value.
 
-        elements: an index of the flattened event; value (*batch, m); noise: the covariance (m, m)
-        of an error of the observation, variances (m,), or one variance for all of them. What is
-        observed may be singular: directions in which it cannot vary tell nothing. The result has no
-        mixture and no skewness: it is mean and covariance that are conditioned.
+        What is observed may be singular: directions in which it cannot vary tell nothing. The
+        result has no mixture and no skewness: it is mean and covariance that are conditioned.
+
+        Args:
+            elements: An index of the flattened event, of m elements.
+            value: What they were observed to be, `(*batch, m)`.
+            noise: Deprecated: variance or covariance, by its shape.
+            stddev: Of an error of the observation: one number, or `(m,)`.
+            variance: The same as variance, in place of stddev.
+            covariance: The covariance `(m, m)` of such errors, in place of both.
+
+        Raises:
+            InvalidGaussian: Where shapes or values do not fit.
+
+        Example:
+            x = cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
+            x.condition([1], torch.tensor([0.7]), stddev=0.1)
         """
+        if noise is not None:
+            if isinstance(noise, Tensor) and noise.dim() > 1:
+                name, covariance = "covariance", noise
+            else:
+                name, variance = "variance", noise
+            warn_user(f"condition takes noise by keyword: write {name}=...", DeprecationWarning)
         seen = self._elements(elements)
         size = self.event_shape.numel()
         rest = torch.ones(size, dtype=torch.bool, device=self.device)
         rest[seen] = False
         hidden = rest.nonzero()[:, 0]
         mean = self._mean.reshape(*self.batch_shape, size)
-        error = None
-        if noise is not None:
-            error = torch.as_tensor(noise, dtype=self.dtype, device=self.device)
-            if error.dim() <= 1:  # variances
-                error = torch.diag_embed(error.expand(len(seen)))
-            if bool((error.diagonal(dim1=-2, dim2=-1) < 0).any()):
-                raise InvalidGaussian("the noise of an observation has a negative variance")
-        gain, covariance = self._covariance.conditioned(seen, hidden, error)
-        shift = gain @ (value - mean[..., seen])[..., None]
+        observed = checked_observation(value, mean[..., seen])
+        error = observation_noise(mean, len(seen), stddev, variance, covariance)
+        gain, left = self._covariance.conditioned(seen, hidden, error)
+        shift = gain @ (observed - mean[..., seen])[..., None]
         return Gaussian(
-            mean[..., hidden] + shift[..., 0], covariance, validate_args=False,
+            mean[..., hidden] + shift[..., 0], left, validate_args=False,
             method=self._method, notes=self._notes,
         )  # fmt: skip
 
+    def __matmul__(self, other: Tensor) -> "Gaussian":
+        """`x @ A` for each event, as torch.matmul; see `A @ x`."""
+        return self._mapped(matrix_product(other, self, left=False))
+
+    def __rmatmul__(self, other: Tensor) -> "Gaussian":
+        """`A @ x` for each event; the skewness is known where elements are independent."""
+        return self._mapped(matrix_product(other, self, left=True))
+
+    def _mapped(self, linear: LinearMap) -> "Gaussian":
+        mean, skewness = linear.function(self._mean), None
+        covariance = self._covariance.push(linear)
+        if self._skewness is not None and self._covariance.independent:
+            skewness = mapped_skewness(linear, self, covariance.diagonal()).reshape(mean.shape)
+        return Gaussian(
+            mean, covariance, validate_args=False, method=self._method, notes=self._notes,
+            skewness=skewness,
+        )  # fmt: skip
+
     def with_moments(
-        self, mean: Tensor | None = None, covariance: Covariance | None = None
-    ) -> "Gaussian":
-        """The same with another mean or covariance, unchecked; the skewness stays.
+        self,
+        mean: Tensor | None = None,
+        covariance: Covariance | None = None,
+        skewness: Tensor | None = None,
+    ) -> Self:
+        """The same with another mean, covariance or skewness, unchecked.
 
         Standard errors, the estimated error and the mixture are those of the old one, and dropped.
         """
         return self._like(
             self._mean if mean is None else mean,
             self._covariance if covariance is None else covariance,
-            self._skewness,
+            self._skewness if skewness is None else skewness,
         )
-
-    def to_torch(self) -> Distribution:
-        """MultivariateNormal over the flattened event, or its low-rank or independent kind."""
-        return self._covariance.to_torch(self._mean)
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""
@@ -316,48 +349,12 @@ class Gaussian(Marginals, Accuracy):
 
     def __getitem__(self, index: Any) -> "Gaussian":
         """Index the batch; the event is whole in every element of it."""
-        used = index if isinstance(index, tuple) else (index,)
-        if any(item is Ellipsis or item is None for item in used):
-            raise IndexError("index the batch with integers, slices or tensors")
-        count = sum(_indexed_dims(item) for item in used)
-        if count > len(self.batch_shape):
-            raise IndexError(
-                f"{count} indices for a batch of shape {tuple(self.batch_shape)}; the event is "
-                "not indexed: select its elements with cp.propagate(lambda x: x[...], gaussian)"
-            )
+        check_batch_index(index, self.batch_shape)
         return self._map(lambda tensor: tensor[index], self._mixture and self._mixture[index])
 
     def __iter__(self) -> Iterator["Gaussian"]:
         """Along the first batch dimension."""
         return iter([self[i] for i in range(len(self))])
-
-    def __len__(self) -> int:
-        """The size of the first batch dimension."""
-        if not self.batch_shape:
-            raise TypeError("a single Gaussian has no length; only a batch does")
-        return self.batch_shape[0]
-
-    def __repr__(self) -> str:
-        """Shapes and types, no numbers."""
-        structure = type(self._covariance).__name__
-        return (
-            f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)}, event_shape="
-            f"{tuple(self.event_shape)}, covariance={structure}, dtype={self.dtype})"
-        )
-
-    def __getstate__(self) -> Any:
-        """All but an estimate of the error that nobody has asked for: it needs the model."""
-        state = {name: getattr(self, name) for name in Gaussian.__slots__}
-        if isinstance(error := state["_error"], Deferred):
-            state["_error"] = error.value if error.known else None
-        return None, state
-
-    def _elements(self, elements: Any) -> Tensor:
-        numbers = torch.arange(self.event_shape.numel(), device=self.device)
-        index: Tensor = numbers[elements].reshape(-1)
-        if len(index.unique()) < len(index):
-            raise IndexError("an element of the event is named twice")
-        return index
 
     def _map(self, function: Callable[[Tensor], Tensor], mixture: Any) -> "Gaussian":
         return self._like(
@@ -383,7 +380,7 @@ class Gaussian(Marginals, Accuracy):
         self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
         sampling: SamplingError | None = None, mixture: Any = None,
         error: ErrorEstimate | Deferred | None = None,
-    ) -> "Gaussian":  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Another one of the same type, by the same method, without checks."""
         result = object.__new__(type(self))
         Gaussian.__init__(
@@ -393,6 +390,10 @@ class Gaussian(Marginals, Accuracy):
         return result
 
 
-def _indexed_dims(item: Any) -> int:
-    """How many dimensions one index takes up."""
-    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+def check_gaussian(x: object) -> None:
+    """Refuse an input that is no Gaussian."""
+    if not isinstance(x, Gaussian):
+        raise TypeError(
+            f"the input is a cp.Gaussian, not {type(x).__name__}; make one of a tensor with "
+            "cp.Gaussian.isotropic(x, stddev=...)"
+        )

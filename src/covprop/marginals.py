@@ -40,7 +40,7 @@ class Marginals(ABC):
             value: A number, or a tensor that broadcasts with the mean.
 
         Example:
-            x = cp.Gaussian.isotropic(torch.zeros(3), 0.5)
+            x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.5)
             x.cdf(0.5)  # 0.8413 for each
         """
         mean, stddev, at = self.mean.double(), self.stddev.double(), self._numbers(value)
@@ -59,7 +59,7 @@ class Marginals(ABC):
             value: A probability, or a tensor of them that broadcasts with the mean.
 
         Example:
-            x = cp.Gaussian.isotropic(torch.zeros(3), 0.5)
+            x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.5)
             x.icdf(0.9)  # 0.6408 for each
         """
         probability = self._numbers(value)
@@ -77,7 +77,7 @@ class Marginals(ABC):
             Two tensors in the shape of the mean.
 
         Example:
-            low, high = cp.Gaussian.isotropic(torch.zeros(3), 0.5).interval(0.9)
+            low, high = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.5).interval(0.9)
         """
         if not 0 < level < 1:
             raise ValueError(f"level is a probability between 0 and 1, not {level!r}")

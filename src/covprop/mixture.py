@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily
 
 from covprop.covariance.base import symmetric
+from covprop.distribution import checked_shape
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 
@@ -98,15 +99,19 @@ class Mixture:
         )
         return Mixture(self.weights, components, self._offsets(each))
 
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw samples `(count, *batch, *event)`."""
-        parts = self.components
+    @torch.no_grad()
+    def sample(
+        self, sample_shape: int | Sequence[int] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw samples `(*sample_shape, *batch, *event)`."""
+        parts, shape = self.components, checked_shape(sample_shape)
+        count, batch = shape.numel(), parts.batch_shape[1:]
         draws = parts.sample(count, generator)  # (count, components, *batch, *event)
         # torch.multinomial has no dtype or device of its own: those of the weights.
-        batch = parts.batch_shape[1:]
         chosen = torch.multinomial(self.weights, count * batch.numel(), True, generator=generator)
         chosen = chosen.reshape(count, 1, *batch, *(1 for _ in parts.event_shape))
-        return torch.take_along_dim(draws, chosen, dim=1)[:, 0]
+        drawn = torch.take_along_dim(draws, chosen, dim=1)[:, 0]
+        return drawn.reshape(*shape, *drawn.shape[1:])
 
     def to_torch(self) -> MixtureSameFamily:
         """A torch.distributions object, over the flattened event unless components are diagonal."""

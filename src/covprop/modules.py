@@ -27,6 +27,13 @@ def path_of(layer: nn.Module, network: nn.Module) -> str | None:
     return None
 
 
+def original(module: Any) -> Any:
+    """What torch keeps of a function that it has scripted or traced; anything else as it is."""
+    if not isinstance(module, torch.jit.ScriptFunction):
+        return module
+    return getattr(module, "_torchdynamo_inline", module)
+
+
 def running_module(names: Mapping[int, str]) -> str:
     """The path of the innermost module whose forward is running."""
     frame: FrameType | None = sys._getframe(1)

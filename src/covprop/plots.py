@@ -22,6 +22,8 @@ LABELS = 40
 """Steps that can be named below an axis."""
 DEVIATIONS = 2
 """Standard deviations on either side that a band shows."""
+MOST_CORRELATED = 500
+"""Elements up to which a figure of a Gaussian shows correlations."""
 KOLMOGOROV = 1.358
 """95 % quantile of sqrt(n) times the largest distance of n data from their distribution."""
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
@@ -236,4 +238,26 @@ def intervals_figure(
     axis.set(xlabel="input", ylabel="target", xlim=(min(x), max(x)))
     axis.legend(**BESIDE)
     _style(axis)
+    return figure
+
+
+def gaussian_figure(
+    mean: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    correlations: Sequence[Sequence[float]] | None,
+) -> Any:
+    """Plot means with intervals over the number of the element, and beside it correlations."""
+    figure = new_figure(WIDTH, HEIGHT)
+    panels = figure.subplots(1, 1 if correlations is None else 2, squeeze=False)[0]
+    places = range(len(mean))
+    panels[0].vlines(places, low, high, color=BLUE, alpha=0.5, linewidth=2, label="95 % interval")
+    panels[0].plot(places, mean, "o", color=BLUE, markersize=4, label="mean")
+    panels[0].set(xlabel="element", ylabel="value")
+    panels[0].legend(frameon=False)
+    _style(panels[0])
+    if correlations is not None:
+        picture = panels[1].imshow(correlations, cmap="RdBu_r", vmin=-1, vmax=1)
+        figure.colorbar(picture, ax=panels[1], label="correlation")
+        panels[1].set(xlabel="element", ylabel="element")
     return figure

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, TypeAlias, TypeVar, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +12,70 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
 from covprop.flow.lineage import Watcher
-from covprop.flow.nests import map_leaves
+from covprop.flow.nests import Nest, map_leaves
 from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian
+from covprop.gaussian import Gaussian, check_gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method, WrappingMethod
 from covprop.methods.accuracy import Estimator, gaussians
 from covprop.methods.call import Call, planned, random_state_kept
+from covprop.methods.names import as_method, is_method
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
-from covprop.modules import eager
+from covprop.modules import eager, original
 from covprop.rules.noise import warn_of_dropout
 
 AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
 
 
+K = TypeVar("K")
+Model: TypeAlias = nn.Module | Callable[..., Tensor]
+Input: TypeAlias = Gaussian | Nest
+"""What a type checker takes for an input that varies; a tensor is none."""
+
+
+# fmt: off
+@overload
+def propagate(
+    module: Model, x: Input, /, *inputs: Any, method: Method | str = ..., progress: bool = ...,
+    **named_inputs: Any,
+) -> Gaussian: ...
+@overload
+def propagate(
+    module: Callable[..., tuple[Tensor, ...]], x: Input, /, *inputs: Any,
+    method: Method | str = ..., progress: bool = ..., **named_inputs: Any,
+) -> tuple[Gaussian, ...]: ...
+@overload
+def propagate(
+    module: Callable[..., list[Tensor]], x: Input, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> list[Gaussian]: ...
+@overload
+def propagate(
+    module: Callable[..., dict[K, Tensor]], x: Input, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> dict[K, Gaussian]: ...
+@overload
+def propagate(
+    module: Callable[..., object], x: Input, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> Any: ...
+@overload  # a constant first
+def propagate(
+    module: Model, constant: Tensor, x: Input | Tensor, /, *inputs: Any, method: Method | str = ...,
+    progress: bool = ..., **named_inputs: Any,
+) -> Gaussian: ...
+@overload  # by name
+def propagate(
+    module: Model, /, *, method: Method | str = ..., progress: bool = ..., **named_inputs: Any
+) -> Gaussian: ...
+# fmt: on
 def propagate(
     module: nn.Module | Callable[..., Any],
+    /,
     *inputs: Any,
-    method: Method = AUTO,
+    method: Method | str = AUTO,
     progress: bool = False,
     **named_inputs: Any,
 ) -> Any:
@@ -43,8 +87,8 @@ def propagate(
         module: An `nn.Module` in evaluation mode, or any function of tensors.
         inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
             also in tuples, lists, dicts and dataclasses.
-        method: A method such as `cp.GaussianLayers()`, also as the last positional argument; by
-            default `cp.Auto()`, which chooses one.
+        method: A method such as `cp.Cumulants()`, also as the last positional argument, or its name
+            on the command line, such as "auto:0.01"; by default `cp.Auto()`, which chooses one.
         progress: Whether to show a bar.
         named_inputs: The same, by name.
 
@@ -59,7 +103,7 @@ def propagate(
 
     Example:
         model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        x = cp.Gaussian.isotropic(torch.zeros(3), 0.1)
+        x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
         y = cp.propagate(model, x)
         y.mean, y.covariance_matrix, y.error
     """
@@ -85,7 +129,7 @@ def propagate_without_warnings(
 def plan(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method | str = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
     """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
@@ -103,7 +147,7 @@ def plan(
         A `Plan`, which prints as a table.
 
     Example:
-        print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1)))
+        print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)))
     """
     call, method = checked(module, inputs, method, named_inputs)
     if isinstance(method, Auto):
@@ -116,7 +160,9 @@ def plan(
     return planned(call, method)
 
 
-def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = AUTO) -> Gaussian:
+def joint(
+    module: nn.Module | Callable[..., Any], x: Gaussian, method: Method | str = AUTO
+) -> Gaussian:
     """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
 
     With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
@@ -130,11 +176,11 @@ def joint(module: nn.Module | Callable[..., Any], x: Gaussian, method: Method = 
         A `Gaussian` of n + m features.
 
     Example:
-        both = cp.joint(model, cp.Gaussian.isotropic(torch.zeros(3), 0.1))
+        both = cp.joint(model, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1))
         x_given_y = both.condition([3, 4], torch.tensor([0.2, 0.1]))
     """
-    result: Gaussian = propagate(_WithInput(module, len(x.batch_shape)), x, method)
-    return result
+    check_gaussian(x)
+    return propagate(_WithInput(module, len(x.batch_shape)), x, method=method)
 
 
 class _WithInput(nn.Module):
@@ -177,13 +223,10 @@ def checked(
     module: object, inputs: Sequence[Any], method: Any, named_inputs: dict[str, Any]
 ) -> tuple[Call, Method]:
     """The call and its method, after all that can be checked of them."""
-    if inputs and isinstance(inputs[-1], Method):
+    if inputs and is_method(inputs[-1]):
         *inputs, method = inputs
-    if not isinstance(method, Method):
-        raise TypeError(
-            "a method is an object such as cp.GaussianLayers() or cp.Series(order=4), not "
-            f"{method!r}"
-        )
+    method = as_method(method)
+    module = original(module)
     _check_method(method, module)
     call = Call(module, tuple(inputs), named_inputs)
     _check_inputs(call)
@@ -210,10 +253,17 @@ def _check_method(method: Method, module: object) -> None:
 def _check_inputs(call: Call) -> None:
     """Some Gaussian, none twice, all of one batch."""
     inputs = call.inputs
+    if inputs and torch.is_autocast_enabled(call.device.type):
+        raise UnsupportedOperation(
+            "covprop computes in float32 or float64; call it outside of torch.autocast"
+        )
     if not inputs:
         items = (*call.arguments, *call.named_arguments.values())
         kinds = ", ".join(type(item).__name__ for item in items) or "nothing"
-        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}")
+        raise TypeError(
+            f"propagate takes a cp.Gaussian, not {kinds}; make one of a tensor with "
+            "cp.Gaussian.isotropic(x, stddev=...)"
+        )
     if len({id(x) for x in inputs}) < len(inputs):
         raise ValueError(
             "the same Gaussian is given twice; for one variable in two places use "
@@ -237,10 +287,12 @@ def check_module(module: nn.Module, x: Gaussian) -> None:
         kinds.update((p.dtype, p.device) for p in own if p.is_floating_point())
     dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
     if kinds and x.dtype not in dtypes:
+        half = not dtypes & {torch.float32, torch.float64}
         raise ValueError(
-            f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
-            "one with .to(dtype)"
-        )
+            f"the model's parameters are {_names(dtypes)} and "
+            + ("covprop computes in float32 or float64; convert the model with .float()" if half
+               else f"the Gaussian is {x.dtype}; convert one with .to(dtype)")
+        )  # fmt: skip
     if kinds and x.device not in devices:
         raise ValueError(
             f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
@@ -276,7 +328,7 @@ def _warn_of_batch(x: Gaussian, call: Callable[[Tensor], Any]) -> None:
     warn_user(
         f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
         f"joint Gaussian of all {x.event_shape.numel():,} features will be computed; give it "
-        "batch_dims=1, as in cp.Gaussian.isotropic(mean, stddev, batch_dims=1), for a batch of "
+        "batch_dims=1, as in cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), for a batch of "
         f"{rows:,} Gaussians with the same numbers",
         BatchWarning,
     )

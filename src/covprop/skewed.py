@@ -1,6 +1,7 @@
 """Inputs with independent elements that are not symmetric: sensor counts, delays, contents."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -8,11 +9,13 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from covprop.covariance import Diagonal
+from covprop.deprecation import positional_deprecated
+from covprop.distribution import checked_shape
 from covprop.errors import InvalidGaussian, UnsupportedOperation
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
 from covprop.kernels.normal import is_finite, standard_deviation
-from covprop.validation import SUPPORTED, check_batch_dims, check_tensors
+from covprop.validation import SUPPORTED, check_batch_dims, check_tensors, checked_variances
 
 Number = float | Tensor
 
@@ -28,7 +31,8 @@ class Skewed(Gaussian):
 
     Args:
         mean: A tensor of float32 or float64.
-        variance: In the shape of the mean.
+        stddev: Standard deviations, in the shape of the mean.
+        variance: Variances, in place of stddev.
         skewness: E[(x - E x)^3] / stddev^3, a number for all or a tensor in the shape of the mean;
             where the variance is zero it is taken as zero.
         batch_dims: How many leading dimensions of the mean are a batch.
@@ -37,28 +41,31 @@ class Skewed(Gaussian):
         InvalidGaussian: Where shapes, dtypes or values do not describe such elements.
 
     Example:
-        x = cp.Skewed(torch.zeros(3), torch.ones(3), torch.tensor([0.0, 0.5, -1.0]))
+        x = cp.Skewed(torch.zeros(3), stddev=torch.ones(3), skewness=torch.tensor([0.0, 0.5, -1.0]))
         x.interval(0.9)
     """
 
     __slots__ = ()
 
+    @positional_deprecated("variance", "skewness", "batch_dims")
     def __init__(
-        self, mean: Tensor, variance: Tensor, skewness: Number, batch_dims: int = 0
+        self,
+        mean: Tensor,
+        *,
+        stddev: Tensor | None = None,
+        variance: Tensor | None = None,
+        skewness: Number,
+        batch_dims: int = 0,
     ) -> None:
         """Check and keep."""
-        check_tensors(mean, variance)
+        check_tensors(mean, mean)
         check_batch_dims(mean, batch_dims)
-        if variance.shape != mean.shape:
-            raise InvalidGaussian(
-                f"variances have the shape of the mean {tuple(mean.shape)}, not "
-                f"{tuple(variance.shape)}"
-            )
+        values = checked_variances(mean, stddev, variance)
         if not isinstance(skewness, Tensor):
             skewness = torch.full_like(mean, skewness)
         batch, size = mean.shape[:batch_dims], mean.shape[batch_dims:].numel()
-        known = torch.where(variance > 0, skewness, 0) if skewness.shape == mean.shape else skewness
-        super().__init__(mean, Diagonal(variance.reshape(*batch, size)), skewness=known)
+        known = torch.where(values > 0, skewness, 0) if skewness.shape == mean.shape else skewness
+        super().__init__(mean, Diagonal(values.reshape(*batch, size)), skewness=known)
 
     @classmethod
     def triangular(cls, low: Number, mode: Number, high: Number, batch_dims: int = 0) -> "Skewed":
@@ -109,37 +116,53 @@ class Skewed(Gaussian):
         )
 
     @classmethod
-    def log_normal(cls, mean: Number, stddev: Number, batch_dims: int = 0) -> "Skewed":
+    @positional_deprecated("stddev", "batch_dims")
+    def log_normal(
+        cls,
+        mean: Number,
+        *,
+        stddev: Number | None = None,
+        variance: Number | None = None,
+        batch_dims: int = 0,
+    ) -> "Skewed":
         """Elements whose logarithm is normal.
 
         Args:
             mean: Of the elements themselves, not of their logarithms; positive.
             stddev: Of the elements themselves.
+            variance: The same as variance, in place of stddev.
             batch_dims: How many leading dimensions are a batch.
 
         Example:
-            cp.Skewed.log_normal(torch.ones(3), 0.3)
+            cp.Skewed.log_normal(torch.ones(3), stddev=0.3)
         """
-        mean, stddev = _positive("a log-normal distribution", mean, stddev)
-        ratio = stddev.double() / mean
-        skewness = ratio * (3 + ratio.square())
-        return cls._of(mean, mean, stddev.double().square(), skewness, batch_dims)
+        mean, square = _positive("a log-normal distribution", mean, stddev, variance)
+        ratio = standard_deviation(square) / mean
+        return cls._of(mean, mean, square, ratio * (3 + ratio.square()), batch_dims)
 
     @classmethod
-    def gamma(cls, mean: Number, stddev: Number, batch_dims: int = 0) -> "Skewed":
+    @positional_deprecated("stddev", "batch_dims")
+    def gamma(
+        cls,
+        mean: Number,
+        *,
+        stddev: Number | None = None,
+        variance: Number | None = None,
+        batch_dims: int = 0,
+    ) -> "Skewed":
         """Elements with a gamma distribution, which `sample` draws from exactly.
 
         Args:
             mean: Of the elements; positive.
             stddev: Of the elements.
+            variance: The same as variance, in place of stddev.
             batch_dims: How many leading dimensions are a batch.
 
         Example:
-            cp.Skewed.gamma(torch.ones(3), 0.3)
+            cp.Skewed.gamma(torch.ones(3), stddev=0.3)
         """
-        mean, stddev = _positive("a gamma distribution", mean, stddev)
-        skewness = 2 * stddev.double() / mean
-        return cls._of(mean, mean, stddev.double().square(), skewness, batch_dims)
+        mean, square = _positive("a gamma distribution", mean, stddev, variance)
+        return cls._of(mean, mean, square, 2 * standard_deviation(square) / mean, batch_dims)
 
     @classmethod
     def poisson(
@@ -176,7 +199,7 @@ class Skewed(Gaussian):
         cls, like: Tensor, mean: Tensor, variance: Tensor, skewness: Tensor, batch_dims: int
     ) -> "Skewed":
         mean, variance, skewness = (part.to(like.dtype) for part in (mean, variance, skewness))
-        return cls(mean, variance, skewness, batch_dims)
+        return cls(mean, variance=variance, skewness=skewness, batch_dims=batch_dims)
 
     @property
     def skewness(self) -> Tensor:
@@ -184,19 +207,30 @@ class Skewed(Gaussian):
         assert self._skewness is not None
         return self._skewness
 
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw samples `(count, *batch, *event)` of Pearson's type III with the three moments.
+    def rsample(
+        self, sample_shape: int | Sequence[int] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw samples of Pearson's type III with the three moments, with gradients.
 
-        Gradients are those of mean and variance; the skewness is a constant to them.
+        Those of mean and variance; the skewness is a constant to them.
+
+        Args:
+            sample_shape: How many, as a number or a shape; one draw by default.
+            generator: Of the random numbers; torch's own by default.
+
+        Example:
+            cp.Skewed.gamma(torch.ones(3), stddev=0.3).rsample((10,))
         """
-        numbers = pearson.draw(self.skewness, count, generator).to(self.dtype)
-        return self.mean + standard_deviation(self.variance) * numbers
+        shape = checked_shape(sample_shape)
+        numbers = pearson.draw(self.skewness, shape.numel(), generator).to(self.dtype)
+        draws = self.mean + standard_deviation(self.variance) * numbers
+        return draws.reshape(*shape, *self.mean.shape)
 
     def condition(
-        self, elements: Any, value: Tensor, noise: float | Tensor | None = None
+        self, elements: Any, value: Tensor, noise: float | Tensor | None = None, **named: Any
     ) -> Gaussian:
         """The other elements, of which independent ones tell nothing."""
-        super().condition(elements, value, noise)  # which checks the arguments
+        super().condition(elements, value, noise, **named)  # which checks the arguments
         seen = set(self._elements(elements).tolist())
         return self.marginal([i for i in range(self.event_shape.numel()) if i not in seen])
 
@@ -205,7 +239,7 @@ class Skewed(Gaussian):
         if bool((self.skewness != 0).any()):
             raise UnsupportedOperation(
                 "torch has no distribution with this skewness; for a normal one with the same mean "
-                "and variance use cp.Gaussian.diagonal(x.mean, x.variance).to_torch()"
+                "and variance use cp.Gaussian.diagonal(x.mean, variance=x.variance)"
             )
         return super().to_torch()
 
@@ -243,13 +277,25 @@ def _tensors(**named: Number) -> list[Tensor]:
         raise InvalidGaussian(f"shapes do not broadcast with each other: {shapes}") from error
 
 
-def _positive(what: str, mean: Number, stddev: Number) -> list[Tensor]:
-    mean, stddev = _tensors(mean=mean, stddev=stddev)
+def _positive(
+    what: str, mean: Number, stddev: Number | None, variance: Number | None
+) -> tuple[Tensor, Tensor]:
+    """A positive mean, and variances in float64, from whichever of the two is given."""
+    if (stddev is None) == (variance is None):
+        raise InvalidGaussian("give the noise as stddev=... or as variance=..., one of them")
+    if stddev is not None:
+        mean, width = _tensors(mean=mean, stddev=stddev)
+        square = width.double().square()
+    else:
+        assert variance is not None
+        mean, width = _tensors(mean=mean, variance=variance)
+        square = width.double()
     if bool((mean <= 0).any()):
         raise InvalidGaussian(f"{what} has a positive mean")
-    if bool((stddev < 0).any()):
-        raise InvalidGaussian("a standard deviation cannot be negative")
-    return [mean, stddev]
+    if bool((width < 0).any()):
+        name = "variance" if stddev is None else "standard deviation"
+        raise InvalidGaussian(f"a {name} cannot be negative")
+    return mean, square
 
 
 def is_skewed(x: Gaussian) -> bool:

@@ -14,46 +14,141 @@ from covprop.kernels.rounding import NEGATIVE_VARIANCE
 SUPPORTED = (torch.float32, torch.float64)
 
 
-def check_tensors(mean: object, covariance: object) -> None:
-    """Types, dtypes and devices."""
+def unsupported_dtype(tensor: Tensor) -> str:
+    """The sentence for an operation that gives another dtype, often because of autocast."""
+    advice = "convert model and Gaussian with .float() or .double()"
+    if torch.is_autocast_enabled(tensor.device.type):
+        advice = "leave torch.autocast out, or disable it with torch.autocast(..., enabled=False)"
+    return (
+        f"covprop computes in float32 or float64, and this operation gives {tensor.dtype}; {advice}"
+    )
+
+
+def check_tensors(mean: object, covariance: object, name: str = "covariance") -> None:
+    """Types, dtypes and devices of a mean and something else of this name."""
     if not isinstance(mean, Tensor):
         raise InvalidGaussian(f"the mean must be a tensor, not {type(mean).__name__}")
     if is_distributed(mean):
         raise InvalidGaussian("the mean is whole on every process; use mean.full_tensor()")
     if not isinstance(covariance, Tensor | Covariance):
         raise InvalidGaussian(
-            f"the covariance must be a tensor or a Covariance, not {type(covariance).__name__}"
+            f"the {name} must be a tensor or a Covariance, not {type(covariance).__name__}"
         )
-    for name, dtype in (("mean", mean.dtype), ("covariance", covariance.dtype)):
+    for what, dtype in (("mean", mean.dtype), (name, covariance.dtype)):
         if dtype not in SUPPORTED:
             raise InvalidGaussian(
-                f"the {name} has dtype {dtype}; covprop computes in float32 or float64, so convert "
+                f"the {what} has dtype {dtype}; covprop computes in float32 or float64, so convert "
                 "it with .float() or .double()"
             )
     if mean.dtype != covariance.dtype:
         raise InvalidGaussian(
-            f"the mean has dtype {mean.dtype} and the covariance {covariance.dtype}; convert one"
+            f"the mean has dtype {mean.dtype} and the {name} {covariance.dtype}; convert one"
         )
     if mean.device != covariance.device:
         raise InvalidGaussian(
-            f"the mean is on {mean.device} and the covariance on {covariance.device}; move one"
+            f"the mean is on {mean.device} and the {name} on {covariance.device}; move one"
         )
 
 
-def check_stddev(mean: Tensor, width: Tensor, batch_dims: int) -> None:
-    """One standard deviation for all, or one for each Gaussian of the batch; none negative."""
-    if width.dim() > batch_dims:
+def given_variance(mean: Tensor, stddev: object, variance: object) -> Tensor:
+    """Variances in the dtype of a mean, from whichever of the two is given."""
+    if (stddev is None) == (variance is None):
         raise InvalidGaussian(
-            f"stddev of shape {tuple(width.shape)} is more than one number for each of "
-            f"{batch_dims} batch dimensions; use cp.Gaussian.diagonal(mean, variance)"
+            f"give the noise as stddev=... or as variance=..., "
+            f"{'one of them' if stddev is None else 'not both'}"
         )
-    if width.dim() and width.shape != mean.shape[:batch_dims]:
-        raise InvalidGaussian(
-            f"the batch has shape {tuple(mean.shape[:batch_dims])} and stddev "
-            f"{tuple(width.shape)}; give one number, or one for each Gaussian of the batch"
-        )
+    if stddev is None:
+        return torch.as_tensor(variance, dtype=mean.dtype, device=mean.device)
+    width = torch.as_tensor(stddev, dtype=mean.dtype, device=mean.device)
     if bool((width < 0).any()):
         raise InvalidGaussian("a standard deviation cannot be negative")
+    return width.square()
+
+
+def checked_variances(mean: Tensor, stddev: object, variance: object) -> Tensor:
+    """Variances of each element, in the shape of the mean."""
+    for name, given in (("standard deviations", stddev), ("variances", variance)):
+        if given is None:
+            continue
+        if not isinstance(given, Tensor):
+            raise InvalidGaussian(
+                f"{name} are a tensor in the shape of the mean, not {type(given).__name__}; for "
+                "one number use cp.Gaussian.isotropic"
+            )
+        check_tensors(mean, given, name)
+        if given.shape != mean.shape:
+            raise InvalidGaussian(
+                f"{name} have the shape of the mean {tuple(mean.shape)}, not {tuple(given.shape)}"
+            )
+    return given_variance(mean, stddev, variance)
+
+
+def check_isotropic(mean: Tensor, variance: Tensor, batch_dims: int) -> None:
+    """One number for all, or one for each Gaussian of the batch."""
+    shape, batch = tuple(variance.shape), tuple(mean.shape[:batch_dims])
+    if variance.dim() > batch_dims:
+        raise InvalidGaussian(
+            f"noise of shape {shape} is more than one number for each of {batch_dims} batch "
+            "dimensions; use cp.Gaussian.diagonal(mean, stddev=...)"
+        )
+    if variance.dim() and shape != batch:
+        raise InvalidGaussian(
+            f"the batch has shape {batch} and the noise {shape}; give one number, or one for each "
+            "Gaussian of the batch"
+        )
+
+
+def observation_noise(
+    mean: Tensor, count: int, stddev: object, variance: object, covariance: Tensor | None
+) -> Tensor | None:
+    """The covariance (count, count) of the error of an observation, of those given; None if none.
+
+    mean: of what is observed, whose dtype and device it has.
+    """
+    given = [value is not None for value in (stddev, variance, covariance)]
+    if not any(given):
+        return None
+    if sum(given) > 1:
+        raise InvalidGaussian(
+            "give the noise of an observation as stddev=, variance= or covariance=, one of them"
+        )
+    if covariance is None:
+        error = given_variance(mean, stddev, variance)
+        if tuple(error.shape) not in ((), (count,)):
+            raise InvalidGaussian(
+                f"{count} elements are observed, so their noise is one number or has the shape "
+                f"({count},), not {tuple(error.shape)}"
+            )
+        error = torch.diag_embed(error.expand(count))
+    else:
+        error = torch.as_tensor(covariance, dtype=mean.dtype, device=mean.device)
+        if tuple(error.shape[-2:]) != (count, count):
+            raise InvalidGaussian(
+                f"{count} elements are observed, so the covariance of their noise has the shape "
+                f"({count}, {count}), not {tuple(error.shape)}"
+            )
+    if not is_finite(error):
+        raise InvalidGaussian("the noise of an observation has NaN or infinite entries")
+    if bool((error.diagonal(dim1=-2, dim2=-1) < 0).any()):
+        raise InvalidGaussian("the noise of an observation has a negative variance")
+    return error
+
+
+def checked_observation(value: object, mean: Tensor) -> Tensor:
+    """What was observed of elements with a mean (*batch, m), as a tensor of its kind."""
+    observed = torch.as_tensor(value, dtype=mean.dtype, device=mean.device)
+    try:
+        fits = torch.broadcast_shapes(observed.shape, mean.shape) == mean.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise InvalidGaussian(
+            f"{mean.shape[-1]} elements are observed, so the value has the shape "
+            f"{tuple(mean.shape)}, or broadcasts to it, and not {tuple(observed.shape)}"
+        )
+    if not is_finite(observed):
+        raise InvalidGaussian("the observed value has NaN or infinite entries")
+    return observed
 
 
 def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
@@ -63,7 +158,7 @@ def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
         if covariance.dim() < 2 or shape[-1] != shape[-2]:  # noqa: PLR2004
             raise InvalidGaussian(
                 f"a covariance has shape (*batch, n, n), not {shape}; for variances alone use "
-                "cp.Gaussian.diagonal(mean, variance)"
+                "cp.Gaussian.diagonal(mean, variance=...)"
             )
         batch, size = shape[:-2], shape[-1]
     else:
@@ -91,10 +186,23 @@ def check_batch_dims(mean: Tensor, batch_dims: int) -> None:
         )
 
 
-def check_low_rank(mean: object, factor: object, variance: object, batch_dims: int) -> None:
-    """A factor has the shape of the mean and one dimension more, variances that of the mean."""
-    check_tensors(mean, factor)
-    check_tensors(mean, mean if variance is None else variance)
+def check_batch_index(index: object, batch_shape: torch.Size) -> None:
+    """An index of the batch alone: the event is whole in every element of it."""
+    used = index if isinstance(index, tuple) else (index,)
+    if any(item is Ellipsis or item is None for item in used):
+        raise IndexError("index the batch with integers, slices or tensors")
+    masks = [item for item in used if isinstance(item, Tensor) and item.dtype == torch.bool]
+    count = len(used) - len(masks) + sum(mask.dim() for mask in masks)
+    if count > len(batch_shape):
+        raise IndexError(
+            f"{count} indices for a batch of shape {tuple(batch_shape)}; the event is not indexed: "
+            "select its elements with cp.propagate(lambda x: x[...], gaussian)"
+        )
+
+
+def check_low_rank(mean: object, factor: object, batch_dims: int) -> None:
+    """A factor has the shape of the mean and one dimension more."""
+    check_tensors(mean, factor, "factor")
     assert isinstance(mean, Tensor)
     assert isinstance(factor, Tensor)
     check_batch_dims(mean, batch_dims)
@@ -102,10 +210,6 @@ def check_low_rank(mean: object, factor: object, variance: object, batch_dims: i
         raise InvalidGaussian(
             f"a factor has the shape of the mean {tuple(mean.shape)} and a last dimension for its "
             f"columns, not {tuple(factor.shape)}; expand it over the batch with .expand"
-        )
-    if isinstance(variance, Tensor) and variance.shape != mean.shape:
-        raise InvalidGaussian(
-            f"variances have the shape of the mean {tuple(mean.shape)}, not {tuple(variance.shape)}"
         )
 
 

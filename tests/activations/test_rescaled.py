@@ -106,7 +106,7 @@ def test_units_do_not_matter(name: str, dtype: torch.dtype) -> None:
 
 def test_what_does_not_vary_is_the_value() -> None:
     mean = torch.tensor([0.0, 1e-3, -2.0, 5.0], dtype=D)
-    x = cp.Gaussian.diagonal(mean, torch.zeros(4, dtype=D))
+    x = cp.Gaussian.diagonal(mean, variance=torch.zeros(4, dtype=D))
     for rate in (1e3, 1e12):
         y = propagate(lambda t: F.softplus(t, rate), x)  # noqa: B023
         assert_close(y.mean, F.softplus(mean, rate), rtol=1e-15, atol=math.exp(-20) / rate)
@@ -133,7 +133,7 @@ def test_it_meets_other_activations_of_the_same_tensor(dtype: torch.dtype) -> No
     of 1 / beta^2.
     """
     rate = 1e3
-    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=dtype), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=dtype), stddev=1.0)
     y = propagate(lambda t: F.softplus(t, rate) - torch.relu(t), x)
     density = 1 / math.sqrt(2 * math.pi)
     mean = math.pi**2 / 6 * density / rate**2

@@ -93,7 +93,7 @@ def test_wide_pairs_are_as_accurate_as_narrow_ones(
     scalar = Scalar(function, kinks, fineness=2)
     columns = [torch.tensor([number], dtype=torch.float64) for number in numbers]
     found = float(nested.nested_covariance(ScalarPair(scalar, scalar), *columns))
-    x = cp.Gaussian.diagonal(torch.cat(columns[0:3:2]), torch.cat(columns[1:4:2]).square())
+    x = cp.Gaussian.diagonal(torch.cat(columns[0:3:2]), variance=torch.cat(columns[1:4:2]).square())
     scale = float(propagate(cp.activation(function, kinks=kinks), x).stddev.prod())
     assert found == pytest.approx(oracle(function, kinks, means, stddevs, rho), abs=1e-10 * scale)
 
@@ -126,11 +126,11 @@ def test_no_tensor_grows_with_the_width(function: Function, rho: float, stddev: 
 
 
 def test_many_wide_elements_are_treated_in_blocks() -> None:
-    x = cp.Gaussian.isotropic(torch.linspace(-1e3, 1e3, 1000, dtype=torch.float64), 300.0)
+    x = cp.Gaussian.isotropic(torch.linspace(-1e3, 1e3, 1000, dtype=torch.float64), stddev=300.0)
     with torch.no_grad(), Largest() as largest:
         y = propagate(F.softsign, x)
     assert largest.nbytes <= 2**23
-    alone = propagate(F.softsign, cp.Gaussian.isotropic(x.mean[:1], 300.0))
+    alone = propagate(F.softsign, cp.Gaussian.isotropic(x.mean[:1], stddev=300.0))
     torch.testing.assert_close(y.mean[:1], alone.mean, rtol=1e-12, atol=0)
 
 

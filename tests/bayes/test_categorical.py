@@ -133,7 +133,7 @@ def test_two_classes_are_yes_or_no() -> None:
 @pytest.mark.parametrize("expectation", [Cubature(), Delta()])
 def test_without_uncertainty_all_three_are_the_plain_probability(expectation) -> None:
     mean = logits(1.0, 4).mean
-    still = cp.Gaussian.diagonal(mean, torch.zeros_like(mean), batch_dims=1)
+    still = cp.Gaussian.diagonal(mean, variance=torch.zeros_like(mean), batch_dims=1)
     target, likelihood = torch.tensor([3, 1, 2, 0]), Categorical(expectation)
     expected = -torch.nn.functional.cross_entropy(mean, target, reduction="none")
     for found in (

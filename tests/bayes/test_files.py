@@ -10,7 +10,7 @@ import torch
 import covprop as cp
 from covprop import bayes
 from covprop.bayes import BayesClassifier, BayesRegressor
-from covprop.bayes import estimator_settings as settings
+from covprop.files import checksum
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -105,7 +105,7 @@ def rewritten(path, change) -> None:
     tensors = safetensors.load(content)
     change(described, tensors)
     text = json.dumps(described)
-    checked = {} if described.get("format") == 1 else {"sha256": settings.checksum(text, tensors)}
+    checked = {} if described.get("format") == 1 else {"sha256": checksum(text, tensors)}
     safetensors.save_file(tensors, path, metadata={"covprop": text, **checked})
 
 
@@ -135,9 +135,9 @@ def test_the_checksum_is_one_of_all_that_a_file_says():
         {"a": torch.tensor([0.0, 0, 0, -0.0]), "b": torch.zeros(0)},
         {"a": torch.zeros(4)},
     ]
-    found = [settings.checksum("{}", item) for item in (tensors, *others)]
-    assert len({*found, settings.checksum("{ }", tensors)}) == 7
-    assert settings.checksum("{}", dict(reversed(tensors.items()))) == found[0]
+    found = [checksum("{}", item) for item in (tensors, *others)]
+    assert len({*found, checksum("{ }", tensors)}) == 7
+    assert checksum("{}", dict(reversed(tensors.items()))) == found[0]
 
 
 def test_a_file_of_the_version_before_comes_back_with_a_warning(saved):

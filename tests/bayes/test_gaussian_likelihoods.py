@@ -135,7 +135,7 @@ def test_draws_agree_with_moments() -> None:
 def test_without_uncertainty_all_three_are_the_plain_density(likelihood) -> None:
     size = likelihood.outputs(2)
     mean = torch.randn(5, size, dtype=torch.float64)
-    still = cp.Gaussian.diagonal(mean, torch.zeros_like(mean), batch_dims=1)
+    still = cp.Gaussian.diagonal(mean, variance=torch.zeros_like(mean), batch_dims=1)
     target = torch.randn(5, 2, dtype=torch.float64)
     scale = (mean[:, 2:] / 2).exp() if size == 4 else torch.tensor(0.7).double()
     expected = Normal(mean[:, :2], scale).log_prob(target).sum(-1)
@@ -281,7 +281,7 @@ def test_parts_of_the_variance_add_up(likelihood) -> None:
     """Of noisy inputs the epistemic part of `predict` is the sum of weights and input."""
     torch.manual_seed(0)
     model = nn.Sequential(BayesLinear(3, 4), nn.ReLU(), BayesLinear(4, likelihood.outputs(2)))
-    x = cp.Gaussian.isotropic(torch.randn(5, 3), 0.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.randn(5, 3), stddev=0.3, batch_dims=1)
     parts = decompose(model, x, likelihood)
     whole = likelihood.predict(predict(model, x))
     assert_close(parts.aleatoric.detach(), whole.aleatoric.detach(), rtol=1e-6)

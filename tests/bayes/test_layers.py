@@ -61,7 +61,7 @@ def constant(mean: Tensor) -> cp.Gaussian:
 
 
 def diagonal(mean: Tensor) -> cp.Gaussian:
-    return cp.Gaussian.diagonal(mean, normal(*mean.shape, seed=8).square(), batch_dims=1)
+    return cp.Gaussian.diagonal(mean, variance=normal(*mean.shape, seed=8).square(), batch_dims=1)
 
 
 def dense(mean: Tensor) -> cp.Gaussian:
@@ -325,7 +325,7 @@ def test_a_plan_counts_what_is_kept() -> None:
 
 def test_a_trace_sees_bayesian_layers() -> None:
     model = randomised(nn.Sequential(bayes.BayesLinear(3, 4), nn.ReLU(), bayes.BayesLinear(4, 2)))
-    x = cp.Gaussian.isotropic(normal(2, 3), 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(normal(2, 3), stddev=0.1, batch_dims=1)
     torch.manual_seed(0)
     with torch.no_grad():
         trace = cp.trace(model, x, samples=2000)

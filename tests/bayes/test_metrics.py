@@ -60,7 +60,9 @@ def test_regression_agrees_with_uncertainty_toolbox(scale: float) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_log_density_agrees_with_uncertainty_toolbox(scale: float) -> None:
     mean, stddev, target = predictions(scale)
-    output = cp.Gaussian.diagonal(mean[:, None], (stddev.square() - 1e-4)[:, None], batch_dims=1)
+    output = cp.Gaussian.diagonal(
+        mean[:, None], variance=(stddev.square() - 1e-4)[:, None], batch_dims=1
+    )
     noise = HomoskedasticGaussian(torch.tensor(0.01, dtype=torch.float64), learned=False)
     found = metrics.log_predictive_density(noise, output, target)
     theirs = uct.nll_gaussian(mean.numpy(), stddev.numpy(), target.numpy())

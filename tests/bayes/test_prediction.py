@@ -182,7 +182,7 @@ def test_an_ordinary_network_trains_with_noise_on_its_inputs() -> None:
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1)).double()
     x = normal(64, 2)
     target = x[:, :1].sin() + x[:, 1:].square() / 2
-    noisy = cp.Gaussian.isotropic(x, 0.2, batch_dims=1)
+    noisy = cp.Gaussian.isotropic(x, stddev=0.2, batch_dims=1)
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
 
     def loss() -> Tensor:
@@ -201,7 +201,7 @@ def test_an_ordinary_network_trains_with_noise_on_its_inputs() -> None:
 
 def test_the_decomposition_adds_up() -> None:
     model = network()
-    x = cp.Gaussian.isotropic(normal(4, 3), 0.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(normal(4, 3), stddev=0.3, batch_dims=1)
     whole, parts = bayes.predict(model, x), bayes.decompose(model, x)
     assert_close(parts.total, whole.variance)
     assert_close(parts.epistemic, bayes.predict(model, x.mean).variance)
@@ -214,7 +214,7 @@ def test_the_decomposition_adds_up() -> None:
 
 def test_a_variance_beyond_all_numbers_is_infinite_and_not_no_number() -> None:
     model, x = network(), 1e4 * normal(4, 3)
-    for given in (x, cp.Gaussian.isotropic(x, 0.3, batch_dims=1)):
+    for given in (x, cp.Gaussian.isotropic(x, stddev=0.3, batch_dims=1)):
         parts = bayes.decompose(model, given, bayes.Poisson())
         variance = bayes.predict_target(model, bayes.Poisson(), given).variance
         assert bool(variance.isinf().any())
@@ -233,7 +233,7 @@ def test_what_is_known_has_no_part_in_it() -> None:
     assert not known.input.any()
     assert bool((known.epistemic > 0).all())
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    x = cp.Gaussian.isotropic(normal(4, 3), 0.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(normal(4, 3), stddev=0.3, batch_dims=1)
     parts = bayes.decompose(plain, x)
     assert not parts.epistemic.any()
     assert_close(parts.input, bayes.predict(plain, x).variance)
@@ -252,7 +252,7 @@ def test_inputs_need_a_batch() -> None:
     with pytest.raises(ValueError, match="and then features"):
         bayes.predict(model, normal(3))
     with pytest.raises(ValueError, match="needs a batch of shape"):
-        bayes.predict(model, cp.Gaussian.isotropic(normal(3), 0.1))
+        bayes.predict(model, cp.Gaussian.isotropic(normal(3), stddev=0.1))
     with pytest.raises(TypeError, match=r"a tensor or a cp\.Gaussian"):
         bayes.predict(model, [1.0])  # type: ignore[arg-type]
     with pytest.raises(cp.UnsupportedOperation, match="different members"):

@@ -21,7 +21,7 @@ RATES = [(0.3, 0.5, 2), (-2.0, 1.0, 0), (5.0, 0.2, 148), (2.0, 2.0, 0), (5.8, 0.
 
 def single(mean: float, variance: float) -> cp.Gaussian:
     value = torch.tensor([[mean]], dtype=torch.float64)
-    return cp.Gaussian.diagonal(value, torch.full_like(value, variance), batch_dims=1)
+    return cp.Gaussian.diagonal(value, variance=torch.full_like(value, variance), batch_dims=1)
 
 
 def number(value: float) -> Tensor:
@@ -72,7 +72,7 @@ def test_poisson_is_the_integral(mean: float, variance: float, count: int) -> No
 def test_poisson_predictive_probabilities_have_the_predicted_moments() -> None:
     counts = torch.arange(4000)
     mean = torch.full((4000, 1), 1.5, dtype=torch.float64)
-    output = cp.Gaussian.diagonal(mean, torch.full_like(mean, 0.6), batch_dims=1)
+    output = cp.Gaussian.diagonal(mean, variance=torch.full_like(mean, 0.6), batch_dims=1)
     p = Poisson().log_predictive(output, counts).exp()
     found = Poisson().predict(output[:1])
     assert float(p.sum()) == pytest.approx(1, abs=1e-9)
@@ -109,7 +109,7 @@ def test_a_count_far_from_the_expected_rate(mean: float, stddev: float, count: i
 @pytest.mark.parametrize("likelihood", [Bernoulli(), Poisson()])
 def test_draws_agree_with_moments(likelihood) -> None:
     mean = torch.tensor([[0.4, -1.0], [1.0, 0.2]], dtype=torch.float64)
-    output = cp.Gaussian.diagonal(mean, torch.full_like(mean, 0.5), batch_dims=1)
+    output = cp.Gaussian.diagonal(mean, variance=torch.full_like(mean, 0.5), batch_dims=1)
     target = torch.tensor([[0, 1], [1, 0]])
     values = output.sample(400_000, torch.Generator().manual_seed(0))
     log_prob = likelihood.log_prob(values, target)
@@ -158,7 +158,7 @@ def test_gradients_where_nothing_varies(likelihood, curvature: float) -> None:
 def test_members_and_dtypes(likelihood, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
-    output = cp.Gaussian.diagonal(mean, mean.square(), batch_dims=2)
+    output = cp.Gaussian.diagonal(mean, variance=mean.square(), batch_dims=2)
     target = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
     method = getattr(likelihood, name)
     found = method(output, target)
@@ -174,7 +174,11 @@ def test_members_and_dtypes(likelihood, name: str) -> None:
 )
 def test_targets_of_another_kind_are_refused(likelihood, wrong, right, name: str) -> None:
     values = torch.zeros(1, 1)
-    given = values if name == "log_prob" else cp.Gaussian.diagonal(values, values + 1, 1)
+    given = (
+        values
+        if name == "log_prob"
+        else cp.Gaussian.diagonal(values, variance=values + 1, batch_dims=1)
+    )
     method = getattr(likelihood, name)
     for target in wrong:
         with pytest.raises(ValueError, match=f"targets of {type(likelihood).__name__} are"):

@@ -161,7 +161,7 @@ def test_data_of_weight_zero_do_not_count():
 
 def test_uncertain_inputs_are_trained_on():
     x, y = data(32)
-    history = trained(network(), cp.Gaussian.isotropic(x, 0.1, 1), y, epochs=8)
+    history = trained(network(), cp.Gaussian.isotropic(x, stddev=0.1, batch_dims=1), y, epochs=8)
     assert history.elbo[-1] > history.elbo[0]
 
 

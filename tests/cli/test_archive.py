@@ -51,7 +51,7 @@ def test_a_program_is_the_network_that_torch_loads(name: str, kind: str, tmp_pat
 
 def test_the_modules_of_the_network_keep_their_names(tmp_path: Path) -> None:
     module, _ = archive.load(export(network().double(), tmp_path / "model.pt2", FEATURES))
-    x = cp.Gaussian.isotropic(torch.zeros(1, FEATURES, dtype=torch.float64), 0.1)
+    x = cp.Gaussian.isotropic(torch.zeros(1, FEATURES, dtype=torch.float64), stddev=0.1)
     assert [step.module for step in cp.trace(module, x).steps[-3:]] == ["0", "1", "2"]
 
 
@@ -160,7 +160,7 @@ def test_a_program_for_one_shape_is_split_one_by_one(folder: Path) -> None:
     module, expected = archive.load(fixed)
     with pytest.raises(cp.UnsupportedOperation, match=r"exported for input of shape \(1, 4\)"):
         module(torch.zeros(3, 1, FEATURES))
-    x = cp.Gaussian.isotropic(torch.ones(1, FEATURES), 0.3)
+    x = cp.Gaussian.isotropic(torch.ones(1, FEATURES), stddev=0.3)
     y, want = (cp.propagate(net, x, cp.Split()) for net in (module, network()))
     assert_same(y, want, rtol=1e-5)
     assert expected.shape == (1, FEATURES)
@@ -187,7 +187,7 @@ def test_a_scope_without_gradients_is_control_flow_and_may_be_trusted(folder: Pa
     assert told.startswith("scoped.pt2 cannot be run: it calls")
     assert "control flow; if you trust the file, --allow-pickle" in told
     trusted = covprop("propagate", "scoped.pt2", *GIVEN, "--allow-pickle", "--json")
-    x = cp.Gaussian.isotropic(torch.from_numpy(np.load("mean.npy")), 0.1)
+    x = cp.Gaussian.isotropic(torch.from_numpy(np.load("mean.npy")), stddev=0.1)
     assert trusted.told["mean"] == cp.propagate(Net(), x).mean.tolist()
 
 
@@ -525,7 +525,7 @@ def test_constants_may_be_computed(decompose: bool, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         program = program.run_decompositions() if decompose else program
     module, _ = archive.load(save(program, tmp_path / "model.pt2"))
-    x = cp.Gaussian.isotropic(torch.ones(1, FEATURES, dtype=torch.float64), 0.3)
+    x = cp.Gaussian.isotropic(torch.ones(1, FEATURES, dtype=torch.float64), stddev=0.3)
     assert_same(cp.propagate(module, x), cp.propagate(model, x), rtol=1e-12)
 
 

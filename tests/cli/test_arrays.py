@@ -263,9 +263,13 @@ def test_a_csv_that_is_no_text() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "give the noise either as --covariance FILE or as --stddev"),
-        (["--stddev", "1", "--covariance", "covariance.npy"], "give the noise either as"),
+        ([], "give the noise as one of --stddev"),
+        (["--stddev", "1", "--covariance", "covariance.npy"], "give the noise as one of"),
         (["--stddev", "-1"], "a standard deviation cannot be negative"),
+        (["--stddev", "1", "--variance", "1"], "give the noise as one of"),
+        (["--variance", "-1"], "a variance cannot be negative"),
+        (["--variance", "nan"], "--variance takes a finite number or a file"),
+        (["--variance", "covariance.npy"], "has shape (4, 4); variances are one number"),
         (["--stddev", "nan"], "--stddev takes a finite number or a file"),
         (["--stddev", "1e400"], "--stddev takes a finite number or a file"),
         (["--stddev", "1e39"], "too large for torch.float32"),
@@ -300,3 +304,12 @@ def test_an_empty_mean_is_refused() -> None:
 def test_zero_noise_is_no_noise() -> None:
     told = covprop(*MODEL, "--mean", "mean.npy", "--stddev", 0, "--json").told
     assert np.abs(told["covariance"]).max() == 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_variance_is_the_square_of_a_standard_deviation() -> None:
+    given = (*MODEL, "--mean", "mean.npy", "--method", "gaussian-layers", "--json")
+    by_stddev, by_variance = (
+        covprop(*given, *noise).told for noise in (("--stddev", 0.5), ("--variance", 0.25))
+    )
+    assert by_stddev["stddev"] == by_variance["stddev"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from covprop import __version__
 from covprop.cli import app, entry, output, propagation
 from tests.cli.running import check_refused, covprop, refused
 
@@ -49,6 +50,11 @@ def test_without_a_command_there_is_help() -> None:
     assert ended.code == 2
     assert "propagate" in ended.out
     assert covprop("--help").code == 0
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    ended = covprop("--version")
+    assert (ended.code, ended.out, ended.err) == (0, f"{__version__}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ def test_people_read_a_table() -> None:
     mean, stddev = told["mean"][0][1], told["stddev"][0][1]
     assert cells[:2] == pytest.approx([mean, stddev], rel=1e-4)
     skewness = told["skewness"][0][1]  # which intervals use
-    y = cp.Skewed(*(torch.tensor([v]).double() for v in (mean, stddev**2, skewness)))
+    centre, width = (torch.tensor([number], dtype=torch.float64) for number in (mean, stddev))
+    y = cp.Skewed(centre, stddev=width, skewness=skewness)
     assert cells[2:] == pytest.approx([float(end) for end in y.interval(0.95)], rel=1e-3)
     assert lines[5].startswith("estimated error: means up to ")
     assert lines[6] == "third cumulants are followed from layer to layer"
@@ -229,7 +230,7 @@ def test_standard_deviations_are_one_or_many(x: cp.Gaussian, kind: str) -> None:
     name = {"number": "0.3", "array": "array.npy", "table": "table.csv", "each": "each.npy"}[kind]
     ended = covprop("propagate", "model.pt2", "--mean", "mean.npy", "--stddev", name, "--json")
     variance = torch.from_numpy(values).float().square()[None]
-    check(ended.told, expected(cp.Gaussian.diagonal(x.mean, variance)))
+    check(ended.told, expected(cp.Gaussian.diagonal(x.mean, variance=variance)))
 
 
 def test_the_dtype_is_that_of_the_parameters(folder: Path) -> None:
@@ -274,7 +275,7 @@ def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     assert refused(*named) == "the model returns a, b; choose one with --output"
     second = covprop(*words, "--output", 1, "--json").told
     assert second["mean"] == covprop(*named, "--output", "b", "--json").told["mean"]
-    x = cp.Gaussian.isotropic(torch.from_numpy(np.load("mean.npy")), 0.2)
+    x = cp.Gaussian.isotropic(torch.from_numpy(np.load("mean.npy")), stddev=0.2)
     check(second, cp.propagate(torch.sin, x))
     fixed = ("propagate", "several_by_test:fixed", *given)
     assert refused(*fixed) == "the output of the model does not depend on its input"

@@ -175,9 +175,11 @@ def test_batches_of_every_structure_are_joined() -> None:
     mean = torch.arange(12.0).reshape(4, 3)
     for whole in (
         cp.Gaussian(mean, torch.eye(3).expand(4, 3, 3)),
-        cp.Gaussian.isotropic(mean, 0.5, batch_dims=1),
+        cp.Gaussian.isotropic(mean, stddev=0.5, batch_dims=1),
         cp.Gaussian.constant(mean, batch_dims=1),
-        cp.Gaussian.low_rank(mean, torch.ones(4, 3, 2), 0.1 * torch.ones(4, 3), batch_dims=1),
+        cp.Gaussian.low_rank(
+            mean, torch.ones(4, 3, 2), variance=0.1 * torch.ones(4, 3), batch_dims=1
+        ),
     ):
         joined = concatenate([whole[:1], whole[1:3], whole[3:]], None)
         assert type(joined.covariance) is type(whole.covariance)

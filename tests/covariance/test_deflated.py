@@ -120,7 +120,7 @@ def test_marginal_condition_and_the_rest_keep_the_structure(share: float) -> Non
     x = gaussian(2, share=share)
     value = torch.tensor([[0.3, -0.2], [0.1, 0.5]], dtype=D)
     for noise in (None, 0.1):
-        left, expected = (g.condition([0, 3], value, noise=noise) for g in (x, written(x)))
+        left, expected = (g.condition([0, 3], value, variance=noise) for g in (x, written(x)))
         assert isinstance(left.covariance, Deflated)
         assert_close(left.mean, expected.mean)
         assert_close(left.covariance_matrix, expected.covariance_matrix)
@@ -217,7 +217,7 @@ def test_no_matrix_of_all_pairs_is_made_where_none_is_needed(method: Any, taken:
     size = 6_000
     model = nn.Sequential(nn.Linear(size, 5), nn.ReLU(), nn.Linear(5, 3))
     x = gaussian(1, size=size, dtype=torch.float32)
-    x = x if taken else cp.Gaussian.diagonal(x.mean, x.variance, batch_dims=1)
+    x = x if taken else cp.Gaussian.diagonal(x.mean, variance=x.variance, batch_dims=1)
     with Largest() as largest:
         y = propagate(model, x, method)
     assert largest.nbytes < size**2  # of which a matrix would have four times as many

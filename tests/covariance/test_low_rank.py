@@ -24,7 +24,9 @@ def gaussian(
     mean = torch.randn((*batch, *event), dtype=dtype, generator=generator)
     factor = torch.randn((*batch, *event, rank), dtype=dtype, generator=generator) / 3
     variance = torch.rand((*batch, *event), dtype=dtype, generator=generator) / 4
-    return cp.Gaussian.low_rank(mean, factor, None if alone else variance, batch_dims=len(batch))
+    return cp.Gaussian.low_rank(
+        mean, factor, variance=None if alone else variance, batch_dims=len(batch)
+    )
 
 
 every_kind = pytest.mark.parametrize("alone", [False, True])
@@ -49,9 +51,9 @@ def test_what_does_not_fit_the_mean_is_refused() -> None:
     with pytest.raises(cp.InvalidGaussian, match="shape of the mean"):
         cp.Gaussian.low_rank(mean, torch.zeros(2, 1))
     with pytest.raises(cp.InvalidGaussian, match="variances have the shape"):
-        cp.Gaussian.low_rank(mean, torch.zeros(3, 1), torch.zeros(2))
+        cp.Gaussian.low_rank(mean, torch.zeros(3, 1), variance=torch.zeros(2))
     with pytest.raises(cp.InvalidGaussian, match="negative variance"):
-        cp.Gaussian.low_rank(mean, torch.ones(3, 1), -torch.ones(3) / 2)
+        cp.Gaussian.low_rank(mean, torch.ones(3, 1), variance=-torch.ones(3) / 2)
     with pytest.raises(cp.InvalidGaussian, match="dtype"):
         cp.Gaussian.low_rank(mean, torch.zeros(3, 1, dtype=D))
     with pytest.raises(cp.InvalidGaussian, match="NaN"):
@@ -72,7 +74,9 @@ def test_torch_distributions_come_and_go_in_their_structure() -> None:
 
 def test_no_directions_at_all_are_independent_noise_for_torch() -> None:
     mean, variance = torch.zeros(2, 3, dtype=D), torch.full((2, 3), 0.25, dtype=D)
-    there = cp.Gaussian.low_rank(mean, torch.zeros(2, 3, 0, dtype=D), variance, 1).to_torch()
+    there = cp.Gaussian.low_rank(
+        mean, torch.zeros(2, 3, 0, dtype=D), variance=variance, batch_dims=1
+    ).to_torch()
     assert (there.batch_shape, there.event_shape) == ((2,), (3,))
     assert_close(there.variance, variance)
     with pytest.raises(cp.InvalidGaussian, match="singular"):
@@ -86,8 +90,8 @@ def test_marginal_condition_and_to_keep_the_structure(alone: bool) -> None:
     assert isinstance(some.covariance, LowRank)
     assert_close(some.covariance_matrix, x.covariance_matrix[[4, 1]][:, [4, 1]])
     value = torch.tensor([0.3, -0.2], dtype=D)
-    left = x.condition([0, 3], value, noise=0.1)
-    expected = written(x).condition([0, 3], value, noise=0.1)
+    left = x.condition([0, 3], value, variance=0.1)
+    expected = written(x).condition([0, 3], value, variance=0.1)
     assert isinstance(left.covariance, LowRank)
     assert_close(left.mean, expected.mean)
     assert_close(left.covariance_matrix, expected.covariance_matrix)
@@ -189,7 +193,7 @@ def test_gradients_reach_factor_and_variances() -> None:
     variance = torch.rand(3, dtype=D)
 
     def moments(mean: Tensor, factor: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        y = propagate(torch.relu, cp.Gaussian.low_rank(mean, factor, variance))
+        y = propagate(torch.relu, cp.Gaussian.low_rank(mean, factor, variance=variance))
         return y.mean, y.covariance_matrix
 
     inputs = tuple(t.requires_grad_() for t in (mean, factor, variance))
@@ -204,4 +208,4 @@ def test_more_batch_dimensions_than_there_are_and_a_singular_one_for_torch_are_r
         with pytest.raises(cp.InvalidGaussian, match="batch dimensions"):
             cp.Gaussian.constant(mean, batch_dims=dims)
     with pytest.raises(cp.InvalidGaussian, match="singular"):
-        cp.Gaussian.low_rank(mean, factor, torch.zeros_like(mean)).to_torch()
+        cp.Gaussian.low_rank(mean, factor, variance=torch.zeros_like(mean)).to_torch()

@@ -341,7 +341,7 @@ def test_a_wide_output_is_an_ordinary_gaussian(monkeypatch: pytest.MonkeyPatch) 
 def test_independent_noise_streams_as_well(
     monkeypatch: pytest.MonkeyPatch, made: list[int]
 ) -> None:
-    x = cp.Gaussian.isotropic(numbers(2, 5), 0.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(numbers(2, 5), stddev=0.3, batch_dims=1)
     agree(*both(PROGRAMS["residual"], x, monkeypatch))
     assert made
 

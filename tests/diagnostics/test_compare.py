@@ -312,10 +312,25 @@ def test_methods_in_the_wrong_place_are_told_where_they_belong() -> None:
             compare(torch.relu, *inputs, samples=10, **named)
 
 
-@pytest.mark.parametrize("methods", [[cp.Exact], cp.Exact, "exact", ["exact"], 3, {"a": cp.Exact}])
-def test_what_is_no_method_is_refused(methods: Any) -> None:
-    with pytest.raises(TypeError, match=r"a method is an object such as cp.GaussianLayers\(\)"):
+@pytest.mark.parametrize(
+    ("methods", "text"),
+    [
+        ([cp.Exact], r"write cp.GaussianLayers\(\)"),
+        (cp.Exact, r"write cp.GaussianLayers\(\)"),
+        ({"a": cp.Exact}, r"write cp.GaussianLayers\(\)"),
+        (3, r"a method is an object such as cp.GaussianLayers\(\)"),
+    ],
+)
+def test_what_is_no_method_is_refused(methods: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         compare(torch.relu, gaussian(), methods=methods, samples=10)
+
+
+def test_methods_have_names() -> None:
+    found = compare(torch.relu, gaussian(), methods=["exact", "series:4"], samples=100)
+    assert [row.method for row in found.rows] == [cp.GaussianLayers(), cp.Series(order=4)]
+    with pytest.raises(ValueError, match="'exakt' is no method; there are auto"):
+        compare(torch.relu, gaussian(), methods="exakt", samples=100)
 
 
 def test_one_method_need_not_be_a_list() -> None:
@@ -511,7 +526,7 @@ def test_a_small_error_is_not_called_off() -> None:
     """Half a percent in every standard deviation, which a control variate sees clearly."""
     slightly = cp.activations.Quadrature(lambda y: 1.005 * torch.tanh(y))
     model = network(nn.Linear(3, 3, bias=False), nn.Tanh())
-    x = cp.Gaussian.isotropic(torch.zeros(3).double(), 0.05)
+    x = cp.Gaussian.isotropic(torch.zeros(3).double(), stddev=0.05)
     methods = {"mine": cp.GaussianLayers(activations={torch.tanh: slightly})}
     comparison = compare(model, x, methods=methods, reference=cp.ControlVariate(20_000))
     agreement = comparison["mine"].agreement
@@ -577,7 +592,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
 def test_a_batch_through_a_transformer_layer_is_compared(dtype: torch.dtype) -> None:
     layer = network(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))[0].to(dtype)
     mean = torch.randn((2, 4, 6), generator=generator()).to(dtype)
-    x = cp.Gaussian.isotropic(mean, 1e-2, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=1e-2, batch_dims=1)
     methods = [cp.Linearized(), cp.Unscented()]
     result = compare(layer, x, methods=methods, samples=300)
     assert [row.refusal for row in result.rows] == ["", ""]

@@ -97,7 +97,7 @@ def test_where_exact_costs_as_much_as_samples_the_jacobian_at_the_mean_has_to_do
 
 
 def test_an_operation_without_a_rule_has_a_control_variate_all_the_same() -> None:
-    x = cp.Gaussian.isotropic(torch.tensor([2.0, 3.0]).double(), 0.05)
+    x = cp.Gaussian.isotropic(torch.tensor([2.0, 3.0]).double(), stddev=0.05)
     method = compared(torch.lgamma, x).reference.gaussian.method
     assert isinstance(method, cp.ControlVariate)
     assert method.base == cp.Linearized()
@@ -124,7 +124,7 @@ def test_what_few_samples_never_saw_is_looked_for_with_all() -> None:
 
 def test_few_outputs_of_fewer_inputs_keep_a_proper_covariance() -> None:
     model = network(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3))
-    x = cp.Gaussian.isotropic(torch.zeros(1).double(), 0.3)
+    x = cp.Gaussian.isotropic(torch.zeros(1).double(), stddev=0.3)
     reference = compared(model, x).reference
     values = torch.linalg.eigvalsh(reference.gaussian.covariance_matrix)
     assert float(values.min()) > -1e-12 * float(values.max())
@@ -159,7 +159,7 @@ def test_a_network_that_draws_itself_is_sampled_with_what_it_draws() -> None:
 
 def test_warnings_of_a_rough_base_are_not_of_interest() -> None:
     """Softmax by the delta method warns, and Linearized, which is compared, knows no rules."""
-    x = cp.Gaussian.isotropic(torch.zeros(3).double(), 2.0)
+    x = cp.Gaussian.isotropic(torch.zeros(3).double(), stddev=2.0)
     with pytest.warns(cp.ApproximationWarning):
         propagate(torch.nn.Softmax(-1), x)
     assert compared(torch.nn.Softmax(-1), x).rows[0].refusal == ""

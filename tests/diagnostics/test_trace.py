@@ -34,7 +34,7 @@ def network(*layers: nn.Module) -> nn.Sequential:
 
 def isotropic(*shape: int, stddev: float = 0.1, batch_dims: int = 0) -> cp.Gaussian:
     mean = torch.randn(shape, dtype=torch.float64, generator=generator())
-    return cp.Gaussian.isotropic(mean, stddev, batch_dims)
+    return cp.Gaussian.isotropic(mean, stddev=stddev, batch_dims=batch_dims)
 
 
 def standard(stddev: float = 1.0) -> cp.Gaussian:
@@ -434,7 +434,7 @@ def test_a_model_that_looks_at_the_size_of_its_batch_is_sampled_as_it_is_run() -
 
 
 def test_several_inputs_and_constants_beside_them() -> None:
-    x, y = isotropic(3), cp.Gaussian.isotropic(torch.ones(3).double(), 0.2)
+    x, y = isotropic(3), cp.Gaussian.isotropic(torch.ones(3).double(), stddev=0.2)
     trace = cp.trace(
         lambda x, scale, y: x * scale + y, x, torch.arange(3).double(), y=y, samples=500,
         generator=generator(),

@@ -73,7 +73,7 @@ def test_a_control_variate_raises_no_alarm(base: Any, stddev: float) -> None:
         torch.manual_seed(seed)
         layers = nn.Linear(8, 30), nn.ReLU(), nn.Linear(30, 4)
         model = nn.Sequential(*layers).double().requires_grad_(requires_grad=False)
-        x = cp.Gaussian.isotropic(torch.randn(8).double(), stddev)
+        x = cp.Gaussian.isotropic(torch.randn(8).double(), stddev=stddev)
         method = cp.ControlVariate(4096, base, _seeded(seed))
         told = verdict(propagate(model, x), propagate(model, x, method), method)
         called += [told] * (told != FINE)

@@ -9,12 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import covprop
-from covprop.bayes import ESTIMATORS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("api*.md"))
-WITHIN = {"rules": "their functions are found by what they are rules of: operations.md"}
-"""Packages whose names are not for users, and why."""
 
 
 def public(module: ModuleType) -> Iterator[str]:
@@ -23,7 +20,7 @@ def public(module: ModuleType) -> Iterator[str]:
         value = getattr(module, name)
         if not isinstance(value, ModuleType):
             yield f"{module.__name__}.{name}"
-        elif hasattr(value, "__all__") and name not in WITHIN:
+        elif hasattr(value, "__all__"):
             yield from public(value)
 
 
@@ -61,7 +58,7 @@ def documented() -> dict[str, Any]:
     return found
 
 
-NAMES = [*public(covprop), *(f"covprop.bayes.{name}" for name in ESTIMATORS)]
+NAMES = list(public(covprop))
 DOCUMENTED = documented()
 
 

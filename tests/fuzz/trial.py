@@ -117,7 +117,9 @@ class Blurred:
             x.mean
         )
         self.extra = [
-            cp.Gaussian.isotropic(torch.zeros(shape, dtype=dtype), STEP**0.5, x.batch_dims)
+            cp.Gaussian.isotropic(
+                torch.zeros(shape, dtype=dtype), stddev=STEP**0.5, batch_dims=x.batch_dims
+            )
             for shape, dtype in shapes
         ]
         self.waiting: list[Any] = []

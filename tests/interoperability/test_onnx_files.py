@@ -203,7 +203,7 @@ def test_a_file_in_single_precision_goes_through(tmp_path: Path) -> None:
     """A residual network, whose hidden units are not Gaussian: at this noise they nearly are."""
     torch.manual_seed(0)
     images = torch.randn(3, 1, 6, 6)
-    x = cp.Gaussian.isotropic(images, 0.03, batch_dims=1)
+    x = cp.Gaussian.isotropic(images, stddev=0.03, batch_dims=1)
     found = []
     for beside in (False, True):  # the weights, in a file of their own
         path = tmp_path / str(beside) / "model.onnx"
@@ -215,4 +215,6 @@ def test_a_file_in_single_precision_goes_through(tmp_path: Path) -> None:
     assert (y.batch_shape, y.event_shape, y.dtype) == ((3,), (5,), torch.float32)
     assert_close(again.covariance_matrix, y.covariance_matrix, rtol=0.0)
     model = onnx.load(path)
-    assert_moments(y[1], sampled(model, cp.Gaussian.isotropic(images[1:2], 0.03)), slack=0.005)
+    assert_moments(
+        y[1], sampled(model, cp.Gaussian.isotropic(images[1:2], stddev=0.03)), slack=0.005
+    )

@@ -111,7 +111,7 @@ def test_noise_goes_through_a_fitted_pipeline_of_scikit_learn(patients) -> None:
     model = as_torch(*(step for _, step in pipeline.steps))
     points = torch.as_tensor(x[:2])
     np.testing.assert_allclose(model(points)[:, 0], pipeline.predict(x[:2]), rtol=1e-9)
-    given = cp.Gaussian.isotropic(points, 0.02, batch_dims=1)  # features have 0.048
+    given = cp.Gaussian.isotropic(points, stddev=0.02, batch_dims=1)  # features have 0.048
     found = propagate(model, given)
     noise = np.random.default_rng(0).normal(size=(SAMPLES, x.shape[1]))
     for i in range(2):

@@ -26,7 +26,7 @@ def test_intervals_of_a_noisy_sensor_are_calibrated() -> None:
     model = nn.Sequential(nn.Linear(5, 40), nn.GELU(), nn.Linear(40, 1)).double()
     model.requires_grad_(requires_grad=False)
     reading = torch.randn(ROWS, 5, generator=generator, dtype=torch.float64)
-    x = cp.Gaussian.isotropic(reading, 0.2, batch_dims=1)
+    x = cp.Gaussian.isotropic(reading, stddev=0.2, batch_dims=1)
     target = model(x.sample(1, generator)[0])
     y = propagate(model, x)
     mean, stddev, truth = (tensor[:, 0].numpy() for tensor in (y.mean, y.stddev, target))

@@ -37,7 +37,7 @@ def true_error(y: cp.Gaussian, model: nn.Module, x: cp.Gaussian) -> float:
 
 MODEL = network(12, 40, 40, 40, 3)
 INPUTS = {
-    noise: cp.Gaussian.isotropic(torch.zeros(12, dtype=torch.float64), noise)
+    noise: cp.Gaussian.isotropic(torch.zeros(12, dtype=torch.float64), stddev=noise)
     for noise in (0.1, 1.0)
 }
 
@@ -67,7 +67,7 @@ def test_an_answer_that_is_off_by_a_factor_is_found_at_points() -> None:
         y = torch.tanh(x)
         return (torch.cat([y, -y], -1) + 0).sum(-1, keepdim=True) + 0.1 * x[..., :1]
 
-    x = cp.Gaussian.isotropic(torch.zeros(20, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(20, dtype=torch.float64), stddev=1.0)
     y = cp.propagate(model, x, cp.AssumedDensity())
     assert float(y.stddev) > 10 * 0.1
     assert y.error is not None

@@ -22,7 +22,7 @@ def independent(*shape: int, batch_dims: int = 0) -> cp.Gaussian:
     generator = torch.Generator().manual_seed(3)
     mean = torch.randn(shape, dtype=D, generator=generator)
     variance = torch.rand(shape, dtype=D, generator=generator) + 0.1
-    return cp.Gaussian.diagonal(mean, variance, batch_dims=batch_dims)
+    return cp.Gaussian.diagonal(mean, variance=variance, batch_dims=batch_dims)
 
 
 ONE_STEP = [
@@ -74,7 +74,7 @@ def test_products_sums_and_maxima_of_independent_tensors_are_right() -> None:
 def test_a_matrix_product_of_independent_tensors_is_right() -> None:
     a, b = (
         independent(3, 4),
-        cp.Gaussian.diagonal(torch.randn(4, 2).double(), torch.rand(4, 2).double()),
+        cp.Gaussian.diagonal(torch.randn(4, 2).double(), variance=torch.rand(4, 2).double()),
     )
     y, z = propagate(torch.matmul, a, b, ADF), propagate(torch.matmul, a, b)
     assert_close(y.mean, z.mean, rtol=1e-12)
@@ -120,7 +120,7 @@ def test_memory_is_linear_in_the_number_of_features() -> None:
 def test_every_architecture_goes_through(name: str) -> None:
     model = ARCHITECTURES[name].build()
     x = independent(2, *ARCHITECTURES[name].shape, batch_dims=1)
-    x = cp.Gaussian.diagonal(x.mean, 1e-4 * x.variance, batch_dims=1)
+    x = cp.Gaussian.diagonal(x.mean, variance=1e-4 * x.variance, batch_dims=1)
     y = propagate(model, x, ADF)
     assert isinstance(y.covariance, Diagonal)
     assert_close(y.mean, model(x.mean), atol=0.05)

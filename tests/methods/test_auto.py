@@ -14,7 +14,7 @@ from tests.methods.test_accuracy import network, true_error
 
 
 def isotropic(size: int, noise: float) -> cp.Gaussian:
-    return cp.Gaussian.isotropic(numbers(size, seed=3), noise)
+    return cp.Gaussian.isotropic(numbers(size, seed=3), stddev=noise)
 
 
 class Cancelling(nn.Module):
@@ -149,11 +149,13 @@ def test_a_batch_is_its_elements(inputs: int) -> None:
 
 def test_values_do_not_depend_on_autograd_and_gradients_are_those_of_layers() -> None:
     model, variance = network(4, 20, 2), torch.full((4,), 0.1, dtype=torch.float64)
-    expected = cp.propagate(model, cp.Gaussian.diagonal(torch.zeros_like(variance), variance))
+    expected = cp.propagate(
+        model, cp.Gaussian.diagonal(torch.zeros_like(variance), variance=variance)
+    )
     gradients = []
     for method in (cp.Auto(), cp.Cumulants()):
         leaf = variance.clone().requires_grad_()
-        y = cp.propagate(model, cp.Gaussian.diagonal(torch.zeros_like(leaf), leaf), method)
+        y = cp.propagate(model, cp.Gaussian.diagonal(torch.zeros_like(leaf), variance=leaf), method)
         gradients += torch.autograd.grad(y.variance.sum() + y.mean.sum(), leaf)
         if isinstance(method, cp.Auto):
             torch.testing.assert_close(y.covariance_matrix, expected.covariance_matrix)
@@ -207,9 +209,11 @@ def test_dropout_and_inputs_that_do_not_vary() -> None:
 def test_small_noise_in_float32_is_not_left_to_rounding() -> None:
     """Evaluations round by 1e-7 of the output, which is all of the noise here."""
     model = network(4, 30, 2).float()
-    x = cp.Gaussian.isotropic(torch.ones(4), 1e-7)
+    x = cp.Gaussian.isotropic(torch.ones(4), stddev=1e-7)
     y = cp.propagate(model, x)
-    double = cp.propagate(network(4, 30, 2), cp.Gaussian.isotropic(torch.ones(4).double(), 1e-7))
+    double = cp.propagate(
+        network(4, 30, 2), cp.Gaussian.isotropic(torch.ones(4).double(), stddev=1e-7)
+    )
     torch.testing.assert_close(y.stddev.double(), double.stddev, rtol=1e-2, atol=0)
 
 
@@ -221,7 +225,7 @@ def test_what_points_miss_and_layers_know_is_said(inputs: int) -> None:
     def model(x: Tensor) -> Tensor:
         return x[..., :1] + 1e8 * torch.relu((x @ unit)[..., None] - 7)
 
-    x = cp.Gaussian.isotropic(torch.zeros(inputs, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(inputs, dtype=torch.float64), stddev=1.0)
     with pytest.warns(cp.ApproximationWarning, match="may be off"):
         y = cp.propagate(model, x)
     exact = cp.propagate(model, x, cp.GaussianLayers())
@@ -233,7 +237,7 @@ def test_evaluations_that_round_away_the_noise_are_doubted() -> None:
     model = nn.Linear(2, 1, bias=False).requires_grad_(False)
     model.weight[:] = torch.tensor([[1.0, -1.0]])
     with pytest.warns(cp.ApproximationWarning, match="may be off"):
-        y = cp.propagate(model, cp.Gaussian.isotropic(torch.full((2,), 1e6), 0.01))
+        y = cp.propagate(model, cp.Gaussian.isotropic(torch.full((2,), 1e6), stddev=0.01))
     assert abs(float(y.stddev) / (0.01 * 2**0.5) - 1) < 1e-5
 
 
@@ -241,7 +245,7 @@ def test_what_is_constant_at_all_points_is_left_to_layers() -> None:
     def model(x: Tensor) -> Tensor:
         return 0.1 + (x.sum(-1, keepdim=True) / 3 > 7.5).double()
 
-    x = cp.Gaussian.isotropic(torch.zeros(9, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(9, dtype=torch.float64), stddev=1.0)
     exact = cp.propagate(model, x, cp.GaussianLayers())
     torch.testing.assert_close(cp.propagate(model, x).variance, exact.variance)
 
@@ -259,7 +263,7 @@ def test_gradients_of_rough_layers_are_warned_of() -> None:
     model = Cancelling(3)
     mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     with pytest.warns(cp.ApproximationWarning, match="gradients of this result are those of"):
-        y = cp.propagate(model, cp.Gaussian.isotropic(mean, 1.0))
+        y = cp.propagate(model, cp.Gaussian.isotropic(mean, stddev=1.0))
     assert y.mean.requires_grad
 
 

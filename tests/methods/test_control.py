@@ -67,7 +67,7 @@ def test_an_input_of_low_rank_is_its_matrix(
     model = network()
     mean, factor = torch.zeros(*batch, 4, dtype=D), torch.randn(*batch, 4, 2, dtype=D) / 3
     variance = torch.full_like(mean, 0.1) if beside else None
-    x = cp.Gaussian.low_rank(mean, factor, variance, len(batch))
+    x = cp.Gaussian.low_rank(mean, factor, variance=variance, batch_dims=len(batch))
     y, z = (
         propagate(model, given, cp.ControlVariate(4_000, base, seeded(0)))
         for given in (x, cp.Gaussian(mean, x.covariance_matrix))
@@ -110,7 +110,11 @@ def test_standard_errors_are_the_spread_over_runs(
 def test_a_linear_network_leaves_nothing_to_chance() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3).to(D).requires_grad_(requires_grad=False)
-    for x in (gaussian(2), gaussian(2, rank=1), cp.Gaussian.isotropic(gaussian(2).mean, 0.5, 1)):
+    for x in (
+        gaussian(2),
+        gaussian(2, rank=1),
+        cp.Gaussian.isotropic(gaussian(2).mean, stddev=0.5, batch_dims=1),
+    ):
         y = propagate(model, x, cp.ControlVariate(128, generator=seeded(0)))
         assert_same(y, propagate(model, x), 1e-9)
         assert float(y.covariance_stderr.abs().max()) < 1e-9
@@ -158,7 +162,7 @@ def against_plain_samples(model: Any, x: Any, base: Any, runs: int = 8) -> tuple
 @pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_a_base_that_is_off_is_no_worse_than_none(noise: float) -> None:
     """Where it is off by a factor of its own, 1.5 is 2 standard errors of a ratio of 8 runs."""
-    x = cp.Gaussian.isotropic(torch.tensor([0.2, -0.1], dtype=D), noise)
+    x = cp.Gaussian.isotropic(torch.tensor([0.2, -0.1], dtype=D), stddev=noise)
     ours, theirs, _ = against_plain_samples(controller(0), x, cp.Exact())
     assert bool((ours < 1.5 * theirs).all())
 
@@ -174,7 +178,9 @@ def test_a_base_that_is_far_off_is_left_away(
     def model(x: Any) -> Any:
         return torch.tanh(steep * x)
 
-    x = cp.Gaussian.isotropic(torch.zeros(*batch, 2, dtype=dtype), 1.0, len(batch))
+    x = cp.Gaussian.isotropic(
+        torch.zeros(*batch, 2, dtype=dtype), stddev=1.0, batch_dims=len(batch)
+    )
     ours, theirs, found = against_plain_samples(model, x, cp.Linearized())
     assert bool((ours < 1.5 * theirs + 1e-4).all())
     for y in found:
@@ -196,7 +202,11 @@ def test_the_covariance_is_positive_semi_definite() -> None:
 
 
 def test_several_inputs_nests_and_constants_pass() -> None:
-    model, x, y = network(), gaussian(), cp.Gaussian.diagonal(gaussian().mean, gaussian().variance)
+    model, x, y = (
+        network(),
+        gaussian(),
+        cp.Gaussian.diagonal(gaussian().mean, variance=gaussian().variance),
+    )
 
     def both(a: Any, b: Any) -> Any:
         return {"sum": model(a + b), "constant": torch.ones(2), "difference": a - b}
@@ -252,7 +262,7 @@ def test_memory_is_checked_for_all_that_is_held(
     """Twelve matrices of the outputs in float64, and their linear functions of the inputs."""
     size = 1000
     weight = torch.ones(4, size, dtype=dtype)
-    x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), stddev=1.0)
     method = cp.ControlVariate(128, cp.Linearized(), seeded(0))
 
     def wide(x: Any) -> Any:
@@ -283,7 +293,9 @@ def test_what_no_sample_has_seen_is_what_the_base_knows(
     dtype: torch.dtype, batch: tuple[int, ...], base: Any
 ) -> None:
     """A rare event: P(t > 4.7) = 1e-6, which no sample of 1000 has, nor a component of three."""
-    x = cp.Gaussian.isotropic(torch.zeros(*batch, 2, dtype=dtype), 1.0, batch_dims=len(batch))
+    x = cp.Gaussian.isotropic(
+        torch.zeros(*batch, 2, dtype=dtype), stddev=1.0, batch_dims=len(batch)
+    )
 
     def function(t: Any) -> Any:
         return torch.cat([torch.relu(t - 4.7) + 1.3, torch.tanh(t)], -1)
@@ -307,7 +319,7 @@ def test_what_no_sample_has_seen_is_what_the_base_knows(
 
 
 def test_an_output_that_the_base_takes_for_constant_is_one() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), stddev=1.0)
     y = propagate(lambda t: 0 * t + 1, x, cp.ControlVariate(128, generator=seeded(0)))
     assert torch.equal(y.mean, torch.ones(2, dtype=D))
     assert not bool(y.covariance_matrix.any())

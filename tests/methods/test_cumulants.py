@@ -24,6 +24,10 @@ from tests.test_networks import Peak
 D = torch.float64
 
 
+def of(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=D)
+
+
 def in_flight(x: cp.Gaussian) -> GaussianTensor:
     method = cp.Cumulants()
     return GaussianTensor(x.mean, method.carrier(x, Lineage(method)))
@@ -113,7 +117,7 @@ def test_two_layers_beat_gaussian_layers_against_quadrature() -> None:
 
 def test_linear_networks_of_skewed_inputs_are_exact() -> None:
     skewness, variance = numbers(5, seed=1), numbers(5, seed=2).square() + 0.1
-    x = cp.Skewed(numbers(5), variance, skewness)
+    x = cp.Skewed(numbers(5), variance=variance, skewness=skewness)
     first, second = numbers(7, 5, seed=3), numbers(3, 7, seed=4)
     y = propagate(lambda z: F.linear(F.linear(z, first) * 2, second) + 1, x, cp.Cumulants())
     matrix = 2 * second @ first
@@ -127,7 +131,7 @@ def test_linear_networks_of_skewed_inputs_are_exact() -> None:
 def test_a_square_of_a_skewed_input() -> None:
     """E[x^2] = mu^2 + v, Var(x^2) = 4 mu^2 v + 4 mu k3 + 2 v^2 (and k4, which is left out)."""
     mean, variance, skewness = 0.7, 0.4, 0.5
-    x = cp.Skewed(*(torch.tensor([n], dtype=D) for n in (mean, variance, skewness)))
+    x = cp.Skewed(of(mean), variance=of(variance), skewness=skewness)
     y = propagate(torch.square, x, cp.Cumulants())
     third = skewness * variance**1.5
     assert_close(y.mean, torch.tensor([mean**2 + variance], dtype=D), rtol=1e-12)
@@ -227,7 +231,9 @@ def test_third_cumulants_of_products_are_those_of_isserlis() -> None:
 def test_products_of_skewed_factors() -> None:
     """Cov(u_i v_i, u_j v_j) has m_u kappa(v, u, v) and its like, but no fourth cumulant."""
     third = torch.tensor([0.3, -0.2], dtype=D)
-    x = cp.Skewed(torch.tensor([0.8, -0.5], dtype=D), torch.ones(2, dtype=D), third)
+    x = cp.Skewed(
+        torch.tensor([0.8, -0.5], dtype=D), variance=torch.ones(2, dtype=D), skewness=third
+    )
     # u = x_0 + x_1, v = x_0 - x_1, both with mean: u v = x_0^2 - x_1^2.
     y = propagate(lambda z: (z[:1] + z[1:]) * (z[:1] - z[1:]), x, cp.Cumulants())
     mean = torch.tensor([0.8, -0.5], dtype=D)
@@ -283,7 +289,7 @@ def mlp(*sizes: int, activation: Any = nn.ReLU, seed: int = 0) -> nn.Sequential:
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU])
 def test_networks_come_closer_to_samples(activation: Any) -> None:
     net = mlp(20, 40, 40, 40, 5, activation=activation)
-    x = cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
+    x = cp.Gaussian.isotropic(numbers(20, seed=9), stddev=0.7)
     exact, better = (propagate(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
     truth = propagate(net, x, cp.MonteCarlo(100_000, generator=seeded(1)))
     assert truth.covariance_stderr is not None
@@ -294,7 +300,7 @@ def test_networks_come_closer_to_samples(activation: Any) -> None:
 
 def test_skewness_of_outputs_is_that_of_samples() -> None:
     net = mlp(20, 40, 40, 3)
-    x = cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
+    x = cp.Gaussian.isotropic(numbers(20, seed=9), stddev=0.7)
     y = propagate(net, x, cp.Cumulants())
     samples = net(x.sample(200_000, seeded(1)))
     centred = (samples - samples.mean(0)) / samples.std(0)
@@ -369,7 +375,9 @@ def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> Non
     monkeypatch.setattr(cross_covariance, "_expand", counted)
     torch.manual_seed(0)
     net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
-    propagate(net, cp.Gaussian.isotropic(numbers(1, 4, 2), 0.5, batch_dims=1), cp.Cumulants())
+    propagate(
+        net, cp.Gaussian.isotropic(numbers(1, 4, 2), stddev=0.5, batch_dims=1), cp.Cumulants()
+    )
     assert seen
     assert len(set(seen)) == len(seen)
 
@@ -389,7 +397,7 @@ class Skipping(nn.Module):
 
 def test_released_blocks_are_moved_again(monkeypatch) -> None:
     """Where memory counts, blocks that a tensor beside them asks for are made again: the same."""
-    x = cp.Gaussian.isotropic(0.5 * numbers(2, 8, seed=9), 0.6, batch_dims=1)
+    x = cp.Gaussian.isotropic(0.5 * numbers(2, 8, seed=9), stddev=0.6, batch_dims=1)
     kept = propagate(Skipping(), x, cp.Cumulants())
     released = []
     release = Cumulants.release_blocks
@@ -414,7 +422,7 @@ def test_memory_grows_with_the_depth_not_with_its_square(monkeypatch) -> None:
         monkeypatch.setattr(f"covprop.{constant}", 2**14)  # a small part, as of large networks
     monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
     width, peaks = 120, []
-    x = cp.Gaussian.isotropic(numbers(width), 1.0)
+    x = cp.Gaussian.isotropic(numbers(width), stddev=1.0)
     for depth in (4, 8):
         net = mlp(*[width] * (depth + 1))
         with torch.no_grad(), Peak(net.parameters()) as measured:
@@ -485,7 +493,9 @@ def test_units_that_do_not_bend_have_no_columns() -> None:
 
 def test_what_is_too_skewed_is_taken_as_gaussian_and_says_so() -> None:
     skewness = torch.tensor([16.0, 0.2], dtype=D)
-    x = cp.Skewed(torch.full((2,), 0.4, dtype=D), torch.ones(2, dtype=D), skewness)
+    x = cp.Skewed(
+        torch.full((2,), 0.4, dtype=D), variance=torch.ones(2, dtype=D), skewness=skewness
+    )
     net = nn.Sequential(nn.ReLU(), nn.Linear(2, 2, dtype=D))
     net[1].weight.data, net[1].bias.data = torch.eye(2, dtype=D), torch.zeros(2, dtype=D)
     with pytest.warns(cp.ApproximationWarning, match=r"in module 1 \(Linear\): torch.relu takes"):
@@ -503,7 +513,7 @@ def test_no_variance_is_negative_without_a_word() -> None:
     worst = 0
     for seed in range(30):
         net = mlp(2, 3, 16, 2, 8, seed=10 * seed)
-        x = cp.Gaussian.isotropic(numbers(2, seed=seed), 1.5)
+        x = cp.Gaussian.isotropic(numbers(2, seed=seed), stddev=1.5)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             y = propagate(net, x, cp.Cumulants())
@@ -517,7 +527,7 @@ def test_no_variance_is_negative_without_a_word() -> None:
 
 
 def test_a_plan_counts_the_blocks() -> None:
-    net, x = mlp(50, 300, 300, 10), cp.Gaussian.isotropic(numbers(50), 0.1)
+    net, x = mlp(50, 300, 300, 10), cp.Gaussian.isotropic(numbers(50), stddev=0.1)
     exact, plan = (cp.plan(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
     blocks = 8 * 300 * 300 * 4 * 2
     assert plan.peak_bytes >= exact.peak_bytes + blocks
@@ -547,7 +557,7 @@ def convolutional() -> nn.Sequential:
 
 
 def test_convolutions_come_closer_to_samples() -> None:
-    net, x = convolutional(), cp.Gaussian.isotropic(numbers(1, 1, 8, 8), 0.8, batch_dims=1)
+    net, x = convolutional(), cp.Gaussian.isotropic(numbers(1, 1, 8, 8), stddev=0.8, batch_dims=1)
     exact, better = (sampled_error(net, x, method) for method in (cp.Exact(), cp.Cumulants()))
     assert better <= 0.5 * exact + 0.003  # sampling's own
 
@@ -565,7 +575,7 @@ class Gated(nn.Module):
 
 
 def test_products_and_branches_come_closer_to_samples() -> None:
-    x = cp.Gaussian.isotropic(0.5 * numbers(8, seed=9), 0.7)
+    x = cp.Gaussian.isotropic(0.5 * numbers(8, seed=9), stddev=0.7)
     exact, better = (sampled_error(Gated(), x, m) for m in (cp.Exact(), cp.Cumulants()))
     assert better <= 0.6 * exact + 0.003
 
@@ -595,14 +605,14 @@ def test_every_kind_of_operation_has_an_answer(model: Any) -> None:
 def test_recurrent_networks_have_an_answer() -> None:
     torch.manual_seed(0)
     net = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
-    x = cp.Gaussian.isotropic(numbers(1, 3, 2), 0.5, batch_dims=1)
+    x = cp.Gaussian.isotropic(numbers(1, 3, 2), stddev=0.5, batch_dims=1)
     exact, found = (propagate(net, x, m)[0] for m in (cp.Exact(), cp.Cumulants()))
     assert bool((found.variance > 0).all())
     assert_close(found.covariance_matrix, exact.covariance_matrix, atol=0.05)
 
 
 def test_it_composes_with_a_split() -> None:
-    net, x = mlp(20, 40, 40, 5), cp.Gaussian.isotropic(numbers(20, seed=9), 0.7)
+    net, x = mlp(20, 40, 40, 5), cp.Gaussian.isotropic(numbers(20, seed=9), stddev=0.7)
     exact, split = (
         sampled_error(net, x, method) for method in (cp.Exact(), cp.Split(3, base=cp.Cumulants()))
     )
@@ -610,7 +620,7 @@ def test_it_composes_with_a_split() -> None:
 
 
 def test_a_trace_has_its_moments() -> None:
-    net, x = mlp(6, 8, 8, 3), cp.Gaussian.isotropic(numbers(6, seed=9), 0.7)
+    net, x = mlp(6, 8, 8, 3), cp.Gaussian.isotropic(numbers(6, seed=9), stddev=0.7)
     trace = cp.trace(net, x, method=cp.Cumulants(), keep=True)
     y, last = propagate(net, x, cp.Cumulants()), trace.steps[-1].gaussian
     assert last is not None
@@ -619,7 +629,7 @@ def test_a_trace_has_its_moments() -> None:
 
 
 def test_a_comparison_includes_it() -> None:
-    net, x = mlp(6, 8, 8, 3), cp.Gaussian.isotropic(numbers(6, seed=9), 0.7)
+    net, x = mlp(6, 8, 8, 3), cp.Gaussian.isotropic(numbers(6, seed=9), stddev=0.7)
     assert "Cumulants()" in [row.name for row in cp.compare(net, x, samples=2000).rows]
 
 
@@ -630,7 +640,7 @@ def test_a_comparison_includes_it() -> None:
 def test_an_activation_beside_a_product_counts_its_second_order_once(function: Any) -> None:
     """Both are of a Gaussian, so that nothing is to be corrected."""
     matrix = torch.tensor([[1.0, 0.5], [-0.4, 0.8]], dtype=D)
-    x = cp.Gaussian.isotropic(torch.tensor([0.3, -0.2], dtype=D), 0.7)
+    x = cp.Gaussian.isotropic(torch.tensor([0.3, -0.2], dtype=D), stddev=0.7)
 
     def model(z: Any) -> Any:
         return torch.cat([(z @ matrix) * (z @ matrix.mT), function(z)])
@@ -640,7 +650,7 @@ def test_an_activation_beside_a_product_counts_its_second_order_once(function: A
 
 
 def test_a_product_beside_its_factor_is_a_square_beside_it() -> None:
-    x = cp.Skewed(*(torch.tensor([n], dtype=D) for n in (0.7, 0.4, 0.5)))
+    x = cp.Skewed(of(0.7), variance=of(0.4), skewness=0.5)
     one = torch.ones(1, 1, dtype=D)
     square, product = (
         propagate(lambda z, f=f: F.linear(z, one) + f(F.linear(z, one), z), x, cp.Cumulants())
@@ -662,17 +672,17 @@ def test_units_do_not_matter(dtype: torch.dtype, least: float) -> None:
         if isinstance(layer, nn.Linear):
             layer.bias.data.zero_()
     mean = numbers(8, seed=3).to(dtype)
-    one = propagate(net, cp.Gaussian.isotropic(mean, 0.5), cp.Cumulants())
-    small = propagate(net, cp.Gaussian.isotropic(least * mean, 0.5 * least), cp.Cumulants())
+    one = propagate(net, cp.Gaussian.isotropic(mean, stddev=0.5), cp.Cumulants())
+    small = propagate(net, cp.Gaussian.isotropic(least * mean, stddev=0.5 * least), cp.Cumulants())
     tolerance = 1e4 * torch.finfo(dtype).eps
     assert_close(small.stddev / least, one.stddev, rtol=tolerance)
     assert_close(small.skewness, one.skewness, atol=10 * tolerance)
-    tiny = propagate(net, cp.Gaussian.isotropic(0 * mean, 1e-3 * least), cp.Cumulants())
+    tiny = propagate(net, cp.Gaussian.isotropic(0 * mean, stddev=1e-3 * least), cp.Cumulants())
     assert bool(torch.isfinite(tiny.stddev).all())
 
 
 def test_skewness_that_is_not_known_is_not_given() -> None:
-    x = cp.Gaussian.isotropic(numbers(1, 4), 0.5)
+    x = cp.Gaussian.isotropic(numbers(1, 4), stddev=0.5)
     for model in (
         lambda z: z.softmax(-1),
         lambda z: F.layer_norm(z, (4,)),
@@ -686,7 +696,9 @@ def test_skewness_that_is_not_known_is_not_given() -> None:
 
 def test_outputs_that_fall_back_say_so_however_small_they_are() -> None:
     skewness = torch.tensor([0.1, 60.0], dtype=D)
-    x = cp.Skewed(torch.tensor([0.4, -3.0], dtype=D), torch.ones(2, dtype=D), skewness)
+    x = cp.Skewed(
+        torch.tensor([0.4, -3.0], dtype=D), variance=torch.ones(2, dtype=D), skewness=skewness
+    )
     with pytest.warns(cp.ApproximationWarning, match="third cumulants are too large"):
         y = propagate(torch.relu, x, cp.Cumulants())
     assert y.notes

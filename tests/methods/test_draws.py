@@ -39,7 +39,7 @@ every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
 def given() -> cp.Gaussian:
-    return cp.Gaussian.isotropic(torch.zeros(4, dtype=D), 0.5)
+    return cp.Gaussian.isotropic(torch.zeros(4, dtype=D), stddev=0.5)
 
 
 class Noisy(nn.Module):

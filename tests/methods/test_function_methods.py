@@ -70,13 +70,19 @@ def test_a_linear_network_is_exact(make: Any, batch: tuple[int, ...]) -> None:
 @every
 def test_a_singular_covariance_and_a_certain_input_are_no_obstacle(make: Any) -> None:
     model, _ = linear()
-    for x in (gaussian(2, rank=1), cp.Gaussian.isotropic(torch.ones(2, 4, dtype=D), 0.0, 1)):
+    for x in (
+        gaussian(2, rank=1),
+        cp.Gaussian.isotropic(torch.ones(2, 4, dtype=D), stddev=0.0, batch_dims=1),
+    ):
         assert_agrees(propagate(model, x, make()), propagate(model, x))
 
 
 @every
 def test_several_inputs_are_independent_and_plain_arguments_pass(make: Any) -> None:
-    x, y = gaussian(2), cp.Gaussian.diagonal(gaussian(2).mean, gaussian(2).variance, 1)
+    x, y = (
+        gaussian(2),
+        cp.Gaussian.diagonal(gaussian(2).mean, variance=gaussian(2).variance, batch_dims=1),
+    )
     weight = torch.linspace(-1, 1, 8, dtype=D).reshape(2, 4)
 
     def model(pair: Any, factor: float, *, other: Any, weight: Tensor) -> Any:
@@ -128,7 +134,7 @@ def test_a_batch_is_its_elements(method: Any) -> None:
 def test_independent_inputs_are_the_same_written_out_and_never_made_dense(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = cp.Gaussian.diagonal(gaussian(2).mean, gaussian(2).variance, 1)
+    x = cp.Gaussian.diagonal(gaussian(2).mean, variance=gaussian(2).variance, batch_dims=1)
     dense = propagate(curved, cp.Gaussian(x.mean, x.covariance_matrix), method)
 
     def refuse(self: Diagonal) -> Tensor:
@@ -170,7 +176,7 @@ def cnn(start: int) -> nn.Module:
 def test_images_go_through_convolutions(make: Any, batch: tuple[int, ...]) -> None:
     shape = (*batch, 1, 4, 4)
     mean = torch.linspace(-1, 1, shape[0] * 16 if batch else 16, dtype=D).reshape(shape)
-    x = cp.Gaussian.isotropic(mean, 1e-3, len(batch))
+    x = cp.Gaussian.isotropic(mean, stddev=1e-3, batch_dims=len(batch))
     model = cnn(1 if batch else -3)
     found, exact = propagate(model, x, make()), propagate(model, x)
     assert found.mean.shape == (*batch, 2)
@@ -202,7 +208,7 @@ def test_what_cannot_be_vectorised_goes_one_by_one(make: Any) -> None:
 def test_recurrent_layers_work(make: Any) -> None:
     torch.manual_seed(0)
     model = nn.LSTM(2, 3, batch_first=True).to(D).requires_grad_(requires_grad=False)
-    x = cp.Gaussian.isotropic(torch.zeros(2, 3, 2, dtype=D), 1e-3, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(2, 3, 2, dtype=D), stddev=1e-3, batch_dims=1)
     method = make()
     method = cp.MonteCarlo(500) if isinstance(method, cp.MonteCarlo) else method
     found, exact = (propagate(model, x, m)[0] for m in (method, cp.Exact()))
@@ -368,7 +374,7 @@ def test_batches_pass_the_fast_path_of_attention(make: Any, name: str, dtype: An
     model = TRANSFORMERS[name]().to(dtype).eval().requires_grad_(requires_grad=False)
     mean = torch.randn(2, 4, 6, dtype=dtype)
     method, stddev = make(), 1e-2
-    y = propagate(model, cp.Gaussian.isotropic(mean, stddev, batch_dims=1), method)
+    y = propagate(model, cp.Gaussian.isotropic(mean, stddev=stddev, batch_dims=1), method)
     assert y.batch_shape == (2,)
     assert_close(y.mean, model(mean), atol=1e-2)
     jacobian = torch.autograd.functional.jacobian(model, mean[:1]).reshape(24, 24)
@@ -387,7 +393,7 @@ def test_memory_is_what_is_checked(
     if isinstance(method, cp.MonteCarlo):
         method = replace(method, samples=64)
     weight = torch.ones(4, size, dtype=dtype)
-    x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), stddev=1.0)
     with torch.no_grad():
         call = footprint(lambda: propagate(lambda x: x @ weight, x, method), x.device)
     counted = method.entry_bytes(dtype)

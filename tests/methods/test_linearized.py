@@ -53,7 +53,7 @@ def test_rows_columns_and_pieces_of_them_are_the_same(
 
 def test_two_inputs_of_different_shapes_and_two_outputs() -> None:
     a = cp.Gaussian(gaussian().mean.reshape(2, 2), gaussian().covariance_matrix)
-    b = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0], dtype=D), 0.3)
+    b = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0], dtype=D), stddev=0.3)
 
     def model(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sin(a) @ b, (a * b).exp()
@@ -135,7 +135,7 @@ def test_derivatives_that_are_cut_off_are_refused(model: Any, dtype: torch.dtype
 
 
 def test_kinks_at_the_mean_are_not_taken_for_cuts() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=1.0)
     y = propagate(lambda x: torch.relu(x) + 2 * x, x, cp.Linearized())
     assert_close(y.stddev, torch.full((3,), 2.0, dtype=torch.float64))
 
@@ -152,7 +152,7 @@ def test_what_torch_cannot_differentiate_is_refused() -> None:
 
 
 def test_an_element_that_steps_beside_smooth_ones_is_told() -> None:
-    x = cp.Gaussian.isotropic(torch.tensor([0.2, -0.4, 0.9]), 0.3)
+    x = cp.Gaussian.isotropic(torch.tensor([0.2, -0.4, 0.9]), stddev=0.3)
     with pytest.warns(cp.ApproximationWarning, match="1 of 3 output elements as constant"):
         propagate(lambda t: torch.cat([(10 * t[:1]).round(), t[1:]]), x, cp.Linearized())
 
@@ -160,7 +160,7 @@ def test_an_element_that_steps_beside_smooth_ones_is_told() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_constant_but_for_rounding_is_not_refused(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x = cp.Gaussian.isotropic(torch.randn(6, dtype=dtype), 1.0)
+    x = cp.Gaussian.isotropic(torch.randn(6, dtype=dtype), stddev=1.0)
     for constant in (
         lambda t: t.softmax(-1).sum(-1, keepdim=True),
         lambda t: t / 3 + t / 3 + t / 3 - t,

@@ -89,7 +89,7 @@ def test_a_standard_error_is_the_spread_of_repetitions(options: dict[str, Any]) 
 def test_short_sequences_know_that_their_means_differ() -> None:
     """Of two points each: half of what a covariance is lies between the replicates."""
     method = cp.MonteCarlo(64, generator(1), sobol=True)
-    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), stddev=1.0)
     runs = [propagate(lambda x: x.square(), x, method) for _ in range(80)]
     spread = torch.stack([y.covariance_matrix for y in runs]).std(0)
     claimed = torch.stack([y.covariance_stderr for y in runs]).square().mean(0).sqrt()
@@ -200,7 +200,7 @@ def test_sampling_errors_follow_indices_dtypes_and_marginals() -> None:
 
 
 def test_gaussians_of_a_batch_are_sampled_apart() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(2, 3, dtype=D), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(2, 3, dtype=D), stddev=1.0, batch_dims=1)
     y = propagate(torch.tanh, x, cp.MonteCarlo(50, generator()))
     assert not torch.equal(y.mean[0], y.mean[1])
     same = propagate(torch.tanh, x, cp.MonteCarlo(64, generator(), sobol=True))
@@ -228,7 +228,7 @@ def test_a_generator_is_a_generator(source: Any) -> None:
 
 
 def test_a_sequence_of_too_many_dimensions_is_refused() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(30_000, dtype=D), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(30_000, dtype=D), stddev=1.0)
     with pytest.raises(cp.UnsupportedOperation, match="up to 21201 dimensions"):
         propagate(lambda x: x[:2], x, cp.MonteCarlo(64, sobol=True))
 

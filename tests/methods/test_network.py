@@ -84,7 +84,7 @@ def test_the_batch_is_found_though_its_first_element_does_not_change(model: Any)
     some[0, 0] = 1  # also where one number of the first element alone may change
     for variance in (torch.zeros(3, 3, dtype=D), some):
         variance[1:] = 1
-        x = cp.Gaussian.diagonal(mean, variance, batch_dims=1)
+        x = cp.Gaussian.diagonal(mean, variance=variance, batch_dims=1)
         y = propagate(model, x, cp.Linearized())
         assert_close(y.mean, model(mean).mT, atol=0)
         assert bool((y.variance[0] <= 4 * variance[0]).all())
@@ -92,7 +92,7 @@ def test_the_batch_is_found_though_its_first_element_does_not_change(model: Any)
 
 def test_elements_that_mix_are_found_though_the_first_is_certain() -> None:
     variance = torch.tensor([[0.0], [1], [1]], dtype=D).expand(3, 4)
-    x = cp.Gaussian.diagonal(torch.ones(3, 4, dtype=D), variance, batch_dims=1)
+    x = cp.Gaussian.diagonal(torch.ones(3, 4, dtype=D), variance=variance, batch_dims=1)
     with pytest.raises(cp.BatchDimensionError, match="not kept apart"):
         Network(lambda x: x - x.mean(0), [x])
 
@@ -114,7 +114,7 @@ def test_a_model_that_does_not_bear_another_input_is_looked_at_where_it_does() -
 
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_a_certain_input_of_a_script_has_a_certain_output(batch: tuple[int, ...]) -> None:
-    x = cp.Gaussian.isotropic(torch.ones(*batch, 4, dtype=D), 0.0, len(batch))
+    x = cp.Gaussian.isotropic(torch.ones(*batch, 4, dtype=D), stddev=0.0, batch_dims=len(batch))
     network = Network(scripted(), [x])
     assert len(network.outputs) == 1
     assert not network.visible
@@ -150,7 +150,7 @@ def test_randomness_is_noticed_and_taken_back() -> None:
 
 @pytest.mark.parametrize("method", [cp.Linearized(), cp.Unscented(), cp.MonteCarlo(4)], ids=repr)
 def test_an_empty_batch_has_an_empty_result(method: Any) -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(0, 4, dtype=D), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(0, 4, dtype=D), stddev=1.0, batch_dims=1)
     y = propagate(nn.Linear(4, 3).to(D), x, method)
     assert y.mean.shape == (0, 3)
     assert y.covariance_matrix.shape == (0, 3, 3)

@@ -146,7 +146,9 @@ def test_in_place_and_dtype_and_images() -> None:
         nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 2, stride=2), nn.ReLU(),
         nn.Flatten(), nn.Linear(8, 3),
     ).to(D)  # fmt: skip
-    image = cp.Gaussian.isotropic(torch.linspace(-1, 1, 16, dtype=D).reshape(1, 1, 4, 4), 0.01, 1)
+    image = cp.Gaussian.isotropic(
+        torch.linspace(-1, 1, 16, dtype=D).reshape(1, 1, 4, 4), stddev=0.01, batch_dims=1
+    )
     with torch.no_grad():
         for layer in (0, "3"):
             found = propagate(cnn, image, cp.PiecewiseLinear(layer))
@@ -225,7 +227,7 @@ def test_scripts_cannot_be_looked_into(stddev: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         script = torch.jit.trace(nn.Sequential(first, nn.ReLU(), last), torch.zeros(4, dtype=D))
-    x = cp.Gaussian.isotropic(torch.ones(4, dtype=D), stddev)
+    x = cp.Gaussian.isotropic(torch.ones(4, dtype=D), stddev=stddev)
     for model in (script, nn.Sequential(script, nn.ReLU(), last)):
         with pytest.raises(cp.UnsupportedOperation, match="cannot look into all of this model"):
             propagate(model, x, cp.PiecewiseLinear())

@@ -45,7 +45,9 @@ def test_linear_networks_are_exact(covariance: str, batch: tuple[int, ...]) -> N
     size = 6
     mean = numbers(*batch, size, seed=1)
     if covariance == "diagonal":
-        x = cp.Gaussian.diagonal(mean, numbers(*batch, size, seed=2).square(), len(batch))
+        x = cp.Gaussian.diagonal(
+            mean, variance=numbers(*batch, size, seed=2).square(), batch_dims=len(batch)
+        )
     else:
         rank = size if covariance == "full" else 2
         factor = numbers(*batch, size, rank, seed=3)
@@ -81,7 +83,7 @@ def test_moments_are_right_within_their_standard_errors(name: str, points: int) 
     def model(x: Tensor) -> Tensor:
         return function((x @ turn)[..., :1])
 
-    x = cp.Gaussian.isotropic(torch.zeros(6, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(6, dtype=torch.float64), stddev=1.0)
     y = cp.propagate(model, x, cp.QuasiMonteCarlo(points, seed=3))
     assert y.mean_stderr is not None
     assert y.covariance_stderr is not None
@@ -99,7 +101,7 @@ def test_rare_events_count(size: int, share: float) -> None:
     def model(x: Tensor) -> Tensor:
         return x[..., :1] + 1e3 * torch.relu(x[..., :1] - 4)
 
-    x = cp.Gaussian.isotropic(torch.zeros(size, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(size, dtype=torch.float64), stddev=1.0)
     density, tail = math.exp(-8) / math.sqrt(2 * math.pi), math.erfc(4 / math.sqrt(2)) / 2
     first, second = density - 4 * tail, 17 * tail - 4 * density
     variance = 1 + 1e6 * (second - first**2) + 2e3 * tail
@@ -140,7 +142,7 @@ def test_numbers_are_those_of_the_seed_and_leave_the_generator_alone() -> None:
 
 
 def test_skewed_inputs_keep_their_moments() -> None:
-    x = cp.Skewed.gamma(torch.full((3,), 2.0, dtype=torch.float64), 1.0)
+    x = cp.Skewed.gamma(torch.full((3,), 2.0, dtype=torch.float64), stddev=1.0)
     y = cp.propagate(lambda t: t, x, cp.QuasiMonteCarlo(1024))
     torch.testing.assert_close(y.mean, x.mean)
     torch.testing.assert_close(y.variance, x.variance)
@@ -172,7 +174,9 @@ def test_the_rank_is_found_whatever_the_units() -> None:
     factor = numbers(5, 2) * scale[:, None]
     assert Root.of_full_rank(cp.Gaussian(scale, factor @ factor.mT)).width == 2
     still = torch.tensor([0.0, 2.0, 0.0, 1.0], dtype=torch.float64)
-    assert Root.of_full_rank(cp.Gaussian.diagonal(torch.zeros_like(still), still)).width == 2
+    assert (
+        Root.of_full_rank(cp.Gaussian.diagonal(torch.zeros_like(still), variance=still)).width == 2
+    )
 
 
 @pytest.mark.parametrize("options", [{"points": 8}, {"points": 100.0}, {"seed": 0.5}])

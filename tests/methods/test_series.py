@@ -130,7 +130,7 @@ def test_duplicated_units_of_a_polynomial_reach_any_tolerance():
 
 
 def test_independent_units_need_one_term_at_any_tolerance():
-    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=1.0)
     result = propagate(torch.relu, x, cp.Series(tolerance=1e-15))
     assert_close(result.covariance_matrix, propagate(torch.relu, x).covariance_matrix, rtol=1e-14)
 

@@ -172,7 +172,7 @@ def test_what_saturates_keeps_its_variance_with_few_tangents(
         for layer in layers:
             nn.init.normal_(layer.weight, std=(1.6 / layer.in_features) ** 0.5)
     model = nn.Sequential(*(part for layer in layers for part in (layer, activation())))[:-1].to(D)
-    x = cp.Gaussian.isotropic(torch.randn(50, dtype=D, generator=seeded(1)), 1.0)
+    x = cp.Gaussian.isotropic(torch.randn(50, dtype=D, generator=seeded(1)), stddev=1.0)
     z = propagate(model, x)
     method = cp.Sketched(96, order, seeded(0), exact=0, replicates=6)
     ratio = (propagate(model, x, method).variance / z.variance).mean()
@@ -185,7 +185,7 @@ def test_float32_has_room_for_deviations_of_any_size(scale: float) -> None:
     model = seeded_network(lambda: nn.Sequential(nn.Linear(20, 40, bias=False), nn.ReLU())).float()
     found = []
     for unit in (1.0, scale):
-        x = cp.Gaussian.isotropic(torch.zeros(20), unit)
+        x = cp.Gaussian.isotropic(torch.zeros(20), stddev=unit)
         y = propagate(model, x, cp.Sketched(16, generator=seeded(0), exact=0))
         found.append(y.stddev / unit)
     assert_close(*found, rtol=1e-5)
@@ -194,7 +194,7 @@ def test_float32_has_room_for_deviations_of_any_size(scale: float) -> None:
 @torch.no_grad()
 def test_a_variance_that_could_be_too_large_is_not_taken_for_one() -> None:
     weight = F.normalize(torch.randn(30, 3, dtype=D, generator=seeded(0)), dim=0)
-    x = cp.Gaussian.isotropic(torch.zeros(30, dtype=D), 12.0)
+    x = cp.Gaussian.isotropic(torch.zeros(30, dtype=D), stddev=12.0)
     method = cp.Sketched(16, exact=0, generator=seeded(0))
     y = propagate(lambda x: torch.exp(x @ weight), x, method)
     assert bool(torch.isfinite(y.variance).all())  # e^(2 v) for v up to 300; v + s overflows
@@ -207,7 +207,9 @@ def test_the_spread_of_tangents_tells_how_well_variances_are_known() -> None:
     linear = LinearMap(lambda rows: rows @ mixing, torch.Size([50]))
     sketches = [
         cp.Sketched(32, generator=seeded(i), replicates=1)
-        .carrier(cp.Gaussian.diagonal(torch.zeros_like(variance), variance), Lineage(cp.Exact()))
+        .carrier(
+            cp.Gaussian.diagonal(torch.zeros_like(variance), variance=variance), Lineage(cp.Exact())
+        )
         .sketch.push(linear)
         for i in range(400)
     ]
@@ -299,8 +301,12 @@ def test_inputs_that_share_one_covariance_are_independent_all_the_same() -> None
 
 @torch.no_grad()
 def test_products_of_two_inputs_of_unequal_sizes_agree_with_dense() -> None:
-    first = cp.Gaussian.isotropic(torch.randn(2, 3, 3, dtype=D, generator=seeded(1)), 0.1, 1)
-    second = cp.Gaussian.isotropic(torch.randn(2, 3, 2, dtype=D, generator=seeded(2)), 0.2, 1)
+    first = cp.Gaussian.isotropic(
+        torch.randn(2, 3, 3, dtype=D, generator=seeded(1)), stddev=0.1, batch_dims=1
+    )
+    second = cp.Gaussian.isotropic(
+        torch.randn(2, 3, 2, dtype=D, generator=seeded(2)), stddev=0.2, batch_dims=1
+    )
     y = propagate(torch.matmul, first, second, cp.Sketched(64, generator=seeded(3)))
     dense = propagate(torch.matmul, first, second)
     assert_close(y.mean, dense.mean, atol=1e-12)
@@ -345,7 +351,7 @@ def test_the_order_of_inputs_and_their_directions_do_not_matter() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e-30])
 def test_no_noise_gives_the_output_at_the_mean(scale: float) -> None:
     mean = gaussian().mean
-    x = cp.Gaussian.isotropic(mean, scale, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=scale, batch_dims=1)
     for name in ("residual", "convolution", "max pooling", "product"):
         y = propagate(NETWORKS[name], x, cp.Sketched(16, generator=seeded(0), exact=0))
         assert_close(y.mean, NETWORKS[name](mean))
@@ -360,7 +366,7 @@ def test_a_constant_has_no_variance_and_a_low_rank_input_keeps_its_factor() -> N
     assert float(y.variance.abs().max()) == 0
     factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 5
     for variance in (None, torch.full((2, 20), 0.01, dtype=D)):
-        low = cp.Gaussian.low_rank(x.mean, factor, variance, batch_dims=1)
+        low = cp.Gaussian.low_rank(x.mean, factor, variance=variance, batch_dims=1)
         y = propagate(NETWORKS["chain"], low, cp.Sketched(64, generator=seeded(0)))
         z = propagate(NETWORKS["chain"], low)
         assert max(errors(y, z)) < (0.02 if variance is None else 0.03)
@@ -408,7 +414,7 @@ def test_a_layer_of_fifty_thousand_units_has_no_matrix() -> None:
         nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(channels * side**2 // 4, 3),
     ).requires_grad_(False)  # fmt: skip
-    x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), stddev=0.1, batch_dims=1)
     with Largest() as largest:
         y = propagate(model, x, cp.Sketched(32, generator=seeded(0)))
     units = channels * side**2
@@ -443,7 +449,7 @@ def trained() -> tuple[nn.Module, Tensor]:
 @torch.no_grad()
 def test_a_trained_network_is_within_one_percent_of_dense() -> None:
     model, images = trained()
-    x = cp.Gaussian.isotropic(images[:6], 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(images[:6], stddev=0.1, batch_dims=1)
     dense = propagate(model, x)
     method = cp.Sketched(64, generator=seeded(0), exact=0)
     y = propagate(model, x, method)
@@ -465,7 +471,7 @@ def test_every_architecture_goes_through(name: str) -> None:
     model = ARCHITECTURES[name].build()
     generator = seeded(4)
     mean = torch.randn(2, *ARCHITECTURES[name].shape, dtype=D, generator=generator)
-    x = cp.Gaussian.isotropic(mean, 0.01, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=0.01, batch_dims=1)
     y = propagate(model, x, cp.Sketched(16, generator=generator, exact=0))
     z = propagate(model, x, cp.Linearized())
     assert_close(y.mean, z.mean, atol=0.05)
@@ -519,7 +525,9 @@ def test_it_is_a_base_of_methods_that_wrap_another(low: bool) -> None:
     x = gaussian(scale=0.3)
     if low:
         factor = torch.randn(2, 20, 3, dtype=D, generator=seeded(2)) / 3
-        x = cp.Gaussian.low_rank(x.mean, factor, torch.full_like(x.mean, 0.01), batch_dims=1)
+        x = cp.Gaussian.low_rank(
+            x.mean, factor, variance=torch.full_like(x.mean, 0.01), batch_dims=1
+        )
     y = propagate(NETWORKS["chain"], x, cp.Split(3, base=cp.Sketched(256, generator=seeded(0))))
     z = propagate(NETWORKS["chain"], x, cp.Split(3))
     assert max(errors(y, z)) < 0.02
@@ -564,7 +572,7 @@ def test_outputs_are_named_in_any_way() -> None:
 
 @torch.no_grad()
 def test_what_it_cannot_do_it_refuses() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(1, 2, 3, 3), 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(1, 2, 3, 3), stddev=0.1, batch_dims=1)
     with pytest.raises(cp.UnsupportedOperation, match="whole channels"):
         propagate(lambda t: F.dropout2d(t, 0.2, True), x, cp.Sketched(16))
     with pytest.raises(cp.UnsupportedOperation, match="every pair"):
@@ -588,7 +596,7 @@ def test_time_is_linear_in_the_number_of_units() -> None:
             nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2),
         ).requires_grad_(False)  # fmt: skip
-        x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), 0.1, batch_dims=1)
+        x = cp.Gaussian.isotropic(torch.rand(1, 1, side, side), stddev=0.1, batch_dims=1)
         best = 1e9
         for _ in range(3):
             started = time.perf_counter()
@@ -611,7 +619,7 @@ def few_inputs(
             nn.Sequential(*layers, nn.Linear(12, 3)).to(dtype).requires_grad_(requires_grad=False)
         )
         mean = torch.randn(batch, inputs, dtype=dtype)
-    return model, cp.Gaussian.isotropic(mean, 0.5, batch_dims=1)
+    return model, cp.Gaussian.isotropic(mean, stddev=0.5, batch_dims=1)
 
 
 @torch.no_grad()
@@ -658,7 +666,7 @@ def test_few_inputs_are_exact_but_for_chance(activation: nn.Module) -> None:
 @pytest.mark.parametrize("noise", [0.0, 1e-20, 1e-6])
 def test_few_inputs_that_hardly_vary_have_the_jacobian_alone(noise: float) -> None:
     model, x = few_inputs(2, nn.Tanh(), 2, 3)
-    x = cp.Gaussian.isotropic(x.mean, noise, batch_dims=1)
+    x = cp.Gaussian.isotropic(x.mean, stddev=noise, batch_dims=1)
     y = propagate(model, x, cp.Sketched(16, generator=seeded(0)))
     expected = propagate(model, x, cp.Linearized()).covariance_matrix
     assert_close(y.covariance_matrix, expected, rtol=1e-5, atol=1e-11 * noise**2)
@@ -707,6 +715,6 @@ def test_what_has_been_released_is_not_looked_at_again(monkeypatch: pytest.Monke
             t = torch.tanh(t.flip(-1))
         return t
 
-    propagate(long, cp.Gaussian.isotropic(torch.zeros(4), 0.1), cp.Sketched(4, replicates=1))
+    propagate(long, cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1), cp.Sketched(4, replicates=1))
     assert len(looked) >= 30
     assert max(looked) <= 4

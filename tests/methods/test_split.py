@@ -90,7 +90,10 @@ def test_a_network_that_takes_no_batch_has_its_components_one_by_one() -> None:
 
 
 def test_the_inputs_of_a_network_stay_independent() -> None:
-    x, y = gaussian(2), cp.Gaussian.diagonal(gaussian(2).mean, gaussian(2).variance, 1)
+    x, y = (
+        gaussian(2),
+        cp.Gaussian.diagonal(gaussian(2).mean, variance=gaussian(2).variance, batch_dims=1),
+    )
     model = network(4, 20, 3)
 
     def both(a: Any, b: Any) -> Any:
@@ -109,7 +112,7 @@ def test_an_input_of_low_rank_stays_one_and_is_the_same(alone: bool) -> None:
     factor = torch.randn(6, 2, dtype=D, generator=_seeded(0))
     variance = None if alone else torch.full((6,), 1e-12, dtype=D)
     mean = torch.randn(6, dtype=D, generator=_seeded(1))
-    x = cp.Gaussian.low_rank(mean, factor, variance)
+    x = cp.Gaussian.low_rank(mean, factor, variance=variance)
     model = network(6, 20, 3)
     y = propagate(model, x, cp.Split(3, 2))
     full = propagate(model, cp.Gaussian(mean, factor @ factor.mT), cp.Split(3, 2))
@@ -122,7 +125,7 @@ def test_an_input_of_low_rank_stays_one_and_is_the_same(alone: bool) -> None:
 
 def test_a_sketch_is_split_along_the_directions_of_the_exact_method() -> None:
     model = network(30, 30, 30, 2, seed=3)
-    x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(0)), 1.0)
+    x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(0)), stddev=1.0)
     sketched = cp.Sketched(1024, generator=_seeded(1))
     y = propagate(model, x, cp.Split(3, base=sketched))
     exact = propagate(model, x, cp.Split(3))
@@ -141,7 +144,7 @@ def test_independent_noise_is_split_as_its_matrix_is(
     mean = torch.randn((*batch, 6), dtype=D, generator=_seeded(0))
     variance = torch.rand((*batch, 6), dtype=D, generator=_seeded(1))
     variance[..., 2] = 0.0
-    x = cp.Gaussian.diagonal(mean, variance, batch_dims=len(batch))
+    x = cp.Gaussian.diagonal(mean, variance=variance, batch_dims=len(batch))
     y = propagate(model, x, method)
     z = propagate(model, cp.Gaussian(mean, torch.diag_embed(variance)), method)
     assert_same(y, z, 1e-9)
@@ -154,7 +157,7 @@ def test_a_component_of_independent_noise_has_no_matrix() -> None:
         seen.append(getattr(x, "covariance", None))
         return torch.relu(x @ torch.arange(12, dtype=D).reshape(6, 2))
 
-    x = cp.Gaussian.isotropic(torch.zeros(6, dtype=D), 0.5)
+    x = cp.Gaussian.isotropic(torch.zeros(6, dtype=D), stddev=0.5)
     y = propagate(model, x, cp.Split(3, 2))
     assert isinstance(seen[0], Diagonal)  # for the directions
     assert isinstance(seen[1], Deflated)
@@ -174,7 +177,7 @@ BASES_OF_IMAGES = {
 @every_base
 @pytest.mark.parametrize("shape", [(1, 3), (3,)])
 def test_axes_may_be_counted_from_the_front(base: Any, shape: tuple[int, ...]) -> None:
-    x = cp.Gaussian.isotropic(torch.tensor([0.3, 0.1, -0.2], dtype=D).reshape(shape), 0.5)
+    x = cp.Gaussian.isotropic(torch.tensor([0.3, 0.1, -0.2], dtype=D).reshape(shape), stddev=0.5)
     front = propagate(lambda x: x.softmax(len(shape) - 1), x, cp.Split(base=base))
     back = propagate(lambda x: x.softmax(-1), x, cp.Split(base=base))
     assert_same(front, back, 1e-12)
@@ -204,7 +207,7 @@ def test_all_directions_leave_points_alone(base: Any, count: int, dense: bool) -
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 3)).to(D)
         mean = torch.randn(3, dtype=D)
-        x = cp.Gaussian.isotropic(mean, 1.0)
+        x = cp.Gaussian.isotropic(mean, stddev=1.0)
         x = cp.Gaussian(mean, x.covariance_matrix) if dense else x
         y = propagate(model, x, cp.Split(count, 3, base=base))
         nodes, weights = np.polynomial.hermite_e.hermegauss(count)
@@ -248,7 +251,7 @@ def test_noise_near_rounding_is_no_worse_for_being_split(
             return model(x - offset)
 
         mean = torch.randn(4) + offset
-        x = cp.Gaussian.isotropic(mean, noise * float(mean.norm()))
+        x = cp.Gaussian.isotropic(mean, stddev=noise * float(mean.norm()))
         found = propagate(centred, x, method).covariance_matrix.double()
         model.to(D)
         truth = propagate(centred, x.to(D), method)
@@ -267,7 +270,7 @@ def test_gradients_go_through_offsets_that_rounding_hides() -> None:
     found = []
     for dtype in (torch.float32, D):
         mean = start.detach().clone().to(dtype).requires_grad_()
-        y = propagate(model.to(dtype), cp.Gaussian.isotropic(mean, 1e-5), cp.Split(3))
+        y = propagate(model.to(dtype), cp.Gaussian.isotropic(mean, stddev=1e-5), cp.Split(3))
         y.variance.log().sum().backward()
         found.append(mean.grad.to(D))
     assert_close(found[0], found[1], atol=0.05)  # eps over the noise, a few times
@@ -280,7 +283,9 @@ def test_an_image_is_split_without_a_matrix(base: Any) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(400, 2)
     )
-    x = cp.Gaussian.isotropic(torch.rand(1, 3, 80, 80, generator=_seeded(0)), 0.5, batch_dims=1)
+    x = cp.Gaussian.isotropic(
+        torch.rand(1, 3, 80, 80, generator=_seeded(0)), stddev=0.5, batch_dims=1
+    )
     with Largest() as largest:
         y = propagate(model, x, cp.Split(base=base))
     assert largest.nbytes < 19_200**2  # of which a matrix would have four times as many
@@ -295,7 +300,9 @@ def test_components_of_a_sketch_are_those_of_the_exact_method_on_images() -> Non
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
     )
-    x = cp.Gaussian.isotropic(torch.rand(2, 1, 8, 8, generator=_seeded(0)), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(
+        torch.rand(2, 1, 8, 8, generator=_seeded(0)), stddev=1.0, batch_dims=1
+    )
     sketched = cp.Sketched(512, generator=_seeded(2), exact=0)
     y, z = (propagate(model, x, cp.Split(3, base=base)) for base in (sketched, cp.Exact()))
     assert y.covariance_stderr is not None
@@ -304,7 +311,7 @@ def test_components_of_a_sketch_are_those_of_the_exact_method_on_images() -> Non
 
 
 def test_what_a_base_would_write_out_is_refused_where_it_does_not_fit() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(3, 700, 700), 0.1)
+    x = cp.Gaussian.isotropic(torch.zeros(3, 700, 700), stddev=0.1)
     with pytest.raises(cp.TooLarge, match="Sketched"):
         propagate(lambda x: x.flatten().cumsum(0)[0], x, cp.Split())
 
@@ -318,7 +325,7 @@ def test_a_matrix_is_not_copied_where_there_is_no_room(monkeypatch: pytest.Monke
 def test_nothing_that_varies_is_nothing_to_split() -> None:
     x = gaussian()
     assert_close(propagate(lambda _: torch.ones(2), x, cp.Split()), torch.ones(2))
-    certain = cp.Gaussian.isotropic(torch.ones(4, dtype=D), 0.0)
+    certain = cp.Gaussian.isotropic(torch.ones(4, dtype=D), stddev=0.0)
     model = network(4, 20, 3)
     y = propagate(model, certain, cp.Split())
     assert_close(y.mean, model(certain.mean))
@@ -331,7 +338,7 @@ def test_nothing_that_varies_is_nothing_to_split() -> None:
 @pytest.mark.parametrize("base", [cp.Exact(), cp.Linearized()])
 def test_noise_along_no_direction_is_not_split(base: Any) -> None:
     mean = torch.ones(3, dtype=torch.float64)
-    x = cp.Gaussian.low_rank(mean, mean.new_zeros(3, 0), 0.1 * mean)
+    x = cp.Gaussian.low_rank(mean, mean.new_zeros(3, 0), variance=0.1 * mean)
     y = propagate(torch.relu, x, cp.Split(base=base))
     assert_close(y.covariance_matrix, propagate(torch.relu, x, base).covariance_matrix)
 
@@ -359,7 +366,7 @@ def test_components_halve_what_one_gaussian_is_off_by() -> None:
     errors: dict[int, list[float]] = {1: [], 3: []}
     for seed in range(8):
         model = network(30, 30, 30, 30, 1, seed=seed)
-        x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(seed)), 1.0)
+        x = cp.Gaussian.isotropic(torch.randn(30, dtype=D, generator=_seeded(seed)), stddev=1.0)
         truth = propagate(model, x, cp.MonteCarlo(40_000, _seeded(seed))).variance
         for count, method in ((1, cp.Exact()), (3, cp.Split(3))):
             errors[count].append(float(propagate(model, x, method).variance / truth - 1))
@@ -403,7 +410,7 @@ def test_copies_and_parts_of_a_result_keep_their_mixture() -> None:
 
 def test_a_detached_result_has_a_detached_mixture() -> None:
     mean = torch.zeros(4, dtype=D, requires_grad=True)
-    y = propagate(torch.sin, cp.Gaussian.isotropic(mean, 0.5), cp.Split(3))
+    y = propagate(torch.sin, cp.Gaussian.isotropic(mean, stddev=0.5), cp.Split(3))
     assert y.mixture.components.mean.requires_grad
     assert not y.detach().mixture.components.mean.requires_grad
 
@@ -424,7 +431,7 @@ def test_errors_of_sampled_components_are_put_together() -> None:
 
 def test_errors_of_the_means_of_components_are_in_those_of_variances() -> None:
     matrix = torch.tensor([[3.0, 3.0], [1.0, -1.0]], dtype=D)  # the first is split, not the second
-    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), stddev=1.0)
     found = [
         propagate(lambda x: x @ matrix, x, cp.Split(base=cp.MonteCarlo(200, _seeded(seed))))
         for seed in range(200)

@@ -64,7 +64,7 @@ def test_it_is_the_textbook_transform(method: cp.Unscented) -> None:
 
 def test_two_inputs_are_one_of_both() -> None:
     x = gaussian(2)
-    y = cp.Gaussian.diagonal(x.mean + 1, x.variance / 3, 1)
+    y = cp.Gaussian.diagonal(x.mean + 1, variance=x.variance / 3, batch_dims=1)
     together = cp.Gaussian(
         torch.cat([x.mean, y.mean], -1),
         torch.stack([torch.block_diag(a, b) for a, b in
@@ -86,13 +86,13 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_variance_of_a_square_is_exact_with_beta_two() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), 0.7)
+    x = cp.Gaussian.isotropic(torch.zeros(1, dtype=D), stddev=0.7)
     y = propagate(torch.square, x, cp.Unscented(beta=2.0))
     assert float(y.variance) == pytest.approx(2 * 0.7**4, rel=1e-12)
 
 
 def test_default_weights_keep_the_covariance_semi_definite_and_julier_s_do_not() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(10, dtype=D), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(10, dtype=D), stddev=1.0)
 
     def model(x: Any) -> Any:
         return torch.stack([x.square().sum(-1), torch.relu(x).sum(-1)], -1)

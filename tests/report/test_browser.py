@@ -111,7 +111,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
     )  # fmt: skip
     model = nn.Sequential(*layers).requires_grad_(False)
-    x = cp.Gaussian.isotropic(torch.rand(3, 1, 6, 6), 0.2, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.rand(3, 1, 6, 6), stddev=0.2, batch_dims=1)
     path = tmp_path_factory.mktemp("report") / "report.html"
     page.write(path, **everything(model, x) | {"model_name": NASTY})
     return path
@@ -302,8 +302,8 @@ STRANGE = {
         torch.tensor([1.0, torch.nan, torch.inf]),
         torch.diag(torch.tensor([1.0, torch.nan, 0.0])), validate_args=False,
     ),
-    "many": cp.Gaussian.isotropic(torch.linspace(-1, 1, 2000), 0.1),
-    "huge": cp.Gaussian.isotropic(torch.tensor([1e30, -1e-30]), 1e15),
+    "many": cp.Gaussian.isotropic(torch.linspace(-1, 1, 2000), stddev=0.1),
+    "huge": cp.Gaussian.isotropic(torch.tensor([1e30, -1e-30]), stddev=1e15),
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def test_the_browser_is_told_to_run_this_script_alone(content: dict[str, Any]) -
 
 
 def test_every_chart_can_be_drawn(content: dict[str, Any]) -> None:
-    images = cp.Gaussian.isotropic(torch.rand(2, 1, 6, 6), 0.1, batch_dims=1)
+    images = cp.Gaussian.isotropic(torch.rand(2, 1, 6, 6), stddev=0.1, batch_dims=1)
     classifier = nn.Sequential(nn.Flatten(), network(36)).requires_grad_(False)
     robustness = analyse(classifier, images, samples=100)
     pictures = page.render(model_name="m", x=images, y=images, robustness=robustness)
@@ -302,7 +302,7 @@ def test_a_noise_budget_that_samples_refute_is_not_stated_as_a_fact() -> None:
 
 def test_the_noise_budget_of_some_without_noise_is_that_of_the_others() -> None:
     model, mean = network(outputs=4), gaussian(3).mean
-    x = cp.Gaussian.isotropic(mean, torch.tensor([0.0, 0.1, 0.1]), batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=torch.tensor([0.0, 0.1, 0.1]), batch_dims=1)
     found = analyse(model, x, samples=400, generator=torch.Generator().manual_seed(3))
     text = Reader(page.render(model_name="m", x=x, robustness=found)).shown
     smaller = min(found.budget.level[1:].tolist())
@@ -312,7 +312,7 @@ def test_the_noise_budget_of_some_without_noise_is_that_of_the_others() -> None:
 
 def test_what_does_not_vary_has_no_noise_budget_on_the_page() -> None:
     model, mean = network(outputs=4), gaussian(2).mean
-    x = cp.Gaussian.isotropic(mean, 0.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=0.0, batch_dims=1)
     found = analyse(model, x, samples=100)
     text = page.render(model_name="m", x=x, robustness=found)
     assert "There is no budget: there is no noise to scale." in text
@@ -325,7 +325,7 @@ def test_what_does_not_vary_has_no_noise_budget_on_the_page() -> None:
 
 @pytest.mark.parametrize(("side", "rows"), [(8, 64), (11, 100)])
 def test_an_input_of_a_hundred_elements_has_them_all_in_its_table(side: int, rows: int) -> None:
-    x = cp.Gaussian.isotropic(torch.rand(side, side), 0.1)
+    x = cp.Gaussian.isotropic(torch.rand(side, side), stddev=0.1)
     text = page.render(model_name="m", x=x)
     assert len(rows_of(text, "Numbers of the input")) == rows
     assert ("The first 100 of 121 elements." in text) == (rows < side**2)
@@ -389,7 +389,9 @@ def test_a_thousand_outputs_stay_small() -> None:
 
 
 def test_very_many_elements_are_never_made_dense() -> None:
-    x = cp.Gaussian.isotropic(torch.rand(3, 300, 300), 0.1)  # a matrix of it would take 580 GB
+    x = cp.Gaussian.isotropic(
+        torch.rand(3, 300, 300), stddev=0.1
+    )  # a matrix of it would take 580 GB
     text = page.render(model_name="m", x=x, y=x)
     assert len(text.encode()) < ORDINARY
     assert "Of 270,000 outputs, 1,000 that are evenly spaced are shown." in text
@@ -431,7 +433,7 @@ def test_of_a_large_batch_the_riskiest_inputs_are_shown() -> None:
 
 
 def test_a_batch_of_large_images_stays_small() -> None:
-    x = cp.Gaussian.isotropic(torch.rand(30, 3, 200, 200), 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.rand(30, 3, 200, 200), stddev=0.1, batch_dims=1)
     model = nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))
     text = page.render(model_name="m", x=x, y=cp.propagate(model, x, cp.MonteCarlo(10)))
     assert len(text.encode()) < ORDINARY

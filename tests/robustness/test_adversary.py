@@ -173,7 +173,7 @@ def test_a_network_agrees_with_its_samples() -> None:
 @pytest.mark.parametrize("norm", [2.0, math.inf])
 def test_an_attack_of_the_same_size_fools_more(norm: float) -> None:
     model = network(6, 20, 4)
-    x = cp.Gaussian.isotropic(random_gaussian(10, size=6).mean, 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(random_gaussian(10, size=6).mean, stddev=0.1, batch_dims=1)
     found = robustness.fooling_and_adversary(
         model, x, None, (0.5, 1, 3), norm=norm, samples=200, generator=generator()
     )
@@ -213,7 +213,7 @@ def test_levels_that_cannot_be_are_refused(levels: list) -> None:
 
 
 def test_samples_of_the_network_share_ties_and_count_all() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), stddev=1.0, batch_dims=1)
 
     def tied(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x, x - 1], dim=-1)
@@ -232,7 +232,7 @@ def test_noise_of_low_rank_is_sampled_in_its_directions(alone: bool) -> None:
     model, draw = nn.Linear(5, 2).double().requires_grad_(requires_grad=False), generator(4)
     mean, factor = torch.zeros(1, 5).double(), torch.randn(1, 5, 2, generator=draw).double()
     variance = None if alone else torch.ones(1, 5).double()
-    x = cp.Gaussian.low_rank(mean, factor, variance, batch_dims=1)
+    x = cp.Gaussian.low_rank(mean, factor, variance=variance, batch_dims=1)
     found = robustness.sampled_probabilities(model, x, 20_000, generator())
     margin = propagate(lambda x: model(x) @ torch.tensor([1.0, -1.0]).double(), x)
     expected = normal_cdf(margin.mean / margin.stddev)

@@ -28,7 +28,7 @@ def analysed(
 
 def noisy(*batch: int, size: int = 6) -> cp.Gaussian:
     mean = random_gaussian(*batch, size=size).mean
-    return cp.Gaussian.isotropic(mean, WIDTH, batch_dims=len(batch))
+    return cp.Gaussian.isotropic(mean, stddev=WIDTH, batch_dims=len(batch))
 
 
 def test_every_field_is_what_its_own_function_gives() -> None:
@@ -149,14 +149,14 @@ def saturated() -> tuple[nn.Module, cp.Gaussian]:
         model[0].weight.copy_(torch.tensor([[20.0, 0.0], [0.0, 20.0]]))
         model[2].bias.copy_(torch.tensor([0.5, 0.0, 0.0]))
     mean = torch.tensor([[0.1, 0.1], [0.05, -0.1]]).double()
-    return model, cp.Gaussian.isotropic(mean, 0.3, batch_dims=1)
+    return model, cp.Gaussian.isotropic(mean, stddev=0.3, batch_dims=1)
 
 
 def test_a_budget_that_samples_do_not_bear_out_says_what_they_say() -> None:
     model, x = saturated()
     found = analysed(model, x, probability=0.9, samples=4000, method=cp.GaussianLayers())
     assert found.budget.found.tolist() == [True, True]
-    noisy = cp.Gaussian.isotropic(x.mean, found.budget.stddev, batch_dims=1)
+    noisy = cp.Gaussian.isotropic(x.mean, stddev=found.budget.stddev, batch_dims=1)
     truth = robustness.sampled_probabilities(model, noisy, 100_000, generator(9)).probability
     kept = truth.gather(-1, found.label[:, None])[:, 0]
     assert found.budget_agrees.tolist() == ((kept - 0.9).abs() < 0.02).tolist()
@@ -185,7 +185,9 @@ def test_samples_may_keep_a_label_more_often_than_at_least_or_lose_what_has_no_b
     def shifted(x: Tensor) -> Tensor:
         return torch.cat([x + 1, x], dim=-1)
 
-    kept = analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), 0.5), probability=0.5)
+    kept = analysed(
+        shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), stddev=0.5), probability=0.5
+    )
     assert kept.budget.bounded.tolist() is True
     assert float(kept.budget_sampled.probability) == 1
     assert kept.budget_agrees.tolist() is True
@@ -209,7 +211,7 @@ def test_it_says_where_samples_disagree() -> None:
 def test_an_input_without_noise_has_no_budget_and_says_so() -> None:
     model, mean = network(6, 20, 4), random_gaussian(2, size=6).mean
     width = torch.tensor([0.0, WIDTH]).double()
-    found = analysed(model, cp.Gaussian.isotropic(mean, width, batch_dims=1))
+    found = analysed(model, cp.Gaussian.isotropic(mean, stddev=width, batch_dims=1))
     first, second = str(found).splitlines()[1:3]
     assert "there is no noise to scale" in first
     assert "there is no noise to scale" not in second
@@ -223,7 +225,7 @@ def test_a_label_that_is_never_lost_has_a_bound_in_words() -> None:
     def shifted(x: Tensor) -> Tensor:
         return torch.cat([x + 1, x], dim=-1)
 
-    x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), 0.5, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), stddev=0.5, batch_dims=1)
     found = analysed(shifted, x)
     assert str(found).count("at least 1,024") == 2
     assert (
@@ -251,7 +253,7 @@ def test_images_batch_norm_and_dense_noise() -> None:
 def test_other_methods_and_their_mixtures() -> None:
     """Split inputs are closer to sampling than two moments; the result says which method it was."""
     model = network(4, 8, 3)
-    x = cp.Gaussian.isotropic(random_gaussian(size=4).mean, 1.5)
+    x = cp.Gaussian.isotropic(random_gaussian(size=4).mean, stddev=1.5)
     sampled = robustness.sampled_probabilities(model, x, 200_000, generator(3)).probability
     plain, split = (
         analysed(model, x, method=method) for method in (cp.GaussianLayers(), cp.Split(7, 2))
@@ -298,7 +300,7 @@ def test_models_that_draw_or_learn_are_refused() -> None:
 def test_probabilities_in_place_of_logits_are_warned_of(dtype: torch.dtype, width: float) -> None:
     logits = network(6, 20, 4).to(dtype)
     model = nn.Sequential(logits, nn.Softmax(dim=-1))
-    x = cp.Gaussian.isotropic(random_gaussian(2, size=6).mean.to(dtype), width, batch_dims=1)
+    x = cp.Gaussian.isotropic(random_gaussian(2, size=6).mean.to(dtype), stddev=width, batch_dims=1)
     with pytest.warns(cp.ApproximationWarning, match="leave the last softmax out") as told:
         found = analysed(model, x)
     assert told[0].filename == __file__
@@ -317,7 +319,7 @@ def test_logits_that_sum_to_one_at_the_mean_alone_are_logits() -> None:
     def shifted(x: Tensor) -> Tensor:
         return torch.cat([x + 1, x], dim=-1)
 
-    analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), 0.0))
+    analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), stddev=0.0))
 
 
 @pytest.mark.parametrize("samples", [0, -1, 2.0])
@@ -353,7 +355,7 @@ def test_inference_mode_is_refused_but_what_it_made_is_not(name: str) -> None:
 
 def test_no_inputs_are_refused() -> None:
     model, nothing = network(6, 20, 4), torch.zeros(0, 6).double()
-    x = cp.Gaussian.isotropic(nothing, 0.1, batch_dims=1)
+    x = cp.Gaussian.isotropic(nothing, stddev=0.1, batch_dims=1)
     for call in (
         lambda: analysed(model, x),
         lambda: robustness.fooling_rate(model, nothing),

@@ -49,7 +49,7 @@ def test_a_covariance_is_the_shape_of_the_noise() -> None:
     margin = (model(x.mean) @ torch.tensor([1.0, -1.0]).double()).abs()
     assert_close(found.level, margin / (spread * ndtri(0.9)), rtol=2e-4)
     assert_close(found.stddev, found.level * x.variance.mean().sqrt(), rtol=1e-12)
-    diagonal = cp.Gaussian.diagonal(x.mean, x.variance)
+    diagonal = cp.Gaussian.diagonal(x.mean, variance=x.variance)
     spread = (direction.square() @ x.variance).sqrt()
     found = robustness.noise_budget(model, diagonal, probability=0.9)
     assert_close(found.level, margin / (spread * ndtri(0.9)), rtol=2e-4)
@@ -63,7 +63,7 @@ def test_the_probability_at_the_budget_is_the_target(dtype: torch.dtype) -> None
         model, mean, batch_dims=1, method=cp.GaussianLayers(), generator=generator()
     )
     labels = model(mean).argmax(-1)
-    noisy = cp.Gaussian.isotropic(mean, found.level, batch_dims=1)
+    noisy = cp.Gaussian.isotropic(mean, stddev=found.level, batch_dims=1)
     wrong = robustness.misclassification_probability(
         propagate(model, noisy, cp.GaussianLayers()),
         labels,
@@ -120,9 +120,9 @@ def without_noise(kind: str, mean: Tensor) -> cp.Gaussian:
     variance = torch.ones_like(mean)
     variance[0] = 0
     if kind == "diagonal":
-        return cp.Gaussian.diagonal(mean, variance, batch_dims=1)
+        return cp.Gaussian.diagonal(mean, variance=variance, batch_dims=1)
     if kind == "low rank":
-        return cp.Gaussian.low_rank(mean, variance[..., None], variance, batch_dims=1)
+        return cp.Gaussian.low_rank(mean, variance[..., None], variance=variance, batch_dims=1)
     return cp.Gaussian(mean, variance[:, :, None] * torch.eye(size).to(mean))
 
 
@@ -157,7 +157,7 @@ def test_levels_are_written_as_they_are_known() -> None:
     found = robustness.noise_budget(shifted, torch.zeros(1).double())
     assert found.written() == "at least 1,024"
     assert found.bounded.tolist() is True
-    still = robustness.noise_budget(shifted, cp.Gaussian.isotropic(torch.zeros(1), 0.0))
+    still = robustness.noise_budget(shifted, cp.Gaussian.isotropic(torch.zeros(1), stddev=0.0))
     assert still.written() == "-"
     for level, text in [(0.53512, "0.535"), (12.34, "12.3"), (123.4, "123"), (1023.6, "1,024")]:
         moved = dataclasses.replace(

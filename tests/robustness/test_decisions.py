@@ -30,7 +30,7 @@ def skewed(
     for weights in model.parameters():
         weights.data *= 2.0
     mean = 0.7 * torch.randn(inputs, dtype=torch.float64)
-    return model, cp.Gaussian.isotropic(mean, 0.6)
+    return model, cp.Gaussian.isotropic(mean, stddev=0.6)
 
 
 def truth(model: nn.Module, x: cp.Gaussian) -> Tensor:
@@ -84,7 +84,7 @@ def test_few_inputs_are_counted_and_nothing_is_assumed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3)).double()
     model.requires_grad_(False)
     model[0].weight.data = 20 * torch.eye(2).double()
-    x = cp.Gaussian.isotropic(torch.tensor([0.1, 0.1]).double(), 0.3)
+    x = cp.Gaussian.isotropic(torch.tensor([0.1, 0.1]).double(), stddev=0.3)
     found = decide(model, x, cp.Auto(), POINTS)
     classes = found.classes()
     assert found.counted
@@ -106,7 +106,7 @@ def test_few_inputs_are_counted_and_nothing_is_assumed() -> None:
 def test_a_linear_network_is_exact_at_points(classes: int) -> None:
     torch.manual_seed(3)
     model = nn.Linear(4, classes).double()
-    x = cp.Gaussian.isotropic(torch.randn(3, 4).double(), 0.5, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.randn(3, 4).double(), stddev=0.5, batch_dims=1)
     found = decide(model, x, cp.QuasiMonteCarlo(), POINTS).classes()
     expected = robustness.class_probabilities(propagate(model, x, cp.GaussianLayers()))
     slack = 5 * (found.stderr + expected.stderr) + 1e-9
@@ -117,7 +117,9 @@ def test_a_linear_network_is_exact_at_points(classes: int) -> None:
 
 def test_one_of_a_batch_is_as_if_alone() -> None:
     model = network(12, 20, 3)
-    x = cp.Gaussian.isotropic(torch.randn(3, 12, generator=generator()).double(), 0.4, batch_dims=1)
+    x = cp.Gaussian.isotropic(
+        torch.randn(3, 12, generator=generator()).double(), stddev=0.4, batch_dims=1
+    )
     for method in (cp.Cumulants(), cp.QuasiMonteCarlo(1024)):
         both = decide(model, x, method, POINTS, with_error=True).classes()
         alone = decide(model, x[1], method, POINTS, with_error=True).classes()
@@ -202,7 +204,7 @@ def test_an_error_is_known_where_that_of_the_logits_is() -> None:
 
 def test_what_is_certain_is_not_said_to_be_counted() -> None:
     """The error of an assumption is 0 where no other class can win; it is an assumption still."""
-    model, x = network(12, 4), cp.Gaussian.isotropic(torch.ones(12).double(), 1e-6)
+    model, x = network(12, 4), cp.Gaussian.isotropic(torch.ones(12).double(), stddev=1e-6)
     for method, counted in ((cp.GaussianLayers(), False), (cp.QuasiMonteCarlo(1024), True)):
         found = robustness.analyse(model, x, method=method, samples=100, generator=generator())
         assert found.misclassification.assumption is not None
@@ -213,7 +215,7 @@ def test_what_is_certain_is_not_said_to_be_counted() -> None:
 
 def test_many_directions_use_third_cumulants_by_default() -> None:
     model = network(20, 30, 3)
-    x = cp.Gaussian.isotropic(torch.randn(20, generator=generator()).double(), 0.3)
+    x = cp.Gaussian.isotropic(torch.randn(20, generator=generator()).double(), stddev=0.3)
     found = robustness.analyse(model, x, samples=20_000, generator=generator())
     assert found.error is not None
     assert str(found.error) in str(found)

@@ -166,7 +166,7 @@ def test_gradients_reach_the_input_of_a_network() -> None:
     variance = torch.full((3,), 0.3, dtype=torch.float64, requires_grad=True)
 
     def wrong(variance: Tensor) -> Tensor:
-        x = cp.Gaussian.diagonal(torch.tensor([0.1, -0.4, 0.2]).double(), variance)
+        x = cp.Gaussian.diagonal(torch.tensor([0.1, -0.4, 0.2]).double(), variance=variance)
         y = propagate(torch.nn.functional.linear, x, weight)
         return robustness.misclassification_probability(y, 0, generator=generator()).probability
 

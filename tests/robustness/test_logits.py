@@ -46,7 +46,7 @@ def test_a_line_of_logits_is_what_quadrature_says(classes: int) -> None:
 
 
 def test_one_logit_is_the_expected_sigmoid() -> None:
-    x = cp.Gaussian.isotropic(torch.tensor([[0.4], [-2.0]]).double(), 1.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.tensor([[0.4], [-2.0]]).double(), stddev=1.3, batch_dims=1)
     found = expected_softmax(x)
     assert_close(found.probability[:, 1:], propagate(torch.sigmoid, x).mean, atol=1e-12)
     assert_close(found.probability.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-8)

@@ -48,7 +48,7 @@ def test_two_classes_are_the_normal_distribution_of_the_difference(dtype: torch.
 
 
 def test_a_small_probability_is_accurate_relative_to_itself() -> None:
-    x = cp.Gaussian.isotropic(torch.tensor([20.0, 0.0]).double(), 1.0)
+    x = cp.Gaussian.isotropic(torch.tensor([20.0, 0.0]).double(), stddev=1.0)
     expected = math.erfc(20 / 2) / 2
     found = float(probabilities(x).probability[1])
     assert found == pytest.approx(expected, rel=1e-12)
@@ -69,7 +69,7 @@ def test_without_noise_the_larger_wins_and_ties_share(first: float, expected: tu
 
 def test_one_logit_is_the_log_odds_of_class_one() -> None:
     mean, stddev = torch.tensor([[0.3], [-1.0]]).double(), 0.8
-    x = cp.Gaussian.isotropic(mean, stddev, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=stddev, batch_dims=1)
     found = probabilities(x).probability
     expected = ndtr(mean[:, 0].numpy() / stddev)
     assert_close(found[:, 1], torch.from_numpy(expected), rtol=1e-14)
@@ -346,10 +346,12 @@ def test_other_arguments_that_cannot_be_are_refused() -> None:
     with pytest.raises(TypeError, match=r"torch\.Generator"):
         probabilities(x, generator=3)
     with pytest.raises(ValueError, match=r"event of shape \(classes,\)"):
-        probabilities(cp.Gaussian.isotropic(torch.zeros(2, 3), 1.0))
+        probabilities(cp.Gaussian.isotropic(torch.zeros(2, 3), stddev=1.0))
     with pytest.raises(TypeError, match=r"cp\.Gaussian"):
         probabilities(torch.zeros(3))  # type: ignore[arg-type]
-    assert probabilities(cp.Gaussian.isotropic(torch.zeros(1, 3), 1.0)).probability.shape == (3,)
+    assert probabilities(
+        cp.Gaussian.isotropic(torch.zeros(1, 3), stddev=1.0)
+    ).probability.shape == (3,)
 
 
 @pytest.mark.parametrize("label", [None, "cat", [1, [2]]])

@@ -31,7 +31,7 @@ def test_sensitivities_are_finite_differences(name: str, dense: bool) -> None:
     x = random_gaussian(2, size=5)
     x = cp.Gaussian(x.mean, 0.1 * x.covariance_matrix)
     if not dense:
-        x = cp.Gaussian.diagonal(x.mean, x.variance, batch_dims=1)
+        x = cp.Gaussian.diagonal(x.mean, variance=x.variance, batch_dims=1)
     labels = torch.tensor([0, 2])
     found = robustness.sensitivity(model, x, labels, MEASURES[name]())
     assert found.shape == x.mean.shape
@@ -48,7 +48,7 @@ def test_sensitivities_are_finite_differences(name: str, dense: bool) -> None:
 
 def test_a_linear_network_has_the_squares_of_its_weights() -> None:
     model = nn.Linear(4, 3).double()
-    x = cp.Gaussian.isotropic(torch.zeros(4).double(), 0.5)
+    x = cp.Gaussian.isotropic(torch.zeros(4).double(), stddev=0.5)
     found = robustness.sensitivity(model, x, of=robustness.OutputVariance())
     assert_close(found, model.weight.detach().square().sum(0), rtol=1e-12)
     one = robustness.sensitivity(model, x, of=robustness.OutputVariance(2))
@@ -65,12 +65,12 @@ def test_it_is_defined_at_zero_noise_and_with_noise_in_few_elements() -> None:
     certain = robustness.sensitivity(model, still)
     assert_close(certain, torch.zeros(5, dtype=torch.float64), atol=0)
     variance = torch.tensor([4.0, 0, 0, 0, 0]).double()  # logits on a line
-    narrow = cp.Gaussian.diagonal(mean, variance)
+    narrow = cp.Gaussian.diagonal(mean, variance=variance)
     of = robustness.Misclassification(points=2**14, generator=generator())
     heat = robustness.sensitivity(model, narrow, 1, of)
 
     def wrong(more: Tensor) -> float:
-        y = propagate(model, cp.Gaussian.diagonal(mean, variance + more))
+        y = propagate(model, cp.Gaussian.diagonal(mean, variance=variance + more))
         found = robustness.misclassification_probability(y, 1, points=2**16, generator=generator(5))
         return float(found.probability)
 
@@ -83,7 +83,7 @@ def test_it_is_defined_at_zero_noise_and_with_noise_in_few_elements() -> None:
 
 def test_the_label_is_the_decision_of_the_network_by_default() -> None:
     model = network(5, 20, 3)
-    x = cp.Gaussian.isotropic(random_gaussian(4, size=5).mean, 0.4, batch_dims=1)
+    x = cp.Gaussian.isotropic(random_gaussian(4, size=5).mean, stddev=0.4, batch_dims=1)
     decided = model(x.mean).argmax(-1)
     of = robustness.ExpectedMargin()
     assert torch.equal(
@@ -95,7 +95,7 @@ def test_images_give_heat_maps_and_nothing_is_touched() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
     model = nn.Sequential(model, nn.Linear(48, 4)).eval()  # parameters that want gradients
-    x = cp.Gaussian.isotropic(torch.rand(2, 1, 6, 6), 0.2, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.rand(2, 1, 6, 6), stddev=0.2, batch_dims=1)
     with torch.no_grad():
         found = robustness.sensitivity(model, x)
     assert found.shape == (2, 1, 6, 6)
@@ -107,7 +107,7 @@ def test_images_give_heat_maps_and_nothing_is_touched() -> None:
 
 def test_any_function_of_output_and_label_is_a_measure() -> None:
     model = nn.Linear(3, 2).double()
-    x = cp.Gaussian.isotropic(torch.zeros(3).double(), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(3).double(), stddev=1.0)
     found = robustness.sensitivity(model, x, 0, lambda y, _: y.covariance_matrix[0, 1])
     weight = model.weight.detach()
     assert_close(found, weight[0] * weight[1], rtol=1e-12)
@@ -115,7 +115,7 @@ def test_any_function_of_output_and_label_is_a_measure() -> None:
 
 def test_methods_without_gradients_and_other_models_are_refused() -> None:
     model = network(3, 2)
-    x = cp.Gaussian.isotropic(torch.zeros(3).double(), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(3).double(), stddev=1.0)
     with pytest.raises(cp.UnsupportedOperation, match="gives no gradients"):
         robustness.sensitivity(model, x, 0, method=cp.MonteCarlo(100))
     with pytest.raises(TypeError, match="returns one tensor"):
@@ -141,7 +141,7 @@ def margin(model: nn.Module, mean: Tensor) -> Tensor:
 @pytest.mark.parametrize("norm", [2.0, math.inf])
 def test_a_linear_network_is_shifted_along_its_weights(norm: float) -> None:
     model, weights = linear()
-    x = cp.Gaussian.isotropic(random_gaussian(3, size=4).mean, STDDEV, batch_dims=1)
+    x = cp.Gaussian.isotropic(random_gaussian(3, size=4).mean, stddev=STDDEV, batch_dims=1)
     radius = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
     found = robustness.worst_noise(model, x, 0, robustness.Ball(radius, norm))
     direction = weights / weights.norm() if norm == 2 else weights.sign()
@@ -159,7 +159,7 @@ def test_a_linear_network_is_hit_where_its_weight_is_largest() -> None:
     mean = random_gaussian(size=4).mean
     label = int(model(mean).argmax())
     total = 0.3
-    x = cp.Gaussian.isotropic(mean, 1.0)
+    x = cp.Gaussian.isotropic(mean, stddev=1.0)
     found = robustness.worst_noise(model, x, None, robustness.VarianceBudget(total), steps=40)
     expected = torch.zeros(4, dtype=torch.float64)
     expected[weights.abs().argmax()] = total
@@ -225,7 +225,7 @@ def test_the_margin_leads_where_the_probability_is_flat() -> None:
     found = robustness.worst_noise(model, cp.Gaussian.constant(mean), label, ball)
     assert float(found.before.probability) == 0
     assert float(found.after.probability) == 1
-    narrow = cp.Gaussian.isotropic(mean.float(), 1e-3 * distance)
+    narrow = cp.Gaussian.isotropic(mean.float(), stddev=1e-3 * distance)
     found = robustness.worst_noise(model.float(), narrow, label, ball)
     assert float(found.before.probability) == 0
     assert float(found.after.probability) == 1
@@ -236,7 +236,7 @@ def test_a_model_is_left_as_it_is() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    x = cp.Gaussian.isotropic(torch.randn(2, 3), 0.3, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.randn(2, 3), stddev=0.3, batch_dims=1)
     with torch.no_grad():
         robustness.worst_noise(model, x, 0, robustness.Ball(0.5), steps=2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -273,7 +273,7 @@ def test_sets_that_are_none_are_refused(make: object, message: str) -> None:
 
 def test_searches_that_cannot_be_are_refused() -> None:
     model, _ = linear()
-    x = cp.Gaussian.isotropic(torch.ones(2, 4).double(), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.ones(2, 4).double(), stddev=1.0, batch_dims=1)
     with pytest.raises(ValueError, match="steps is a whole number"):
         robustness.worst_noise(model, x, steps=0)
     with pytest.raises(ValueError, match="no variance to spread"):

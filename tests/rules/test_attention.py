@@ -453,7 +453,7 @@ def test_dropout_of_weights_agrees_with_sampling(name: str) -> None:
     present = torch.ones_like(y.mean, dtype=torch.bool) if kept is None else kept.abs() > 1e-6
     outputs = outputs.reshape(SAMPLES, BATCH, *outputs.shape[1:])
     present &= outputs.std(0) > 1e-10
-    flat = cp.Gaussian.diagonal(y.mean[present], y.variance[present])
+    flat = cp.Gaussian.diagonal(y.mean[present], variance=y.variance[present])
     assert_sampled(flat, outputs[:, present], bias=3e-3)
 
 

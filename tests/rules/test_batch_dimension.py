@@ -149,7 +149,7 @@ def test_the_error_names_the_operation_the_shapes_and_the_module() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("count", [2, 40, 80])
 def test_exchanging_two_elements_of_any_batch_is_noticed(count: int, dtype: torch.dtype) -> None:
-    x = cp.Gaussian.isotropic(numbers(count, 2, dtype=dtype), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(numbers(count, 2, dtype=dtype), stddev=1.0, batch_dims=1)
     for first, second in ((0, 1), (count - 2, count - 1), (0, count // 2), (0, min(31, count - 1))):
         order = torch.arange(count)
         order[first], order[second] = second, first

@@ -202,7 +202,7 @@ def test_a_decomposed_function_is_the_original(name: str) -> None:
     torch.manual_seed(0)
     original, decomposed = ORIGINALS[name]
     first, last = nn.Linear(3, 5).to(D), nn.Linear(5, 2).to(D)
-    x = cp.Gaussian.isotropic(torch.randn(4, 3, dtype=D), 0.7, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.randn(4, 3, dtype=D), stddev=0.7, batch_dims=1)
     y = propagate(lambda x: last(decomposed(first(x))), x)
     z = propagate(lambda x: last(original(first(x))), x)
     assert_close(y.mean, z.mean, atol=1e-8)
@@ -251,7 +251,7 @@ def test_what_is_written_in_place_changes_no_pending_function() -> None:
 
 
 def test_the_batch_may_be_anywhere() -> None:
-    x = cp.Gaussian.isotropic(torch.randn(4, 3, 2, dtype=D), 0.5, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.randn(4, 3, 2, dtype=D), stddev=0.5, batch_dims=1)
     constants = torch.randn(3, 1, 2, dtype=D)  # for (3, batch, 2)
     y = propagate(lambda x: torch.sigmoid(x.movedim(0, 1) * constants) * x.movedim(0, 1), x)
     z = propagate(lambda x: torch.sigmoid(x * constants[:, 0]) * x, x)
@@ -305,7 +305,7 @@ def test_control_flow_cannot_depend_on_a_comparison() -> None:
 
 @pytest.mark.parametrize("exponent", [math.inf, -math.inf, math.nan])
 def test_exponents_that_are_no_numbers_are_refused(exponent: float) -> None:
-    x = cp.Gaussian.isotropic(torch.ones(2), 0.1)
+    x = cp.Gaussian.isotropic(torch.ones(2), stddev=0.1)
     with pytest.raises(cp.UnsupportedOperation, match="pow has a rule for one whole exponent"):
         propagate(lambda z: z**exponent, x)
 
@@ -318,7 +318,7 @@ def test_gradients_of_a_jump_do_not_fail_where_nothing_varies() -> None:
     def function(x: Any) -> Any:
         return torch.cos(torch.heaviside(x, torch.ones((), dtype=D)) + x).square()
 
-    y = propagate(function, cp.Gaussian.diagonal(mean, variance))
+    y = propagate(function, cp.Gaussian.diagonal(mean, variance=variance))
     assert_close(y.mean, function(mean))
     of_mean, of_variance = torch.autograd.grad(y.mean.sum(), [mean, variance])
     # f = cos(1 + x)^2 beside the jump: f' = -sin(2 + 2x), and dE/dv = f'' / 2 = -cos(2 + 2x).

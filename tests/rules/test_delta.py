@@ -202,14 +202,14 @@ def test_norms_that_are_not_smooth_are_refused(name: str) -> None:
 def test_a_root_is_refused_where_it_is_zero(function: Callable[[Any, int], Any]) -> None:
     zero = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(cp.UnsupportedOperation, match="zero at the mean"):
-        propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, 0.1))
-    propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, 0.0))
+        propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, stddev=0.1))
+    propagate(lambda x: function(x, 3), cp.Gaussian.isotropic(zero, stddev=0.0))
 
 
 def test_certain_input_gives_the_function_itself() -> None:
     mean = weight(2, 4)
     for function in SMOOTH.values():
-        y = propagate(function, cp.Gaussian.isotropic(mean, 0.0))
+        y = propagate(function, cp.Gaussian.isotropic(mean, stddev=0.0))
         assert_close(y.mean, function(mean), atol=1e-14)
         assert not y.covariance_matrix.any()
 
@@ -234,7 +234,7 @@ def test_gradients_flow_through_layer_norm() -> None:
 
 
 def test_a_variance_is_a_quadratic_form_and_exact() -> None:
-    x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), 0.1)
+    x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), stddev=0.1)
     y = propagate(lambda x: x.var(), x)
     assert float(y.mean) == pytest.approx(0.01, rel=1e-12)
     assert float(y.variance) == pytest.approx(2 * 0.01**2 / 3, rel=1e-12)  # of chi-squared with 3
@@ -251,14 +251,14 @@ def test_a_variance_is_a_quadratic_form_and_exact() -> None:
     ],
 )
 def test_what_bends_within_a_standard_deviation_warns(function: Callable[[Any], Any]) -> None:
-    smooth = cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64), 1e-3)
+    smooth = cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64), stddev=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         propagate(function, smooth)
-    rough = cp.Gaussian.isotropic(torch.full((3,), 1e-3, dtype=torch.float64), 0.1)
+    rough = cp.Gaussian.isotropic(torch.full((3,), 1e-3, dtype=torch.float64), stddev=0.1)
     with pytest.warns(cp.ApproximationWarning, match="compare with sampling"):
         propagate(function, rough)
-    propagate(function, cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0]).double(), 0.05))
+    propagate(function, cp.Gaussian.isotropic(torch.tensor([1.0, 2.0, -1.0]).double(), stddev=0.05))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_function_has_its_moments_in_every_spelling_and_in_place_means_in_plac
     means, variances = torch.tensor(expected, dtype=torch.float64).unbind(-1)
     assert_close(y.mean, means, atol=1e-8)
     assert_close(y.variance, variances, rtol=1e-7)  # the oracle's own cancellation
-    certain = propagate(function, cp.Gaussian.isotropic(x.mean, 0.0))
+    certain = propagate(function, cp.Gaussian.isotropic(x.mean, stddev=0.0))
     assert_close(certain.mean, function(x.mean).double())
     for label, call in spellings(row):
         changes = "inplace" in label or label.split(",")[0].endswith("_")
@@ -97,7 +97,9 @@ def test_an_event_of_any_shape_is_a_vector_to_an_activation(batch: tuple[int, ..
 
 
 def test_a_scalar_event_has_an_activation_too() -> None:
-    x = cp.Gaussian.isotropic(torch.tensor([0.5, -1.0], dtype=torch.float64), 0.7, batch_dims=1)
+    x = cp.Gaussian.isotropic(
+        torch.tensor([0.5, -1.0], dtype=torch.float64), stddev=0.7, batch_dims=1
+    )
     y = propagate(torch.relu, x)
     assert y.event_shape == ()
     expected = [moments(torch.relu, float(mean), 0.7, kinks=[0.0])[1] for mean in x.mean]
@@ -163,7 +165,7 @@ def test_a_view_of_what_changed_in_place_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOMETIMES_VIEWS)
 def test_what_shares_memory_follows_a_change_in_place_or_is_refused(name: str) -> None:
-    x = cp.Gaussian.isotropic(gaussian(2, event=(2, 3)).mean, 0.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(gaussian(2, event=(2, 3)).mean, stddev=0.0, batch_dims=1)
     function = _changed_after(SOMETIMES_VIEWS[name])
     with suppress(cp.UnsupportedOperation):
         assert_close(propagate(function, x).mean, function(x.mean))

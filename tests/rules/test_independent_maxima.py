@@ -112,7 +112,7 @@ def test_a_batch_broadcasts_and_is_each_of_its_elements() -> None:
 def test_certain_arguments_have_a_certain_maximum_and_finite_gradients() -> None:
     mean = torch.tensor([0.5, -1.0, 2.0, 0.5, -3.0, 2.0], dtype=torch.float64, requires_grad=True)
     values = torch.zeros(6, dtype=torch.float64, requires_grad=True)
-    x = cp.Gaussian.diagonal(mean, values)
+    x = cp.Gaussian.diagonal(mean, variance=values)
     y = propagate(lambda x: torch.maximum(x[:3], x[3:]), x, METHODS[0])
     assert_close(y.mean, torch.maximum(mean[:3], mean[3:]), rtol=0.0)
     assert not y.covariance_matrix.any()

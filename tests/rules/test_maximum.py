@@ -103,7 +103,7 @@ def separated(shape: tuple[int, ...], stddev: float) -> cp.Gaussian:
     """Means at least 0.1 apart in an order without pattern: a few neighbours can overtake."""
     size = math.prod(shape)
     order = torch.randperm(size, generator=torch.Generator().manual_seed(1)).double()
-    return cp.Gaussian.isotropic((order / 10 - size / 20).reshape(shape), stddev)
+    return cp.Gaussian.isotropic((order / 10 - size / 20).reshape(shape), stddev=stddev)
 
 
 POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -156,7 +156,7 @@ def test_certain_input_is_pooled_as_torch_pools_it(name: str) -> None:
     generator = torch.Generator().manual_seed(2)
     for scale in (1.0, 1e4):
         mean = scale * torch.randn(shape, dtype=torch.float64, generator=generator)
-        y = propagate(pool, cp.Gaussian.isotropic(mean, 0.0))
+        y = propagate(pool, cp.Gaussian.isotropic(mean, stddev=0.0))
         assert_close(y.mean, pool(mean), atol=1e-12 * scale)
         assert not y.covariance_matrix.any()
 
@@ -195,7 +195,7 @@ def test_a_tournament_of_equals_has_its_measured_error(
     side: int, mean_bound: float, stddev_bound: float
 ) -> None:
     """The hardest case: independent elements of one mean. Relative to the standard deviation."""
-    x = cp.Gaussian.isotropic(torch.zeros(1, side, side, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(1, side, side, dtype=torch.float64), stddev=1.0)
     y = propagate(nn.MaxPool2d(side), x)
     sample = torch.randn(400_000, side * side, generator=torch.Generator().manual_seed(0)).amax(-1)
     stddev = float(sample.std())
@@ -254,7 +254,7 @@ def test_an_axis_is_a_dimension() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_loser_that_varies_far_more_leaves_the_winner_its_variance(dtype: torch.dtype) -> None:
     mean = torch.tensor([-50.0, 0.0, 3.0, -60.0], dtype=dtype)
-    x = cp.Gaussian.diagonal(mean, torch.tensor([1.0, 1e-10, 1e-9, 2.0], dtype=dtype))
+    x = cp.Gaussian.diagonal(mean, variance=torch.tensor([1.0, 1e-10, 1e-9, 2.0], dtype=dtype))
     expected = torch.tensor([1e-10, 1e-9], dtype=dtype)
     for function in (
         lambda x: torch.maximum(x[::2], x[1::2]),

@@ -49,7 +49,7 @@ def test_dropout_has_the_moments_of_all_its_masks(name: str, p: float, structure
     make, shape, groups = LAYERS[name]
     x = gaussian(*shape)
     if structure == "diagonal":
-        x = cp.Gaussian.diagonal(x.mean, x.variance)
+        x = cp.Gaussian.diagonal(x.mean, variance=x.variance)
     y = propagate(make(p).train(), x)
     mean, covariance = enumerated(x, torch.tensor(groups), p)
     assert_close(y.mean.reshape(-1), mean, atol=1e-14)
@@ -57,7 +57,7 @@ def test_dropout_has_the_moments_of_all_its_masks(name: str, p: float, structure
 
 
 def test_independent_elements_stay_independent() -> None:
-    x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.ones(4, dtype=torch.float64), stddev=1.0)
     assert isinstance(propagate(nn.Dropout(0.3).train(), x).covariance, Diagonal)
 
 
@@ -75,7 +75,7 @@ def test_a_batch_has_masks_of_its_own(name: str) -> None:
 
 def test_three_dimensions_of_dropout2d_are_masked_as_torch_masks_them() -> None:
     """torch reads (N, C, L) and warns; the moments must be those of its masks, or be refused."""
-    x = cp.Gaussian.isotropic(torch.ones(1, 2, 2, dtype=torch.float64), 0.0)
+    x = cp.Gaussian.isotropic(torch.ones(1, 2, 2, dtype=torch.float64), stddev=0.0)
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="dropout2d"):
         masks = torch.stack([F.dropout2d(x.mean, 0.5) for _ in range(64)]).flatten(1)

@@ -75,7 +75,7 @@ def stacked(x: Any, norm: Callable[[Any], Any], count: int = 5) -> Any:
 @ROUGH
 def test_five_norms_in_a_row_are_nearly_one(norm: Any, n: int, noise: float, bound: float) -> None:
     """The delta method was off by 12 % at a noise of 0.2, by 60 to 90 % at 0.4."""
-    x = cp.Gaussian.isotropic(F.layer_norm(weight(n, seed=n), (n,)), noise)
+    x = cp.Gaussian.isotropic(F.layer_norm(weight(n, seed=n), (n,)), stddev=noise)
     one = propagate(lambda x: norm(x, (n,)), x)
     five = propagate(lambda x: stacked(x, lambda t: norm(t, (n,))), x)
     error = (five.stddev / one.stddev - 1).square().mean().sqrt()
@@ -90,7 +90,7 @@ def test_five_norms_in_a_row_are_nearly_one(norm: Any, n: int, noise: float, bou
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.3])
 def test_a_norm_is_no_worse_than_the_products_that_it_is_made_of(noise: float) -> None:
     n = 24
-    x = cp.Gaussian.isotropic(weight(n, seed=5), noise)
+    x = cp.Gaussian.isotropic(weight(n, seed=5), stddev=noise)
 
     def products(x: Any) -> Any:
         return x * torch.rsqrt((x * x).mean() + 1e-6)
@@ -113,7 +113,7 @@ def test_a_post_norm_encoder_is_right_where_every_step_is_nearly_gaussian() -> N
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
     encoder.requires_grad_(requires_grad=False)
-    x = cp.Gaussian.isotropic(weight(4, 32), 0.4)
+    x = cp.Gaussian.isotropic(weight(4, 32), stddev=0.4)
     y = propagate(lambda x: encoder(x[None])[0], x)
     with torch.no_grad():
         points = x.sample(4_000, torch.Generator().manual_seed(0))
@@ -144,7 +144,7 @@ def test_variances_alone_are_those_of_independent_elements(name: str, n: int) ->
         "norm": lambda x: x.norm(dim=-1),
     }
     mean = weight(2, n, seed=4)
-    x = cp.Gaussian.diagonal(mean, 0.3 * weight(2, n, seed=6).square(), batch_dims=1)
+    x = cp.Gaussian.diagonal(mean, variance=0.3 * weight(2, n, seed=6).square(), batch_dims=1)
     y = propagate(functions[name], x)
     alone = propagate(functions[name], x, cp.AssumedDensity())
     assert isinstance(alone.covariance, Diagonal)
@@ -205,7 +205,7 @@ def test_tiny_noise_is_the_jacobians(noise: float) -> None:
 
 def test_pure_noise_has_a_mean_of_zero_and_all_variance() -> None:
     n = 40
-    x = cp.Gaussian.isotropic(torch.zeros(n, dtype=torch.float64), 0.3)
+    x = cp.Gaussian.isotropic(torch.zeros(n, dtype=torch.float64), stddev=0.3)
     y = propagate(lambda x: F.layer_norm(x, (n,), eps=0.0), x)
     assert not bool(y.mean.any())
     centred = torch.eye(n, dtype=torch.float64) - 1 / n  # uniform on a sphere
@@ -213,7 +213,7 @@ def test_pure_noise_has_a_mean_of_zero_and_all_variance() -> None:
 
 
 def test_lengths_of_pure_noise_are_chi() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 0.5)
+    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=0.5)
     with pytest.warns(cp.ApproximationWarning, match="not linear"):
         y = propagate(torch.norm, x)
     assert float(y.mean) == pytest.approx(0.5 * math.sqrt(8 / math.pi), rel=1e-12)
@@ -222,7 +222,7 @@ def test_lengths_of_pure_noise_are_chi() -> None:
 
 def test_two_features_are_a_sign() -> None:
     """A layer norm of two elements gives 1 and -1, by which of them is larger."""
-    x = cp.Gaussian.isotropic(torch.tensor([0.4, 0.1], dtype=torch.float64), 0.5)
+    x = cp.Gaussian.isotropic(torch.tensor([0.4, 0.1], dtype=torch.float64), stddev=0.5)
     with pytest.warns(cp.ApproximationWarning, match="not linear"):
         y = propagate(lambda x: F.layer_norm(x, (2,), eps=0.0), x)
     mean = math.erf(0.3 / (0.5 * math.sqrt(2)) / math.sqrt(2))
@@ -235,7 +235,7 @@ def test_two_features_are_a_sign() -> None:
 def test_a_constant_stays_one() -> None:
     constant = cp.Gaussian(weight(4), Zero.like(weight(4), 0))
     for name in ("layer_norm", "normalize", "norm"):
-        y = propagate(SMOOTH[name], cp.Gaussian.isotropic(weight(2, 4), 0.0))
+        y = propagate(SMOOTH[name], cp.Gaussian.isotropic(weight(2, 4), stddev=0.0))
         assert not bool(y.variance.any())
     y = propagate(lambda x: F.layer_norm(x, (4,)), constant)
     assert isinstance(y.covariance, Zero)
@@ -246,17 +246,17 @@ def test_a_group_in_which_nothing_varies_is_certain() -> None:
     """Beside one that does."""
     mean = weight(2, 4)
     variance = torch.tensor([[0.0] * 4, [0.3] * 4], dtype=torch.float64)
-    y = propagate(lambda x: F.layer_norm(x, (4,)), cp.Gaussian.diagonal(mean, variance))
+    y = propagate(lambda x: F.layer_norm(x, (4,)), cp.Gaussian.diagonal(mean, variance=variance))
     assert_close(y.mean[0], F.layer_norm(mean[0], (4,)), atol=1e-14)
     assert not bool(y.variance[0].any())
     assert bool((y.variance[1] > 0).all())
 
 
 def test_vectors_that_torch_would_clamp_are_refused() -> None:
-    x = cp.Gaussian.isotropic(torch.full((3,), 1e-12, dtype=torch.float64), 1e-13)
+    x = cp.Gaussian.isotropic(torch.full((3,), 1e-12, dtype=torch.float64), stddev=1e-13)
     with pytest.raises(cp.UnsupportedOperation, match="smaller eps"):
         propagate(lambda x: F.normalize(x, dim=-1), x)
-    zero = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), 0.0)
+    zero = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=0.0)
     assert not bool(propagate(lambda x: F.normalize(x, dim=-1), zero).mean.any())
 
 
@@ -283,7 +283,7 @@ def test_norms_of_a_batch_that_was_moved() -> None:
 
 
 def test_an_empty_batch_has_an_empty_result() -> None:
-    x = cp.Gaussian.isotropic(torch.zeros(0, 4), 1.0, batch_dims=1)
+    x = cp.Gaussian.isotropic(torch.zeros(0, 4), stddev=1.0, batch_dims=1)
     y = propagate(nn.LayerNorm(4).requires_grad_(requires_grad=False), x)
     assert y.mean.shape == (0, 4)
 

@@ -115,7 +115,7 @@ def test_a_product_that_would_mix_the_batch_is_refused() -> None:
 
 def test_a_certain_factor_scales() -> None:
     x = gaussian(3)
-    certain = cp.Gaussian.isotropic(weight(3), 0.0)
+    certain = cp.Gaussian.isotropic(weight(3), stddev=0.0)
     y = propagate(torch.mul, x, certain)
     assert_close(y.covariance_matrix, weight(3)[:, None] * x.covariance_matrix * weight(3))
     zero = propagate(lambda x: x * (x - x), x)
@@ -406,7 +406,7 @@ def test_gradients_of_a_product_of_matrices_are_right() -> None:
 
 def test_products_that_meet_know_of_each_other() -> None:
     """x^2 + x^2 has the variance of 2 x^2: 4 * 2, and not twice 2 plus a first-order term."""
-    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=torch.float64), stddev=1.0)
     assert_close(propagate(lambda x: x * x + x * x, x).variance, torch.full((2,), 8.0).double())
     beside = propagate(lambda x: torch.cat([x * x, x * x]), x).correlation_matrix
     assert_close(beside[:2, 2:], torch.eye(2).double(), atol=1e-14)

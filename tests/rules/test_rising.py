@@ -20,7 +20,7 @@ Function = Callable[[Any], Any]
 def images(stddev: float = 0.5) -> cp.Gaussian:
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(2, 1, 6, 6, generator=generator, dtype=D)
-    return cp.Gaussian.isotropic(mean, stddev, batch_dims=1)
+    return cp.Gaussian.isotropic(mean, stddev=stddev, batch_dims=1)
 
 
 def convolution() -> nn.Module:
@@ -64,7 +64,7 @@ def test_what_is_said_to_rise_does_and_what_rises_is_said_to(name: str) -> None:
         lazy.append(pending is not None and pending.expression.nondecreasing)
         return y
 
-    propagate(watched, cp.Gaussian.isotropic(torch.zeros(2, dtype=D), 0.1))
+    propagate(watched, cp.Gaussian.isotropic(torch.zeros(2, dtype=D), stddev=0.1))
     assert lazy == [rises and name not in UNSAID]
 
 
@@ -202,7 +202,7 @@ def test_what_an_activation_refuses_late_is_told_of_its_own_module(
         def forward(self, x: Any) -> Any:
             return torch.exp(x)
 
-    x = cp.Gaussian.isotropic(torch.ones(1, 2), 0.1)
+    x = cp.Gaussian.isotropic(torch.ones(1, 2), stddev=0.1)
     model = nn.Sequential(Scale(), nn.Sequential(Exponential()), *after)
     with pytest.raises(cp.MomentOverflow, match=r"^in module 1\.0 \(Exponential\): the moments"):
         propagate(model, x)

@@ -67,7 +67,7 @@ def test_random_directions_agree_within_their_standard_errors() -> None:
 
 def test_variances_further_on_have_it_too() -> None:
     """exp sees the variance of its input, which is four times that of either square."""
-    x = cp.Gaussian.isotropic(torch.zeros(50, dtype=torch.float64), 0.5)
+    x = cp.Gaussian.isotropic(torch.zeros(50, dtype=torch.float64), stddev=0.5)
 
     def forward(x: Any) -> Any:
         return torch.exp(x.square() + x * x).mean(-1, keepdim=True)

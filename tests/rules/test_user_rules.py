@@ -190,7 +190,7 @@ def test_a_rule_may_be_made_of_other_operations_wherever_the_batch_is() -> None:
         return (x.square() + y.square()).sqrt()
 
     mean = torch.tensor([[3.0, 4.0], [1.0, 2.0], [-2.0, 5.0]], dtype=torch.float64)
-    x = cp.Gaussian.isotropic(mean, 0.01, batch_dims=1)
+    x = cp.Gaussian.isotropic(mean, stddev=0.01, batch_dims=1)
     with registry_kept():
         cp.rule(torch.hypot, batch=cp.Batch.STEPWISE)(hypot)
         y = propagate(lambda t: torch.hypot(2 * t.t()[0], t.t()[1] + 1), x)

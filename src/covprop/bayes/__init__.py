@@ -1,7 +1,7 @@
 """Networks with random weights, trained and evaluated without sampling."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covprop.bayes import metrics
 from covprop.bayes import random_weights as random_weights  # registers the rule of the layers
@@ -34,8 +34,12 @@ from covprop.bayes.priors import (
 )
 from covprop.bayes.training import History, fit
 
+if TYPE_CHECKING:
+    from covprop.bayes.estimators import BayesClassifier, BayesRegressor
+
 __all__ = [
-    "ELBO", "BayesConv1d", "BayesConv2d", "BayesLinear", "Bernoulli", "Categorical", "Cubature",
+    "ELBO", "BayesClassifier", "BayesConv1d", "BayesConv2d", "BayesLinear", "BayesRegressor",
+    "Bernoulli", "Categorical", "Cubature",
     "Decomposition", "Delta", "EmpiricalBayes", "FixedPrior", "HePrior", "HeteroskedasticGaussian",
     "History", "HomoskedasticGaussian", "Likelihood", "LinearAnnealing", "LocalReparametrisation",
     "Poisson", "Posterior", "Prediction", "Prior", "ScaleMixturePrior", "TrainedPrior",
@@ -57,3 +61,7 @@ def __getattr__(name: str) -> Any:
             f"bayes.{name} needs scikit-learn; install it with "
             "pip install '.[bayes]' in covprop's folder"
         ) from error
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

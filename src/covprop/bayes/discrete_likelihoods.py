@@ -43,7 +43,7 @@ class Bernoulli(Likelihood):
     """P(t = 1 | f) = sigmoid(f), for each of k outputs on its own; targets are 0 and 1.
 
     Example:
-        output = cp.Gaussian.isotropic(torch.zeros(5, 1), 0.1, batch_dims=1)
+        output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)
         bayes.Bernoulli().predict(output).mean
     """
 
@@ -83,7 +83,7 @@ class Poisson(Likelihood):
     """Counts t of rate exp(f), for each of k outputs on its own.
 
     Example:
-        output = cp.Gaussian.isotropic(torch.zeros(5, 1), 0.1, batch_dims=1)
+        output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)
         bayes.Poisson().log_predictive(output, torch.arange(5))
     """
 
@@ -133,7 +133,7 @@ class Categorical(Likelihood):
         predictive: The points for E[p] and what is predicted from it.
 
     Example:
-        output = cp.Gaussian.isotropic(torch.zeros(5, 3), 0.1, batch_dims=1)
+        output = cp.Gaussian.isotropic(torch.zeros(5, 3), stddev=0.1, batch_dims=1)
         bayes.Categorical().predict(output).mutual_information
     """
 

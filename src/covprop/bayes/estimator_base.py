@@ -27,6 +27,7 @@ from covprop.bayes.likelihoods import Likelihood, Prediction
 from covprop.bayes.prediction import Decomposition, LocalReparametrisation, predict_target
 from covprop.bayes.priors import HePrior, Prior
 from covprop.bayes.training import History, fit
+from covprop.files import reading_tensors, write_tensors
 from covprop.gaussian import Gaussian
 
 LARGEST_SEED = 2**31 - 1
@@ -81,12 +82,13 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
     def save(self, path: str | PathLike[str]) -> None:
         """Write weights, scales and parameters to a safetensors file."""
         check_is_fitted(self)
-        settings.write(Path(path), type(self).__name__, self._description(), self._tensors())
+        write_tensors(Path(path), type(self).__name__, self._description(), self._tensors())
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
         """Read a file of `save`, without its history; no code of the file is run."""
-        with settings.reading(Path(path), cls.__name__, device) as (described, tensors):
+        with reading_tensors(Path(path), cls.__name__, device) as (described, tensors):
+            settings.check_numbers(tensors)
             estimator = cls(**settings.decode(described["parameters"]), device=device)
             estimator._restore(described, tensors)
         return estimator

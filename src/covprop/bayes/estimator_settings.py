@@ -1,17 +1,8 @@
-"""The parameters of an estimator: names, objects in their place, units of the data, files.
-
-A file is of safetensors: tensors, and a description as JSON; nothing that is run. A checksum of
-both is beside them, because safetensors has none of its own.
-"""
+"""The parameters of an estimator: names, objects in their place, units of the data, files."""
 
 import dataclasses
-import hashlib
-import importlib
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast, final, get_args
 
 import numpy as np
@@ -32,8 +23,7 @@ from covprop.bayes.priors import (
     WideHePrior,
     XavierPrior,
 )
-from covprop.errors import InvalidFile, InvalidGaussian, warn_user
-from covprop.files import write_atomically
+from covprop.errors import InvalidGaussian
 from covprop.gaussian import Gaussian
 from covprop.methods import AssumedDensity, GaussianLayers, LayerwiseMethod, Series, Wu2019
 
@@ -79,9 +69,6 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
 ROUNDING = 10 * np.finfo(np.float64).eps
 """A spread below this part of the largest value is that of rounding."""
-KEY = "covprop"
-CHECKSUM = "sha256"
-FORMAT, WITHOUT_CHECKSUM = 2, 1
 """The format that is written, and the one before it, which is read with a warning."""
 KIND = "type"
 KNOWN: dict[str, type[Any]] = {
@@ -207,80 +194,15 @@ def noisy(x: Tensor, variance: Floats) -> Gaussian:
     """Gaussians around known features (rows, d), of variances (d,) or a covariance (d, d)."""
     values = torch.as_tensor(variance).to(x).expand(len(x), *variance.shape)
     if variance.ndim == 1:
-        return Gaussian.diagonal(x, values, 1)
+        return Gaussian.diagonal(x, variance=values, batch_dims=1)
     return Gaussian(x, values, validate_args=False)
 
 
-def safetensors() -> Any:
-    """Import the library when a file is read or written."""
-    try:
-        return importlib.import_module("safetensors"), importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise ImportError(
-            "saving and loading need safetensors; install it with "
-            "pip install '.[bayes]' in covprop's folder"
-        ) from error
-
-
-def write(path: Path, kind: str, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write one file atomically."""
-    _, library = safetensors()
-    text = json.dumps({"format": FORMAT, "estimator": kind, **described})
-    content = library.save(tensors, metadata={KEY: text, CHECKSUM: checksum(text, tensors)})
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    write_atomically(path, lambda file: file.write(content))
-
-
-def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of a description as it is written, and of name, dtype, shape and bytes of tensors."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _checked(path: Path, metadata: dict[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(metadata[KEY])
-    if described["format"] == WITHOUT_CHECKSUM and CHECKSUM not in metadata:
-        warn_user(
-            f"{path} is of an earlier covprop and has no checksum, so damage to its numbers would "
-            "go unnoticed; save it again to add one"
-        )
-        return described
-    if described["format"] != FORMAT:
-        raise ValueError(f"it has format {described['format']!r}, and this is for {FORMAT}")
-    if metadata[CHECKSUM] != checksum(metadata[KEY], tensors):
-        raise ValueError("it is damaged, because its checksum is not that of its content")
-    return described
-
-
-@contextmanager
-def reading(path: Path, kind: str, device: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Read the description and the tensors of a file; errors become one sentence."""
-    base, _ = safetensors()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; write one with {kind}.save(path)")
-    try:
-        with base.safe_open(path, framework="pt", device=device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            described = _checked(path, file.metadata() or {}, tensors)
-        if described["estimator"] != kind:
-            raise ValueError(f"it is of a {described['estimator']}")
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point() or bool(torch.isnan(tensor).any()):
-                raise ValueError(f"{name} is not of numbers")
-        yield described, tensors
-    except KeyError as error:
-        raise InvalidFile(f"{path} is not a file of {kind}.save: it lacks {error}") from error
-    except (
-        base.SafetensorError, ValueError, TypeError, AttributeError, RecursionError, RuntimeError,
-        OverflowError, OSError,
-    ) as error:  # fmt: skip
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidFile(f"{path} is not a file of {kind}.save: {reason}") from error
+def check_numbers(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of a file that no network can have."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or bool(torch.isnan(tensor).any()):
+            raise ValueError(f"{name} is not of numbers")
 
 
 def fill(module: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> None:

@@ -205,7 +205,7 @@ class BayesLinear(BayesLayer):
 
     Example:
         layer = bayes.BayesLinear(3, 2)
-        y = cp.propagate(layer, cp.Gaussian.isotropic(torch.zeros(3), 0.1))
+        y = cp.propagate(layer, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1))
     """
 
     event_dims = 1

@@ -42,7 +42,7 @@ class Prediction:
     their probabilities, and the variances are those of the indicators of the classes.
 
     Example:
-        output = cp.Gaussian.isotropic(torch.zeros(5, 1), 0.1, batch_dims=1)
+        output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)
         bayes.Poisson().predict(output).stddev
     """
 
@@ -100,7 +100,7 @@ class Likelihood(ABC):
     dimensions that a target lacks (draws, members of an ensemble) are shared by it.
 
     Example:
-        output = cp.Gaussian.isotropic(torch.zeros(5, 1), 0.1, batch_dims=1)
+        output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)
         bayes.Bernoulli().expected_log_prob(output, torch.ones(5))
     """
 

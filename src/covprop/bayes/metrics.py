@@ -41,7 +41,7 @@ def log_predictive_density(likelihood: Likelihood, output: Gaussian, target: Ten
         target: As the likelihood takes it.
 
     Example:
-        output = cp.Gaussian.isotropic(torch.zeros(5, 1), 0.1, batch_dims=1)
+        output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)
         metrics.log_predictive_density(bayes.HomoskedasticGaussian(), output, torch.ones(5))
     """
     return likelihood.log_predictive(output, target).mean(-1)

@@ -109,7 +109,7 @@ def draws(
     dims = batch_dims(model, x)
     gaussian = x if isinstance(x, Gaussian) else Gaussian.constant(x, dims)
     # Samples are more of the batch; members stay in front.
-    inputs = gaussian.sample(samples, generator).movedim(0, dims - 1).flatten(dims - 1, dims)
+    inputs = gaussian.rsample(samples, generator).movedim(0, dims - 1).flatten(dims - 1, dims)
     with _Drawing(generator):
         result = model(inputs)
     if not isinstance(result, Tensor):
@@ -240,7 +240,7 @@ class Decomposition:
             mean of the input than at it.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(5, 3), 0.1, batch_dims=1)
+        x = cp.Gaussian.isotropic(torch.ones(5, 3), stddev=0.1, batch_dims=1)
         bayes.decompose(bayes.BayesLinear(3, 1), x).epistemic
     """
 
@@ -279,7 +279,7 @@ def decompose(
         method: As in `predict`.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(5, 3), 0.1, batch_dims=1)
+        x = cp.Gaussian.isotropic(torch.ones(5, 3), stddev=0.1, batch_dims=1)
         parts = bayes.decompose(bayes.BayesLinear(3, 1), x, bayes.HomoskedasticGaussian())
     """
     if likelihood is not None and not isinstance(likelihood, Likelihood):

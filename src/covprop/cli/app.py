@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from covprop import __version__
 from covprop.cli import doctor, propagation
 from covprop.cli.output import (
     WRITERS,
@@ -22,15 +23,9 @@ from covprop.cli.output import (
     write_moments,
 )
 from covprop.cli.ranks import Ranks
-from covprop.cli.request import (
-    METHOD_NAMES,
-    MOST_SAMPLES,
-    Request,
-    method,
-    read_request,
-    running,
-)
+from covprop.cli.request import Request, method, read_request, running
 from covprop.diagnostics.compare import SAMPLES as DEFAULT_SAMPLES
+from covprop.methods.names import METHOD_NAMES, MOST_SAMPLES
 from covprop.propagate import plan as plan_of
 from covprop.robustness.analysis import SAMPLES as ANALYSIS_SAMPLES
 
@@ -101,9 +96,13 @@ def _page(report: str | None) -> Path | None:
 def covprop(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """The mean and covariance of a neural network's output for Gaussian input."""
     del debug  # the entry has seen it
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(ExitCode.REFUSED)

@@ -2,29 +2,25 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, final
+from typing import Annotated, Any, final
 
 import torch
 import typer
 from torch import Tensor, nn
 
-from covprop import methods
 from covprop.cli import arrays, models
 from covprop.cli.archive import Expected
 from covprop.cli.output import Refusal, describe_error, quoted, raised_in, sentence
 from covprop.errors import CovpropError
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.methods.split import MOST
+from covprop.methods.names import parse_method
 
 OUT_OF_MEMORY = "can't allocate memory"  # torch's words
-MOST_SAMPLES = 10**9  # each is a run of the network; a thousand times more give two more digits
-MOST_TANGENTS = 10**6  # each goes through the network as a sample does
-MOST_TERMS = 512  # after which a series gives up a tolerance, too
 
 MODEL = (
     "A torch.export archive (.pt2), an ONNX file (.onnx), or package.module:factory, a function "
@@ -35,6 +31,7 @@ COVARIANCE = (
     "The covariance of the input, (n, n), also for every input of a batch, or (*batch, n, n)."
 )
 STDDEV = "Instead: independent noise of this standard deviation, or these."
+VARIANCE = "The same as variance."
 BATCH_DIMS = "How many leading dimensions of the mean are a batch."
 SHAPE = "The shape of the mean, if the file has another."
 WEIGHTS = "Weights for package.module:factory: .safetensors, or .pt."
@@ -57,6 +54,7 @@ def read_request(
     mean: Annotated[str, typer.Option(metavar="FILE", help=MEAN, show_default=False)],
     covariance: Annotated[str | None, typer.Option(metavar="FILE", help=COVARIANCE)] = None,
     stddev: Annotated[str | None, typer.Option(metavar="X|FILE", help=STDDEV)] = None,
+    variance: Annotated[str | None, typer.Option(metavar="X|FILE", help=VARIANCE)] = None,
     batch_dims: Annotated[int, typer.Option(min=0, metavar="N", help=BATCH_DIMS)] = 0,
     shape: Annotated[str | None, typer.Option(metavar="1,8,8", help=SHAPE)] = None,
     weights: Annotated[str | None, typer.Option(metavar="FILE", help=WEIGHTS)] = None,
@@ -65,14 +63,20 @@ def read_request(
 ) -> Request:
     """Read the model, then its input."""
     name, module, expected = models.load(model, weights, allow_pickle)
-    if (covariance is None) == (stddev is None):
-        raise Refusal("give the noise either as --covariance FILE or as --stddev NUMBER|FILE")
+    given = {"stddev": stddev, "variance": variance, "covariance": covariance}
+    noise = [(name, text) for name, text in given.items() if text is not None]
+    if len(noise) != 1:
+        raise Refusal(
+            "give the noise as one of --stddev NUMBER|FILE, --variance NUMBER|FILE and "
+            "--covariance FILE"
+        )
+    (kind, text), *_ = noise
     with running():
         center = _mean(mean, shape, batch_dims, expected)
-        if stddev is None:
-            x = _correlated(str(covariance), center, batch_dims)
+        if kind == "covariance":
+            x = _correlated(text, center, batch_dims)
         else:
-            x = _independent(stddev, center, batch_dims)
+            x = _independent(kind, text, center, batch_dims)
     return Request(name, module if output is None else SelectedOutput(module, output), x)
 
 
@@ -174,26 +178,29 @@ def _converted(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return result
 
 
-def _independent(text: str, mean: Tensor, batch_dims: int) -> Gaussian:
-    """One standard deviation for all, one for each element of an event or of the mean."""
+WORDS = {"stddev": "standard deviation", "variance": "variance"}
+
+
+def _independent(kind: str, text: str, mean: Tensor, batch_dims: int) -> Gaussian:
+    """One number for all, one for each element of an event or of the mean."""
     event = mean.shape[batch_dims:]
     try:
         values = torch.tensor(float(text), dtype=torch.float64)
     except ValueError:
         values = _vector(text, arrays.load(text))
     if not bool(torch.isfinite(values).all()):
-        raise Refusal(f"--stddev takes a finite number or a file, and not {quoted(text)}")
+        raise Refusal(f"--{kind} takes a finite number or a file, and not {quoted(text)}")
     if values.dim() == 1 and values.numel() == event.numel():
         values = values.reshape(event)
     if values.shape not in (torch.Size(()), event, mean.shape):
         raise Refusal(
-            f"{text} has shape {tuple(values.shape)}; standard deviations are one number, or have "
+            f"{text} has shape {tuple(values.shape)}; {WORDS[kind]}s are one number, or have "
             f"the shape {tuple(event)} of the input"
         )
     if bool((values < 0).any()):
-        raise Refusal(f"--stddev {text}: a standard deviation cannot be negative")
-    stddev = _converted(values, mean.dtype, f"--stddev {text}").expand(mean.shape)
-    return Gaussian.diagonal(mean, stddev.square(), batch_dims)
+        raise Refusal(f"--{kind} {text}: a {WORDS[kind]} cannot be negative")
+    noise = {kind: _converted(values, mean.dtype, f"--{kind} {text}").expand(mean.shape)}
+    return Gaussian.diagonal(mean, **noise, batch_dims=batch_dims)
 
 
 def _correlated(name: str, mean: Tensor, batch_dims: int) -> Gaussian:
@@ -219,93 +226,9 @@ def _correlated(name: str, mean: Tensor, batch_dims: int) -> Gaussian:
     return Gaussian(mean, matrix)
 
 
-class MethodChoice(NamedTuple):
-    """How a method is made from the text after the colon and a seed, and what that text is.
-
-    shared: whether processes that share a batch take the same points, as one would for all of it.
-    """
-
-    make: Callable[[str, int], Method]
-    option: str = ""
-    shared: bool = False
-
-
-def _count(text: str, most: int, what: str) -> list[Any]:
-    """The number in an option as an argument of a method, or no argument."""
-    if not text:
-        return []
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{quoted(text)} is no whole number")
-    if len(text.lstrip("0")) > len(str(most)) or int(text) > most:
-        raise ValueError(f"it takes {most:,} {what} at most")
-    return [int(text)]
-
-
-def _sampling(make: Callable[..., Method], most: int, what: str) -> Callable[[str, int], Method]:
-    return lambda text, seed: make(
-        *_count(text, most, what), generator=torch.Generator().manual_seed(seed)
-    )
-
-
-def _series(text: str, _: int) -> Method:
-    """An order if it is a whole number, else a tolerance."""
-    if not text or text.isdigit():
-        return methods.Series(*_count(text, MOST_TERMS, "terms"))
-    return methods.Series(tolerance=float(text))
-
-
-def _piecewise(text: str, _: int) -> Method:
-    """A ReLU by its number among the calls, or by the name of its module."""
-    number = text.removeprefix("-").isdigit()
-    return methods.PiecewiseLinear((int(text) if number else text) if text else None)
-
-
-def _points(text: str, seed: int) -> Method:
-    """With a number of points, or without."""
-    method = methods.QuasiMonteCarlo(*_count(text, MOST_SAMPLES, "points"))
-    return replace(method, seed=seed)
-
-
-def _auto(text: str, seed: int) -> Method:
-    """With a tolerance, or without."""
-    return methods.Auto(float(text) if text else None, seed)
-
-
-METHODS: dict[str, MethodChoice] = {
-    "auto": MethodChoice(_auto, "TOLERANCE", shared=True),
-    "gaussian-layers": MethodChoice(lambda *_: methods.GaussianLayers()),
-    "cumulants": MethodChoice(lambda *_: methods.Cumulants()),
-    "split": MethodChoice(
-        lambda text, _: methods.Split(*_count(text, MOST, "components")), "COMPONENTS"
-    ),
-    "sketched": MethodChoice(_sampling(methods.Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
-    "series": MethodChoice(_series, "ORDER or TOLERANCE"),
-    "quasimontecarlo": MethodChoice(_points, "POINTS", shared=True),
-    "montecarlo": MethodChoice(_sampling(methods.MonteCarlo, MOST_SAMPLES, "samples"), "SAMPLES"),
-    "controlvariate": MethodChoice(
-        _sampling(methods.ControlVariate, MOST_SAMPLES, "samples"), "SAMPLES"
-    ),
-    "linearized": MethodChoice(lambda *_: methods.Linearized()),
-    "unscented": MethodChoice(lambda *_: methods.Unscented()),
-    "wu2019": MethodChoice(lambda *_: methods.Wu2019()),
-    "piecewise": MethodChoice(_piecewise, "LAYER"),
-    "assumed": MethodChoice(lambda *_: methods.AssumedDensity()),
-}
-FORMER_NAMES = {"exact": "gaussian-layers"}
-METHOD_NAMES = ", ".join(
-    f"{name}[:{choice.option}]" if choice.option else name for name, choice in METHODS.items()
-)
-
-
 def method(text: str, seed: int, rank: int = 0) -> Method:
     """The method of a name such as `series:4`, for a process of several."""
-    name, _, option = text.partition(":")
-    choice = METHODS.get(FORMER_NAMES.get(name.lower(), name.lower()))
-    if choice is None:
-        raise Refusal(f"{quoted(text)} is no method; there are {METHOD_NAMES}")
-    if option and not choice.option:
-        raise Refusal(f"the method {name} takes no option, so {quoted(option)} says nothing")
     try:
-        return choice.make(option, seed if choice.shared else seed + rank)
-    except (ValueError, OverflowError) as error:
-        raise Refusal(f"{quoted(text)} is no method: {sentence(error)}") from error
+        return parse_method(text, seed, rank)
+    except ValueError as error:
+        raise Refusal(sentence(error)) from error

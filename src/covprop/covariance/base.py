@@ -13,7 +13,7 @@ from covprop.covariance.planned import PlannedCovariance
 from covprop.covariance.semidefinite import FactorRoot, Root, square_root
 from covprop.errors import InconsistentBranches, InvalidGaussian
 from covprop.kernels.normal import correlation, inverse_deviation, is_finite
-from covprop.kernels.rounding import CHOLESKY
+from covprop.kernels.rounding import SINGULAR
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
@@ -262,15 +262,12 @@ class Covariance(ABC):
 
     def to_torch(self, mean: Tensor) -> Distribution:
         """A Gaussian of torch.distributions, over the flattened event."""
-        flat, matrix = mean.reshape(*self.batch_shape, -1), self.matrix()
+        flat, matrix = mean.reshape(*self.batch_shape, self.size), self.matrix()
         try:
             result = MultivariateNormal(flat, matrix)
         except (ValueError, RuntimeError) as error:  # the latter from Cholesky
             raise singular() from error
-        # What is left of a variance given those before it: where it is rounding, so is a density.
-        left = result.scale_tril.diagonal(dim1=-2, dim2=-1).square()
-        rounding = CHOLESKY * torch.finfo(mean.dtype).eps * self.size
-        checked_positive(left - rounding * self.diagonal())
+        check_regular(result.scale_tril, self.diagonal())
         return result
 
     def factor_and_noise(self) -> tuple[Tensor, Tensor | None] | None:
@@ -339,18 +336,31 @@ class Covariance(ABC):
         return self.diagonal().shape[-1]
 
 
-def checked_positive(values: Tensor) -> Tensor:
+def checked_positive(values: Tensor, least: Tensor | float = 0.0) -> Tensor:
     """Check it here: torch.compile turns the checks of torch.distributions off for good."""
-    if not bool((values > 0).all()):
+    if not bool((values.detach() > least).all()):
         raise singular()
     return values
+
+
+@torch.no_grad()
+def check_regular(root: Tensor, variance: Tensor) -> None:
+    """Refuse a Cholesky factor (*batch, n, n) of a matrix that only rounding keeps from singular.
+
+    (S^-1)_ii = 1 / Var(y_i | all others), of which S_ii is the variance itself.
+    """
+    identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inverse = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
+    rounding = max(SINGULAR, root.shape[-1]) * torch.finfo(root.dtype).eps
+    checked_positive(1 / inverse.square().sum(-2), rounding * variance)
 
 
 def singular() -> InvalidGaussian:
     """The error for a covariance without a density."""
     return InvalidGaussian(
-        "torch.distributions needs a positive definite covariance and this one is "
-        "singular; .sample() works all the same"
+        "there is no density: it needs a positive definite covariance, and this one is singular, "
+        "or so nearly that only rounding tells; .sample() works all the same, and .marginal() "
+        "leaves out elements that depend on others or do not vary"
     )
 
 

@@ -26,6 +26,7 @@ from covprop.covariance.semidefinite import (
     square_root,
 )
 from covprop.kernels.normal import standard_deviation
+from covprop.kernels.rounding import BESIDE_FACTOR
 
 
 @final
@@ -60,7 +61,9 @@ class LowRank(Covariance):
         """The low-rank kind, over the flattened event."""
         if self.values is None:
             return super().to_torch(mean)
-        flat, own = mean.reshape(*self.batch_shape, -1), checked_positive(self.values)
+        flat = mean.reshape(*self.batch_shape, self.size)
+        rounding = BESIDE_FACTOR * torch.finfo(self.dtype).eps
+        own = checked_positive(self.values, rounding * self.diagonal().detach())
         if self.rank == 0:  # which torch's low-rank kind does not take
             return Independent(Normal(flat, own.sqrt()), 1)
         return LowRankMultivariateNormal(flat, self.factor, own)

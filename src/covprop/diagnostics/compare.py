@@ -31,6 +31,7 @@ from covprop.methods import (
     Split,
     Unscented,
     Wu2019,
+    as_method,
 )
 from covprop.methods.control import FEWEST
 from covprop.methods.progress import StageBar
@@ -61,7 +62,7 @@ Sampler = MonteCarlo | ControlVariate
 def compare(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    methods: Method | Iterable[Method] | Mapping[str, Method] = METHODS,
+    methods: Method | str | Iterable[Method | str] | Mapping[str, Method | str] = METHODS,
     samples: int | None = None,
     generator: torch.Generator | None = None,
     reference: Sampler | None = None,
@@ -129,14 +130,7 @@ def _named(methods: Any) -> dict[str, Method]:
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         methods = [methods]
     mapped = isinstance(methods, Mapping)
-    objects = list(methods.values() if mapped else methods)
-    for method in objects:
-        if not isinstance(method, Method):
-            what = method.__name__ if isinstance(method, type) else repr(method)
-            raise TypeError(
-                f"methods holds {what}, and a method is an object such as cp.GaussianLayers() or "
-                "cp.Series(order=4)"
-            )
+    objects = [as_method(method) for method in (methods.values() if mapped else methods)]
     names = [str(name) for name in methods] if mapped else [method_name(m) for m in objects]
     counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
     numbers = ["" if count == 1 else f" {count}" for count in counts]

@@ -25,7 +25,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
 from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.methods import LayerwiseMethod, Method, Root, Series
+from covprop.methods import LayerwiseMethod, Root, Series, as_method, is_method
 from covprop.methods.plan import short_name
 from covprop.modules import eager, module_names, running_module
 from covprop.propagate import GAUSSIAN_LAYERS, checked, warn_of_arguments
@@ -56,7 +56,7 @@ class _Draft:
 def trace(
     module: nn.Module | Callable[..., Any],
     *inputs: Any,
-    method: LayerwiseMethod = GAUSSIAN_LAYERS,
+    method: LayerwiseMethod | str = GAUSSIAN_LAYERS,
     samples: int = 0,
     generator: torch.Generator | None = None,
     keep: bool = False,
@@ -83,9 +83,9 @@ def trace(
     Example:
         print(cp.trace(model, x, samples=10_000))
     """
-    if inputs and isinstance(inputs[-1], Method):
+    if inputs and is_method(inputs[-1]):
         *inputs, method = inputs  # type: ignore[assignment]
-    if not isinstance(method, LayerwiseMethod):
+    if not isinstance(method := as_method(method), LayerwiseMethod):  # type: ignore[assignment]
         raise TypeError(
             "a trace follows a method that goes from layer to layer, such as cp.GaussianLayers(), "
             f"and not {method!r}; for samples, give cp.trace samples=10_000"

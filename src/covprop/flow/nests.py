@@ -5,13 +5,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
 PLAIN = (Tensor, bool, int, float, str, type(None))
 """What is a leaf for certain."""
 LEAF, SEQUENCE, MAPPING, RECORD = range(4)
+
+
+class Record(Protocol):
+    """A dataclass, to a type checker."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Nest: TypeAlias = list[Any] | tuple[Any, ...] | Mapping[Any, Any] | Record
 
 
 @lru_cache(maxsize=256)

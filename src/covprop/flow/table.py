@@ -172,13 +172,18 @@ def spelled(function: Callable[..., Any]) -> Callable[..., Any]:
     return next((candidate for candidate in known if candidate in TABLE), function)
 
 
+def unsupported_script() -> UnsupportedOperation:
+    """The error for a program of TorchScript."""
+    return UnsupportedOperation(
+        "a TorchScript program runs outside of Python, where no rule sees its operations; give "
+        "covprop the module or function that it was made of, or take cp.MonteCarlo()"
+    )
+
+
 def unsupported(function: Callable[..., Any]) -> UnsupportedOperation:
     """The error for a function without a rule."""
     if isinstance(function, torch.jit.ScriptFunction | torch._C.ScriptMethod):
-        return UnsupportedOperation(
-            "a TorchScript program runs outside of Python, where no rule sees its operations; give "
-            "covprop the module or function that it was made of, or take cp.MonteCarlo()"
-        )
+        return unsupported_script()
     return UnsupportedOperation(
         f"covprop has no rule for {name_of(function)}; write one with @cp.rule, or cp.activation "
         "if it is element-wise, or sample with cp.MonteCarlo()"

@@ -15,7 +15,7 @@ from covprop.flow.lineage import Lineage
 from covprop.flow.nests import leaves
 from covprop.flow.pending import Pending
 from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, spelled, unsupported, with_batch_first
-from covprop.validation import SUPPORTED
+from covprop.validation import SUPPORTED, unsupported_dtype
 
 
 @dataclass
@@ -54,9 +54,7 @@ class GaussianTensor:
     ) -> None:
         """Wrap a mean (*batch, *event) and the random vector around it."""
         if loc.dtype not in SUPPORTED:
-            raise UnsupportedOperation(
-                f"covprop computes in float32 or float64, and this operation gives {loc.dtype}"
-            )
+            raise UnsupportedOperation(unsupported_dtype(loc))
         self.loc, self.carrier, self.batch_at = loc, carrier, batch_at
         carrier.dtype = loc.dtype
         self._storage: _Storage = _Storage() if view_of is None else view_of._storage

@@ -16,8 +16,12 @@ DEVIATION = 64.0
 """Of a deviation g(y) - E[g], relative to g and to its argument."""
 CANCELLATION = 8.0
 """Of a sum of covariances that cancel, relative to the variances that were added up."""
-CHOLESKY = 8.0
-"""Of a variance of zero after Cholesky, for each feature, relative to the variance."""
+SINGULAR = 512.0
+"""Of what is left of a variance given all other elements, relative to it, where nothing should be:
+covariances are sums of products over layers of thousands of features."""
+BESIDE_FACTOR = 64.0
+"""Of independent noise beside a factor, relative to the variance: torch's density of low rank is
+a difference of numbers that are as many times larger."""
 CONSTANT_SUM = 4.0
 """Of a sum that does not vary, relative to what was added."""
 MOMENT = 32.0

@@ -9,6 +9,7 @@ from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import Exact, GaussianLayers
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
+from covprop.methods.names import as_method, is_method, parse_method
 from covprop.methods.network import Network
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.root import Root
@@ -38,4 +39,7 @@ __all__ = [
     "Unscented",
     "WrappingMethod",
     "Wu2019",
+    "as_method",
+    "is_method",
+    "parse_method",
 ]

@@ -25,7 +25,7 @@ class AssumedDensity(LayerwiseMethod):
         independent_maxima: Maxima take their arguments as independent in any case.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.zeros(3), 0.1)
+        x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
         cp.propagate(torch.relu, x, cp.AssumedDensity())
     """
 

@@ -24,6 +24,7 @@ from covprop.errors import (
 )
 from covprop.flow.lineage import Lineage, Watcher, free_bytes, sharers
 from covprop.flow.nests import PLAIN, leaves, map_leaves
+from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
@@ -35,6 +36,9 @@ Result = TypeVar("Result")
 
 Advance: TypeAlias = Callable[[int, int], None]
 """Takes how many more evaluations of the model are done, and of how many in all."""
+
+SCRIPTED = "instead found type 'GaussianTensor'"
+"""In what a scripted function says of its argument."""
 
 
 class Progress(Protocol):
@@ -104,6 +108,10 @@ class Call:
             if path is None:
                 raise
             raise type(error)(f"in module {path}: {error}") from error
+        except RuntimeError as error:
+            if SCRIPTED not in str(error):
+                raise
+            raise unsupported_script() from error
 
     def advance(self, more: int, total: int) -> None:
         """Show that more evaluations of the model are done, of so many in all."""
@@ -122,10 +130,10 @@ class Call:
             broken = (name for name, tensor in weights if not bool(torch.isfinite(tensor).all()))
             if (name := next(broken, None)) is None:
                 raise
-            reason = f"{name} has NaN or infinite entries"
-            if str(error).endswith(reason):  # a run inside this one has said it
+            reason = f"{name} has NaN or infinite entries, so nothing can be computed; repair it"
+            if str(error).startswith(reason):  # a run inside this one has said it
                 raise
-            raise type(error)(f"{error}; {reason}") from error
+            raise type(error)(f"{reason} ({error})") from error
 
 
 def _replaced(nest: Any, value: Callable[[Gaussian], Any]) -> Any:

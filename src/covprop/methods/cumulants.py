@@ -35,7 +35,7 @@ class Cumulants(LayerwiseMethod):
         activations: As of `GaussianLayers`.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.zeros(3), 1.0)
+        x = cp.Gaussian.isotropic(torch.zeros(3), stddev=1.0)
         y = cp.propagate(torch.relu, x, cp.Cumulants())
         y.skewness
     """

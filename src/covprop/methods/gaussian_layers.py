@@ -30,7 +30,8 @@ class GaussianLayers(LayerwiseMethod):
             do; for comparison (docs/operations.md has the errors).
 
     Example:
-        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.GaussianLayers())
+        x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
+        cp.propagate(torch.relu, x, cp.GaussianLayers())
     """
 
     activations: Replacements = field(default_factory=dict, hash=False)

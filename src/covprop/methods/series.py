@@ -38,7 +38,8 @@ class Series(LayerwiseMethod):
         independent_maxima: As of `GaussianLayers`.
 
     Example:
-        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Series(order=4))
+        x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
+        cp.propagate(torch.relu, x, cp.Series(order=4))
     """
 
     order: int | None = None

@@ -71,7 +71,7 @@ def render(
         The text of the page.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.zeros(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1)
         text = page.render(model_name="a model", x=x, trace=cp.trace(nn.Linear(4, 3), x))
     """
     content = Content(x, y, trace, comparison, robustness, output_names)
@@ -123,7 +123,7 @@ def write(
         path: Where to write; the other arguments are those of `render`.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.zeros(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1)
         page.write("report.html", model_name="a model", x=x, y=cp.propagate(nn.Linear(4, 3), x))
     """
     text = render(

@@ -51,3 +51,7 @@ __all__ = [
     "sensitivity",
     "worst_noise",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

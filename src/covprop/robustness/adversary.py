@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covprop.gaussian import Gaussian
-from covprop.methods import Method
+from covprop.methods import Method, as_method
 from covprop.propagate import AUTO
 from covprop.robustness.budget import scaled
 from covprop.robustness.classifier import (
@@ -266,7 +266,7 @@ def fooling_rate(
     levels: Sequence[float] = LEVELS,
     *,
     batch_dims: int = 1,
-    method: Method = AUTO,
+    method: Method | str = AUTO,
     samples: int = SAMPLES,
     points: int = POINTS,
     generator: torch.Generator | None = None,
@@ -294,6 +294,7 @@ def fooling_rate(
         print(cp.robustness.fooling_rate(nn.Linear(4, 3), torch.ones(2, 4), levels=[0.1, 1.0]))
     """
     x, numbers = _noisy_inputs(inputs, levels, batch_dims, samples)
+    method = as_method(method)
     classifier = Classifier(model, x)
     chosen = classifier.labels(labels)
     fixed = Randomisation.draw(points, generator)
@@ -334,7 +335,7 @@ def fooling_and_adversary(
     steps: int = STEPS,
     bounds: tuple[float, float] | None = None,
     batch_dims: int = 1,
-    method: Method = AUTO,
+    method: Method | str = AUTO,
     samples: int = SAMPLES,
     points: int = POINTS,
     generator: torch.Generator | None = None,
@@ -388,6 +389,10 @@ def _noisy_inputs(
     if numbers.dim() != 1 or not len(numbers) or not bool((numbers >= 0).all()):
         raise ValueError(f"levels are numbers from 0, not {levels!r}")
     check_count("samples", samples)
-    x = inputs if isinstance(inputs, Gaussian) else Gaussian.isotropic(inputs, 1.0, batch_dims)
+    x = (
+        inputs
+        if isinstance(inputs, Gaussian)
+        else Gaussian.isotropic(inputs, stddev=1.0, batch_dims=batch_dims)
+    )
     check_inputs(x)
     return x.detach(), numbers

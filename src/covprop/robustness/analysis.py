@@ -10,7 +10,7 @@ from torch import Tensor
 from covprop.diagnostics.compare import method_name
 from covprop.error_estimate import ErrorEstimate
 from covprop.gaussian import Gaussian
-from covprop.methods import Auto, Method, QuasiMonteCarlo
+from covprop.methods import Auto, Method, QuasiMonteCarlo, as_method
 from covprop.methods.progress import StageBar
 from covprop.propagate import AUTO, GAUSSIAN_LAYERS
 from covprop.robustness.adversary import STEPS, Adversarial, attack, noise_radius
@@ -85,7 +85,7 @@ class Robustness(Tabular):
         counted: Whether decisions were counted at points: nothing is assumed of the logits then.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(2, 4), 0.1, batch_dims=1)
+        x = cp.Gaussian.isotropic(torch.ones(2, 4), stddev=0.1, batch_dims=1)
         result = cp.robustness.analyse(nn.Linear(4, 3), x)
         print(result[0], result.record()["agrees"])
     """
@@ -201,7 +201,7 @@ def analyse(
     x: Gaussian,
     label: int | Tensor | None = None,
     *,
-    method: Method = AUTO,
+    method: Method | str = AUTO,
     probability: float = 0.99,
     samples: int = SAMPLES,
     points: int = POINTS,
@@ -235,13 +235,13 @@ def analyse(
         progress: Whether to show a progress bar.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         print(cp.robustness.analyse(nn.Linear(4, 3), x))
     """
     refuse_inference_mode("analyse")
     check_count("samples", samples)
     check_inputs(x)
-    x = x.detach()
+    x, method = x.detach(), as_method(method)
     classifier = Classifier(model, x)
     classifier.warn_of_probabilities(x)
     predicted = classifier.decision()

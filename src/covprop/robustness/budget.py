@@ -13,7 +13,7 @@ from covprop.errors import approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.rounding import PROBABILITY
-from covprop.methods import Auto, Method
+from covprop.methods import Auto, Method, as_method
 from covprop.propagate import AUTO
 from covprop.robustness.classifier import Classifier, Model
 from covprop.robustness.decisions import decide, method_at
@@ -130,7 +130,7 @@ def noise_budget(
     probability: float = 0.99,
     *,
     batch_dims: int = 0,
-    method: Method = AUTO,
+    method: Method | str = AUTO,
     largest: float = LARGEST,
     tolerance: float = TOLERANCE,
     points: int = POINTS,
@@ -165,8 +165,9 @@ def noise_budget(
     Example:
         print(cp.robustness.noise_budget(nn.Linear(4, 3), torch.ones(4), probability=0.9).level)
     """
+    method = as_method(method)
     if not isinstance(x, Gaussian):
-        x = Gaussian.isotropic(x, 1.0, batch_dims)
+        x = Gaussian.isotropic(x, stddev=1.0, batch_dims=batch_dims)
     if not 0 < probability < 1:
         raise ValueError(f"probability is between 0 and 1, not {probability!r}")
     if not SMALLEST < largest < math.inf:
@@ -175,8 +176,8 @@ def noise_budget(
         raise ValueError(f"tolerance is between 0 and 1, not {tolerance!r}")
     if x.covariance.constant:
         raise ValueError(
-            "the Gaussian does not vary, and there is no noise to scale; use "
-            "cp.Gaussian.isotropic(mean, 1.0) or another covariance as the shape of the noise"
+            "the Gaussian does not vary, and there is no noise to scale; use cp.Gaussian.isotropic("
+            "mean, stddev=1.0) or another covariance as the shape of the noise"
         )
     labels = Classifier(model, x).decision() if label is None else label
     fixed = Randomisation.draw(points, generator)

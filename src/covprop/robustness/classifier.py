@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from covprop.diagnostics.verdict import allowed_errors
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
-from covprop.gaussian import Gaussian
+from covprop.gaussian import Gaussian, check_gaussian
 from covprop.methods import Network, Root
 from covprop.propagate import check_module
 from covprop.robustness.estimates import Probabilities
@@ -31,6 +31,7 @@ class Classifier:
 
     def __init__(self, model: Model, x: Gaussian) -> None:
         """Inspect the model; a batch norm in training mode is refused, as by `cp.propagate`."""
+        check_gaussian(x)
         if isinstance(model, nn.Module):
             check_module(model, x)
         self.network = Network(model, [x])
@@ -125,7 +126,7 @@ def sampled_probabilities(
         generator: Draws them; torch's global one by default.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.zeros(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1)
         print(cp.robustness.sampled_probabilities(nn.Linear(4, 3), x, 1000).probability)
     """
     check_count("samples", samples)
@@ -163,7 +164,8 @@ def widened(ours: Probabilities, sampled: Probabilities) -> Probabilities:
 
 
 def check_inputs(x: Gaussian) -> None:
-    """Raise if the batch is empty."""
+    """Raise if it is no Gaussian, or the batch is empty."""
+    check_gaussian(x)
     if not x.batch_shape.numel():
         raise ValueError(
             f"there are no inputs: the batch has shape {tuple(x.batch_shape)}; give at least one"

@@ -21,7 +21,7 @@ class Probabilities:
             their distribution; zero where nothing is assumed, None where nothing is known of it.
 
     Example:
-        y = cp.Gaussian.isotropic(torch.tensor([1.0, 0.0, 0.0, 0.0]), 0.5)
+        y = cp.Gaussian.isotropic(torch.tensor([1.0, 0.0, 0.0, 0.0]), stddev=0.5)
         p = cp.robustness.class_probabilities(y)
         print(p.probability, p.stderr)
     """

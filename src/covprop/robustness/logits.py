@@ -174,7 +174,7 @@ def margins(logits: Gaussian, label: int | Tensor) -> Gaussian:
         A Gaussian with event (classes - 1,).
 
     Example:
-        y = cp.propagate(nn.Linear(4, 3), cp.Gaussian.isotropic(torch.zeros(4), 0.1))
+        y = cp.propagate(nn.Linear(4, 3), cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1))
         print(cp.robustness.margins(y, 0).stddev)
     """
     moments = Logits.of(logits)
@@ -264,7 +264,7 @@ def expected_softmax(
         generator: Draws the scramblings; torch's global one by default.
 
     Example:
-        y = cp.Gaussian.isotropic(torch.tensor([2.0, 0.0, 0.0]), 1.0)
+        y = cp.Gaussian.isotropic(torch.tensor([2.0, 0.0, 0.0]), stddev=1.0)
         print(cp.robustness.expected_softmax(y).probability)
     """
     return softmax_of(Logits.of(logits), Randomisation.draw(points, generator))

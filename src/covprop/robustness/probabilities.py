@@ -71,7 +71,7 @@ def class_probabilities(
         generator: Draws the scramblings; torch's global one by default.
 
     Example:
-        y = cp.propagate(nn.Linear(4, 3), cp.Gaussian.isotropic(torch.zeros(4), 0.1))
+        y = cp.propagate(nn.Linear(4, 3), cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1))
         print(cp.robustness.class_probabilities(y).probability)
     """
     return classes_of(Logits.of(logits), Randomisation.draw(points, generator))
@@ -101,7 +101,7 @@ def misclassification_probability(
         generator: Draws the scramblings; torch's global one by default.
 
     Example:
-        y = cp.Gaussian.isotropic(torch.tensor([2.0, 0.0, 0.0]), 0.5)
+        y = cp.Gaussian.isotropic(torch.tensor([2.0, 0.0, 0.0]), stddev=0.5)
         print(cp.robustness.misclassification_probability(y, 0).probability)
     """
     return misclassification(Logits.of(logits), label, Randomisation.draw(points, generator))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covprop.covariance import Dense, Diagonal
 from covprop.errors import UnsupportedOperation
-from covprop.gaussian import Gaussian
+from covprop.gaussian import Gaussian, check_gaussian
 from covprop.methods import Method
 from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
@@ -44,7 +44,7 @@ class Misclassification:
 
     Example:
         measure = cp.robustness.Misclassification(generator=torch.Generator().manual_seed(0))
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         print(cp.robustness.sensitivity(nn.Linear(4, 3), x, of=measure))
     """
 
@@ -64,7 +64,7 @@ class ExpectedMargin:
     """min_j E[y_label - y_j]: the expected margin to the nearest rival.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
         print(cp.robustness.sensitivity(model, x, of=cp.robustness.ExpectedMargin()))
     """
@@ -83,7 +83,7 @@ class StandardisedMargin:
     a gradient however small that is.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         print(cp.robustness.sensitivity(nn.Linear(4, 3), x, of=cp.robustness.StandardisedMargin()))
     """
 
@@ -103,7 +103,7 @@ class OutputVariance:
         output: A number in the flattened event; all outputs by default.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         print(cp.robustness.sensitivity(nn.Linear(4, 3), x, of=cp.robustness.OutputVariance(0)))
     """
 
@@ -122,7 +122,7 @@ def sensitivity(
     label: int | Tensor | None = None,
     of: Measure | None = None,
     *,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method | str = GAUSSIAN_LAYERS,
 ) -> Tensor:
     """d(measure) / d(variance of each input element), in the shape of the input's mean.
 
@@ -140,10 +140,11 @@ def sensitivity(
             answer by evaluations at points: the gradient would not be that of the answer.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         print(cp.robustness.sensitivity(nn.Linear(4, 3), x))
     """
     refuse_inference_mode("sensitivity")
+    check_gaussian(x)
     if label is not None:
         labels = torch.as_tensor(label, device=x.device).expand(x.batch_shape)
     elif isinstance(of, OutputVariance):
@@ -189,7 +190,7 @@ class VarianceBudget:
         total: One number, or one for each of a batch; by default the trace of the covariance.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         within = cp.robustness.VarianceBudget(0.5)
         print(cp.robustness.worst_noise(nn.Linear(4, 3), x, within=within).gaussian.variance)
     """
@@ -217,7 +218,7 @@ class WorstNoise:
         history: The best so far after each step, (steps + 1, *batch).
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         print(cp.robustness.worst_noise(nn.Linear(4, 3), x).after.probability)
     """
 
@@ -240,7 +241,7 @@ def worst_noise(
     within: Ball | VarianceBudget | None = None,
     *,
     steps: int = STEPS,
-    method: Method = GAUSSIAN_LAYERS,
+    method: Method | str = GAUSSIAN_LAYERS,
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> WorstNoise:
@@ -265,7 +266,7 @@ def worst_noise(
         generator: Draws their scramblings; torch's global one by default.
 
     Example:
-        x = cp.Gaussian.isotropic(torch.ones(4), 0.1)
+        x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
         worst = cp.robustness.worst_noise(nn.Linear(4, 3), x, within=cp.robustness.Ball(0.2))
         print(worst.shift)
     """
@@ -351,7 +352,7 @@ class _Variances:
 class _Objective:
     model: Model
     labels: Tensor
-    method: Method
+    method: Method | str
     points: Randomisation
 
     def __call__(

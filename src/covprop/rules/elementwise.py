@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -144,14 +144,15 @@ def power_of_number(function: Callable[..., Any], input: Any, other: float) -> A
     return torch.exp(input * math.log(other))
 
 
+Scalar = TypeVar("Scalar", bound=Callable[..., Tensor])
+
+
 @overload
-def activation(
-    function: Callable[..., Tensor], *, kinks: Sequence[float] = ...
-) -> Callable[..., Any]: ...
+def activation(function: Scalar, *, kinks: Sequence[float] = ...) -> Scalar: ...
 @overload
 def activation(
     function: None = None, *, kinks: Sequence[float] = ...
-) -> Callable[..., Callable[..., Any]]: ...
+) -> Callable[[Scalar], Scalar]: ...
 def activation(
     function: Callable[..., Tensor] | None = None, *, kinks: Sequence[float] = ()
 ) -> Callable[..., Any]:
@@ -177,12 +178,25 @@ def activation(
     def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         function = wraps(plain)(lambda y: plain(y, *args, **kwargs))
         if isinstance(x, GaussianTensor):
+            _check_one_function(function, x)
             return dispatch(activated, (x, function, kinks), {})
         if has_torch_function((x,)):  # something watches, which should see one operation
             return handle_torch_function(activated, (x,), x, function, kinks)
         return plain(x, *args, **kwargs)
 
     return wrapped
+
+
+@torch.no_grad()
+def _check_one_function(function: Callable[[Tensor], Tensor], x: GaussianTensor) -> None:
+    """Refuse a function with a parameter for each channel or element, of which grids know none."""
+    value = function(torch.zeros(1, dtype=x.dtype, device=x.device))
+    if isinstance(value, Tensor) and value.shape != (1,):
+        raise UnsupportedOperation(
+            f"{name_of(function)} has parameters of shape {tuple(value.shape)}, and an activation "
+            "is one function for all elements; keep such parameters outside of it, as in "
+            "tanh(slopes * x), or write it as plain torch code without cp.activation"
+        )
 
 
 def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[float]) -> Tensor:

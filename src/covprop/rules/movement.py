@@ -174,7 +174,8 @@ def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTenso
     return GaussianTensor(loc, input.carrier.map(loc, torch.Tensor.detach), view_of=input)
 
 
-@rule(Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.cpu, Tensor.cuda,
+@rule(Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
+      Tensor.cpu, Tensor.cuda,
       kind=Kind.MOVEMENT, treatment="exact", name="to, type_as, float, double, cpu, cuda",
       batch=Batch.ANYWHERE)  # fmt: skip
 def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:

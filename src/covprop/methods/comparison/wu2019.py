@@ -54,7 +54,7 @@ class Wu2019(LayerwiseMethod):
         independent_maxima: As of `GaussianLayers`.
 
     Example:
-        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), 0.1), cp.Wu2019())
+        cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1), cp.Wu2019())
     """
 
     activations: Replacements = field(default_factory=dict, hash=False)

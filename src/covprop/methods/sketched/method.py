@@ -51,7 +51,7 @@ class Sketched(LayerwiseMethod):
         activations: As of `GaussianLayers`.
 
     Example:
-        cp.propagate(model, cp.Gaussian.isotropic(image, 0.1), cp.Sketched(64))
+        cp.propagate(model, cp.Gaussian.isotropic(image, stddev=0.1), cp.Sketched(64))
     """
 
     tangents: int = 64

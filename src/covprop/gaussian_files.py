@@ -1,0 +1,147 @@
+"""A Gaussian in a file of safetensors: its tensors in their structure, and what is known of it."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from covprop.covariance import Covariance, Deflated, Dense, Diagonal, LowRank, Zero
+from covprop.error_estimate import Deferred, ErrorEstimate, SamplingError
+from covprop.errors import UnsupportedOperation
+from covprop.files import reading_tensors, write_tensors
+from covprop.validation import check_shapes, check_tensors
+
+STRUCTURES: dict[str, type[Covariance]] = {
+    kind.__name__: kind for kind in (Dense, Diagonal, LowRank, Deflated)
+}
+COVARIANCE, SAMPLING, ERROR = "covariance.", "sampling.", "error."
+
+
+SLOTS = (
+    "_covariance", "_error", "_mean", "_method", "_mixture", "_notes", "_sampling", "_skewness",
+)  # fmt: skip
+"""What a Gaussian holds."""
+
+
+class Stored:
+    """What is written to files: those of safetensors, of pickle and of torch.save."""
+
+    __slots__ = ()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file of safetensors, without a mixture and with its method as text.
+
+        An estimate of the error that nobody has asked for is left out: it needs the model.
+
+        Args:
+            path: Of the file, which is replaced if it exists.
+
+        Example:
+            cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).save("x.safetensors")
+        """
+        write_tensors(Path(path), type(self).__name__, *packed(self.__getstate__()[1]))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
+        """Read a file of `save`; no code of the file is run.
+
+        Args:
+            path: Of the file.
+            device: Where the tensors are put.
+
+        Raises:
+            InvalidFile: Where the file is damaged, or of something else.
+
+        Example:
+            cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).save("x.safetensors")
+            x = cp.Gaussian.load("x.safetensors")
+        """
+        with reading_tensors(Path(path), cls.__name__, device) as (described, tensors):
+            result = object.__new__(cls)
+            result.__setstate__((None, unpacked(described, tensors)))
+        return result
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """All but an estimate of the error that nobody has asked for: it needs the model."""
+        state = {name: getattr(self, name) for name in SLOTS}
+        if isinstance(error := state["_error"], Deferred):
+            state["_error"] = error.value if error.known else None
+        return None, state
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:  # torch.load asks for it
+        for name, value in state[1].items():
+            setattr(self, name, value)
+
+
+def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of a file."""
+    covariance, sampling, error = (
+        _written(state["_covariance"]), state["_sampling"], state["_error"]
+    )  # fmt: skip
+    described: dict[str, Any] = {
+        "structure": type(covariance).__name__, "batch_dims": len(covariance.batch_shape),
+        "method": None if state["_method"] is None else str(state["_method"]),
+        "notes": list(state["_notes"]),
+    }  # fmt: skip
+    tensors = {"mean": state["_mean"]}
+    if state["_skewness"] is not None:
+        tensors["skewness"] = state["_skewness"]
+    if not covariance.constant:
+        tensors |= _tensors(COVARIANCE, covariance)
+    if sampling is not None:
+        described["samples"] = sampling.samples
+        tensors |= _tensors(SAMPLING, sampling)
+    if error is not None:
+        described["basis"] = error.basis
+        tensors |= _tensors(ERROR, error)
+    # A copy of each: safetensors refuses tensors that share memory.
+    return described, {name: tensor.detach().clone(memory_format=torch.contiguous_format)
+                       for name, tensor in tensors.items()}  # fmt: skip
+
+
+def unpacked(described: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What a file's description and tensors are of."""
+    mean = tensors["mean"]
+    if described["structure"] == Zero.__name__:
+        covariance: Covariance = Zero.like(mean, described["batch_dims"])
+    else:
+        structure: Any = STRUCTURES[described["structure"]]
+        covariance = structure(**_named(COVARIANCE, tensors))
+    check_tensors(mean, covariance)
+    check_shapes(mean, covariance)
+    sampling, error = _named(SAMPLING, tensors), _named(ERROR, tensors)
+    return {
+        "_mean": mean, "_covariance": covariance, "_method": described["method"],
+        "_sampling": SamplingError(described["samples"], **sampling) if sampling else None,
+        "_mixture": None, "_skewness": tensors.get("skewness"),
+        "_notes": tuple(described["notes"]),
+        "_error": ErrorEstimate(**error, basis=described["basis"]) if error else None,
+    }  # fmt: skip
+
+
+def _written(covariance: Covariance) -> Covariance:
+    """A structure that a file can hold."""
+    if covariance.distributed:
+        raise UnsupportedOperation(
+            "a file holds a whole covariance, and the rows of this one are spread over processes; "
+            "gather it with .covariance.to_dense()"
+        )
+    return Dense(covariance.matrix()) if covariance.deferred else covariance
+
+
+def _tensors(prefix: str, holder: Any) -> dict[str, Tensor]:
+    """The tensors of a dataclass, by their names."""
+    values = {field.name: getattr(holder, field.name) for field in fields(holder)}
+    return {prefix + name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
