@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.methods import accuracy, auto
+from covprop.methods import accuracy, choice
 from tests.gaussians import gaussian, numbers
 from tests.methods.test_accuracy import network, true_error
 
@@ -34,7 +34,7 @@ def test_few_inputs_are_evaluated_at_points() -> None:
     y = cp.propagate(network(4, 30, 30, 30, 2), isotropic(4, 2.0))
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert y.error is not None
-    assert y.error.largest <= auto.GOOD
+    assert y.error.largest <= choice.GOOD
     assert any("evaluat" in note for note in y.notes)
     assert "estimated error" in str(y)
 
@@ -64,15 +64,15 @@ def test_many_inputs_go_from_layer_to_layer() -> None:
     y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.1))
     assert isinstance(y.method, cp.Cumulants)
     assert y.error is not None
-    assert y.error.largest <= auto.GOOD
+    assert y.error.largest <= choice.GOOD
 
 
 @pytest.mark.parametrize("method", [cp.Exact, cp.Sketched])
 def test_what_takes_too_much_is_replaced(monkeypatch: pytest.MonkeyPatch, method: type) -> None:
     work = cp.plan(network(20, 40, 40, 3), isotropic(20, 0.1), method=cp.Exact()).work
-    for module in (auto, accuracy):
+    for module in (choice, accuracy):
         monkeypatch.setattr(module, "LAYER_WORK", work if method is cp.Exact else 0.0)
-    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cp.ApproximationWarning)
         y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.1))
@@ -106,7 +106,7 @@ def test_tolerances_are_kept(inputs: int, tolerance: float) -> None:
 
 
 def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "TOLERANCE_WORK", 2.0**26)
+    monkeypatch.setattr(choice, "TOLERANCE_WORK", 2.0**26)
     with pytest.warns(cp.ApproximationWarning, match="may be off: .* more than 0.01 %"):
         y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 1.0), cp.Auto(1e-4))
     assert y.error is not None
@@ -116,7 +116,7 @@ def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_rough_results_are_warned_of_each_time_at_the_users_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
     model, x = nn.Sequential(nn.Identity(), Cancelling(12)), isotropic(12, 1.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -172,11 +172,11 @@ def test_operations_without_a_rule_are_evaluated() -> None:
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert any("no other way" in note for note in y.notes)
     assert y.error is not None
-    assert y.error.largest <= auto.GOOD
+    assert y.error.largest <= choice.GOOD
 
 
 def test_what_cannot_be_evaluated_either_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
     with pytest.raises(cp.UnsupportedOperation, match="nuc"):
         cp.propagate(lambda x: torch.linalg.matrix_norm(x.reshape(4, 4), ord="nuc"),
                      isotropic(16, 0.1))  # fmt: skip
@@ -252,7 +252,7 @@ def test_an_output_that_does_not_vary_costs_the_others_nothing() -> None:
     both = cp.propagate(lambda z: torch.cat([model(z), 0 * z[..., :1]], -1), x)
     torch.testing.assert_close(both.stddev[:2], alone.stddev)
     assert both.error is not None
-    assert both.error.largest <= auto.GOOD
+    assert both.error.largest <= choice.GOOD
 
 
 def test_gradients_of_rough_layers_are_warned_of() -> None:
