@@ -206,6 +206,8 @@ class Choice:
         # Each Gaussian of a batch may take as much, up to a limit.
         work = POINT_WORK * min(MOST_SHARES, max(1, network.batch_shape.numel()))
         work = work if self.tolerance is None else max(work, TOLERANCE_WORK)
+        if MOST_POINTS * (network.most_work + 2.0 * self.entries) <= work:
+            return MOST_POINTS
         most = int(min(MOST_POINTS, work / (network.work + 2.0 * self.entries)))
         return most if most >= max(FIRST_POINTS, self.estimator.matched_points) else 0
 
@@ -231,10 +233,12 @@ class Choice:
     def grown(self, answer: Answer, count: int) -> int:
         """How many points may be enough, where so many were not.
 
-        Errors of points fall as their number in few dimensions, as its root in many.
+        Errors of points fall as their number in few dimensions, as its root in many. Four times as
+        many take little more time where they are few.
         """
         more = min(32.0, 1.2 * (self.error_of(answer) / self.target) ** 1.5)
-        return int(2 ** math.ceil(math.log2(max(2.0, more) * count)))
+        least = 4.0 if count <= FIRST_POINTS / 4 else 2.0
+        return int(2 ** math.ceil(math.log2(max(least, more) * count)))
 
     def cross_checked(self, points: Answer) -> Answer:
         """An answer by points, with larger errors where layers that are exact contradict it."""

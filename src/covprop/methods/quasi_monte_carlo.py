@@ -99,8 +99,7 @@ class QuasiMonteCarlo(FunctionMethod):
 
     def furthest(self, width: int) -> float:
         """The largest distance of a point from the mean, in so many directions of noise."""
-        points, _ = self._standard(width, range(REPLICATES))
-        return float(points.square().sum(-1).max().sqrt()) if width else 0.0
+        return _furthest(width, self._pairs, self.seed) if width else 0.0
 
     @property
     def _pairs(self) -> int:
@@ -146,9 +145,7 @@ class QuasiMonteCarlo(FunctionMethod):
     def _standard(self, width: int, sets: range) -> tuple[Tensor, Tensor]:
         """Points (sets, count, width) of mean 0 and covariance 1, and their weights."""
         keep = len(sets) * self._pairs * width <= REMEMBERED
-        seed = self.seed * REPLICATES
-        seeds = range(seed + sets.start, seed + sets.stop)
-        return (_remembered if keep else _several)(width, self._pairs, seeds)
+        return (_remembered if keep else _several)(width, self._pairs, self.seed, sets)
 
     def _points(self, roots: Sequence[Root], sets: range) -> tuple[Tensor, list[Tensor]]:
         """Weights (sets, count), and all points (sets count, *batch, *event) for each input."""
@@ -225,7 +222,9 @@ def heavy_tailed(largest: Tensor, total: Tensor, points: int) -> Tensor:
 
 def _estimate(samples: int, dtype: torch.dtype, found: list[Moments]) -> Estimate:
     """The average over sets, about the mean of all, and standard errors."""
-    means, moments, third, largest = (torch.cat(part) for part in zip(*found, strict=True))
+    means, moments, third, largest = (
+        torch.cat(part) if len(part) > 1 else part[0] for part in zip(*found, strict=True)
+    )
     mean = means.mean(0)
     shift = means - mean
     moments = moments + shift[..., :, None] * shift[..., None, :]
@@ -275,10 +274,18 @@ def standard_points(width: int, pairs: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat([half, -half]), torch.cat([weights, weights]) / 2
 
 
-def _several(width: int, pairs: int, seeds: range) -> tuple[Tensor, Tensor]:
+def _several(width: int, pairs: int, seed: int, sets: range) -> tuple[Tensor, Tensor]:
     """Sets of points (sets, 2 pairs, width) and their weights (sets, 2 pairs)."""
-    points, weights = zip(*(standard_points(width, pairs, seed) for seed in seeds), strict=True)
+    made = [standard_points(width, pairs, seed * REPLICATES + one) for one in sets]
+    points, weights = zip(*made, strict=True)
     return torch.stack(points), torch.stack(weights)
+
+
+@lru_cache(maxsize=64)
+def _furthest(width: int, pairs: int, seed: int) -> float:
+    """The largest distance of a point of all sets from 0."""
+    every = (_several(width, pairs, seed, range(one, one + 1)) for one in range(REPLICATES))
+    return max(float(points.square().sum(-1).max().sqrt()) for points, _ in every)
 
 
 _remembered = lru_cache(maxsize=64)(_several)
