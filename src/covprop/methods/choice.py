@@ -71,9 +71,8 @@ class Answer:
         largest = [error.largest for error in self.errors]
         return max((math.inf if math.isnan(one) else one for one in largest), default=0.0)
 
-    @cached_property
-    def error_of_most(self) -> float:
-        """The same of half of a batch, or, if larger, a quarter of that of nine of ten."""
+    def error_of(self, share: float) -> float:
+        """The same of such a part of the batch."""
         if self.rows <= 1:
             return self.error
         errors = [part for one in self.errors for part in (one.mean, one.stddev)]
@@ -81,10 +80,7 @@ class Answer:
         if not (worst := torch.cat(flat, -1)).shape[-1]:
             return 0.0
         worst = worst.nan_to_num(math.inf, math.inf).amax(-1)
-        half, most = (
-            float(worst.sort().values[math.ceil(share * (self.rows - 1))]) for share in (HALF, MOST)
-        )
-        return max(half, most * GOOD / FAIR)
+        return float(worst.sort().values[math.ceil(share * (self.rows - 1))])
 
 
 class Choice:
@@ -116,7 +112,7 @@ class Choice:
         answers = [answer for answer in (layers, points) if answer is not None]
         enough = self.target if few or self.tolerance is not None else FAIR
         worth = self.most_points and (points is None or self.tolerance is None)
-        if worth and all(self.error_of(answer) > enough for answer in answers):
+        if worth and all(self.error_of(answer, enough) > enough for answer in answers):
             reason = self.reason_for_points(layers)
             if (more := self.points(FIRST_POINTS, self.most_points, reason)) is not None:
                 answers.append(more)
@@ -131,9 +127,16 @@ class Choice:
         )
         return self.finished(best, layers)
 
-    def error_of(self, answer: Answer) -> float:
-        """What choices go by: with a tolerance, the largest error of all, else that of most."""
-        return answer.error if self.tolerance is not None else answer.error_of_most
+    def error_of(self, answer: Answer, target: float | None = None) -> float:
+        """What is to be within the target, that of the call or another one.
+
+        With a tolerance the largest error of all; else that of half of the batch, where nine of ten
+        are fair.
+        """
+        if self.tolerance is not None:
+            return answer.error
+        target = target or self.target
+        return max(answer.error_of(HALF), answer.error_of(MOST) * target / max(target, FAIR))
 
     def few_directions(self) -> str:
         """Why the network is evaluated at points whatever layers say."""
