@@ -334,6 +334,7 @@ def test_where_layers_fail_points_are_the_answer(
     y = cp.propagate(model, x, cp.Auto(tolerance))
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert true_error(y, model, x) < 0.01
+    assert any("is not seen" in note for note in y.notes)
     if tolerance is None:
         assert any("no answer from layer to layer: this is why" in note for note in y.notes)
     monkeypatch.setattr(choice, "POINT_WORK", 0.0)

@@ -299,7 +299,7 @@ class Choice:
         limit = ROUGH if self.tolerance is None else self.tolerance
         if not best.error <= limit:
             self.warn(best, limit)
-        if layers is None and self.failure is None:
+        if layers is None:
             self.notes.append(self.reach(best))
         errors, notes = iter(best.errors), (*best.texts, best.reason, *self.notes)
         nest = map_leaves(
