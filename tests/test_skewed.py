@@ -259,9 +259,13 @@ def test_a_split_of_a_skewed_input_is_refused() -> None:
 
 @pytest.mark.parametrize("method", [cp.Exact(), cp.MonteCarlo(100)])
 def test_a_skewed_result_as_an_input_is_taken_as_gaussian_with_a_warning(method: Any) -> None:
-    x = cp.Gaussian(torch.zeros(2), torch.eye(2) + 1, skewness=torch.tensor([0.3, 0.0]))
+    x = cp.Gaussian(torch.zeros(2), torch.eye(2) + 1, skewness=torch.tensor([0.6, 0.0]))
     with pytest.warns(cp.ApproximationWarning, match="propagate both in one call"):
         propagate(torch.relu, x, method)
+    slightly = cp.Gaussian(torch.zeros(2), torch.eye(2) + 1, skewness=torch.tensor([0.4, 0.0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", cp.ApproximationWarning)
+        propagate(torch.relu, slightly, method)
 
 
 def test_bayesian_predictions_traces_and_comparisons_say_it_too() -> None:

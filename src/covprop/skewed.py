@@ -298,6 +298,6 @@ def _positive(
     return mean, square
 
 
-def is_skewed(x: Gaussian) -> bool:
-    """Whether a skewness is known of some element, and not zero."""
-    return x.skewness is not None and bool((x.skewness != 0).any())
+def is_skewed(x: Gaussian, beyond: float = 0.0) -> bool:
+    """Whether a skewness is known of some element, and beyond so much."""
+    return x.skewness is not None and bool((x.skewness.abs() > beyond).any())

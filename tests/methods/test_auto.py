@@ -1,5 +1,6 @@
 """The default: what it chooses, how good that is, and what it says of it."""
 
+import math
 import warnings
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.methods import accuracy, auto
+from covprop.methods import accuracy, choice
 from tests.gaussians import gaussian, numbers
 from tests.methods.test_accuracy import network, true_error
 
@@ -34,7 +35,7 @@ def test_few_inputs_are_evaluated_at_points() -> None:
     y = cp.propagate(network(4, 30, 30, 30, 2), isotropic(4, 2.0))
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert y.error is not None
-    assert y.error.largest <= auto.GOOD
+    assert y.error.largest <= choice.GOOD
     assert any("evaluat" in note for note in y.notes)
     assert "estimated error" in str(y)
 
@@ -64,15 +65,15 @@ def test_many_inputs_go_from_layer_to_layer() -> None:
     y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.1))
     assert isinstance(y.method, cp.Cumulants)
     assert y.error is not None
-    assert y.error.largest <= auto.GOOD
+    assert y.error.largest <= choice.GOOD
 
 
 @pytest.mark.parametrize("method", [cp.Exact, cp.Sketched])
 def test_what_takes_too_much_is_replaced(monkeypatch: pytest.MonkeyPatch, method: type) -> None:
     work = cp.plan(network(20, 40, 40, 3), isotropic(20, 0.1), method=cp.Exact()).work
-    for module in (auto, accuracy):
+    for module in (choice, accuracy):
         monkeypatch.setattr(module, "LAYER_WORK", work if method is cp.Exact else 0.0)
-    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cp.ApproximationWarning)
         y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.1))
@@ -106,7 +107,7 @@ def test_tolerances_are_kept(inputs: int, tolerance: float) -> None:
 
 
 def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "TOLERANCE_WORK", 2.0**26)
+    monkeypatch.setattr(choice, "TOLERANCE_WORK", 2.0**26)
     with pytest.warns(cp.ApproximationWarning, match="may be off: .* more than 0.01 %"):
         y = cp.propagate(network(4, 30, 30, 2), isotropic(4, 1.0), cp.Auto(1e-4))
     assert y.error is not None
@@ -116,7 +117,7 @@ def test_a_tolerance_out_of_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_rough_results_are_warned_of_each_time_at_the_users_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
     model, x = nn.Sequential(nn.Identity(), Cancelling(12)), isotropic(12, 1.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -174,11 +175,11 @@ def test_operations_without_a_rule_are_evaluated() -> None:
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert any("no other way" in note for note in y.notes)
     assert y.error is not None
-    assert y.error.largest <= auto.GOOD
+    assert y.error.largest <= choice.GOOD
 
 
 def test_what_cannot_be_evaluated_either_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
     with pytest.raises(cp.UnsupportedOperation, match="nuc"):
         cp.propagate(lambda x: torch.linalg.matrix_norm(x.reshape(4, 4), ord="nuc"),
                      isotropic(16, 0.1))  # fmt: skip
@@ -256,7 +257,7 @@ def test_an_output_that_does_not_vary_costs_the_others_nothing() -> None:
     both = cp.propagate(lambda z: torch.cat([model(z), 0 * z[..., :1]], -1), x)
     torch.testing.assert_close(both.stddev[:2], alone.stddev)
     assert both.error is not None
-    assert both.error.largest <= auto.GOOD
+    assert both.error.largest <= choice.GOOD
 
 
 def test_gradients_of_rough_layers_are_warned_of() -> None:
@@ -278,3 +279,127 @@ def test_small_directions_of_a_factor_count() -> None:
 def test_tolerances_that_cannot_be_are_refused(tolerance: float) -> None:
     with pytest.raises(ValueError, match="tolerance is a share"):
         cp.Auto(tolerance)
+
+
+class Counting(nn.Module):
+    """A small network that counts its evaluations; vmap cannot do one with a choice by number."""
+
+    def __init__(self, choosing: bool) -> None:
+        super().__init__()
+        self.inner, self.choosing, self.calls = network(3, 20, 20, 1), choosing, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.choosing and isinstance(x, Tensor) and float(x.sum()) > 1e9:
+            return -self.inner(x)
+        result: Tensor = self.inner(x)
+        return result
+
+
+def test_a_small_network_is_evaluated_three_times() -> None:
+    """At the means, beside them, and at all points together."""
+    model = Counting(choosing=False)
+    with torch.no_grad():
+        y = cp.propagate(model, isotropic(3, 0.1), cp.Auto(0.05))
+    assert isinstance(y.method, cp.QuasiMonteCarlo)
+    assert model.calls == 3
+
+
+def test_models_that_vmap_cannot_do_are_not_evaluated_point_by_point() -> None:
+    model = Counting(choosing=True)
+    y = cp.propagate(model, isotropic(3, 0.1), cp.Auto(0.05))
+    assert isinstance(y.method, cp.Cumulants)
+    assert model.calls < 2 * accuracy.FEW_POINTS
+
+
+def test_points_without_a_check_say_how_far_they_reach() -> None:
+    model, x = network(3, 20, 20, 1), isotropic(3, 0.1)
+    y = cp.propagate(model, x, cp.Auto(0.05))
+    assert isinstance(y.method, cp.QuasiMonteCarlo)
+    assert any("standard deviations from the mean is not seen" in note for note in y.notes)
+    assert 4 < y.method.furthest(3) < 12
+    assert not any("is not seen" in note for note in cp.propagate(model, x).notes)
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.002])
+@pytest.mark.parametrize(
+    "error", [cp.QuadratureError, cp.TooLarge, cp.InconsistentBranches, cp.UnsupportedOperation]
+)
+@pytest.mark.parametrize("inputs", [3, 12])
+def test_where_layers_fail_points_are_the_answer(
+    monkeypatch: pytest.MonkeyPatch, inputs: int, error: type[Exception], tolerance: float | None
+) -> None:
+    def fails(*_: object) -> None:
+        raise error("this is why")
+
+    model, x = network(inputs, 30, 30, 2), isotropic(inputs, 1.0)
+    for method in (cp.Cumulants, cp.GaussianLayers):
+        monkeypatch.setattr(method, "run", fails)
+    y = cp.propagate(model, x, cp.Auto(tolerance))
+    assert isinstance(y.method, cp.QuasiMonteCarlo)
+    assert true_error(y, model, x) < 0.01
+    assert any("is not seen" in note for note in y.notes)
+    if tolerance is None:
+        assert any("no answer from layer to layer: this is why" in note for note in y.notes)
+    monkeypatch.setattr(choice, "POINT_WORK", 0.0)
+    monkeypatch.setattr(choice, "TOLERANCE_WORK", 0.0)
+    with pytest.raises(error, match="this is why"):
+        cp.propagate(model, x, cp.Auto(tolerance))
+
+
+def test_where_third_cumulants_fail_gaussian_layers_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise cp.QuadratureError("this is why")
+
+    monkeypatch.setattr(cp.Cumulants, "run", fails)
+    y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.01))
+    assert isinstance(y.method, cp.ControlVariate)  # the check, which is better
+    assert isinstance(y.method.base, cp.GaussianLayers)
+    assert any("third cumulants cannot be followed: this is why" in note for note in y.notes)
+
+
+@pytest.mark.parametrize("inputs", [2, 12])
+def test_points_outside_the_domain_of_a_function_leave_it_to_layers(inputs: int) -> None:
+    """Points of two directions reach beyond ten deviations, where a logarithm is not defined."""
+    mean = torch.full((inputs,), 3.0, dtype=torch.float64)
+    y = cp.propagate(torch.log, cp.Gaussian.isotropic(mean, 0.3))
+    assert isinstance(y.method, cp.Cumulants)
+    assert abs(float(y.stddev[0]) - 0.1014) < 0.002  # by quadrature
+    with pytest.raises(cp.UnsupportedOperation, match="bound its argument"):
+        cp.propagate(torch.log, cp.Gaussian.isotropic(mean, 1.0))
+
+
+@pytest.mark.parametrize("inputs", [5, 50])
+@pytest.mark.parametrize("method", [cp.Auto(), cp.Auto(0.05)])
+def test_heavy_tails_do_not_refute_layers_that_are_exact(inputs: int, method: cp.Auto) -> None:
+    """The variance of exp(4 z) is due to z = 8: no point has seen it."""
+    unit = torch.ones(inputs, dtype=torch.float64) / inputs**0.5
+    x = cp.Gaussian.isotropic(torch.zeros_like(unit), 1.0)
+    y = cp.propagate(lambda z: torch.exp(4 * (z @ unit))[..., None], x, method)
+    expected = torch.tensor([(16 + math.log(math.expm1(16))) / 2], dtype=torch.float64).exp()
+    torch.testing.assert_close(y.stddev, expected)
+
+
+def test_a_variance_that_does_not_exist_is_said() -> None:
+    x = cp.Gaussian.isotropic(torch.full((2,), 3.0, dtype=torch.float64), 1.0)
+    with pytest.warns(cp.ApproximationWarning, match="a few evaluations have most of a variance"):
+        y = cp.propagate(torch.reciprocal, x)
+    assert y.error is not None
+    assert y.error.largest_stddev == math.inf
+
+
+def test_points_for_a_batch_are_those_that_most_of_it_needs() -> None:
+    model = network(2, 30, 30, 1)
+    noise = torch.full((40,), 0.01, dtype=torch.float64)
+    noise[7] = 30.0
+    x = cp.Gaussian.isotropic(0.3 * numbers(40, 2, seed=1), noise, batch_dims=1)
+    y, hard = cp.propagate(model, x), cp.propagate(model, x[7])
+    assert y.error is not None
+    assert hard.samples is not None
+    assert (y.samples or 0) < hard.samples
+    assert float(y.error.stddev[7]) == y.error.largest_stddev > choice.GOOD
+    within = cp.propagate(model, x, cp.Auto(0.005))
+    assert within.error is not None
+    assert within.error.largest <= 0.005

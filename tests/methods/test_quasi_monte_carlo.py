@@ -1,7 +1,9 @@
 """Fixed points that have the mean and covariance of the input."""
 
 import math
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +190,58 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, float]) -> None:
 def test_points_are_rounded_up_to_equal_sets() -> None:
     y = cp.propagate(torch.relu, gaussian(2), cp.QuasiMonteCarlo(2 * REPLICATES + 1))
     assert y.samples == 4 * REPLICATES
+
+
+SKEWNESSES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "linear": (lambda x: 2 * x, 0.0),
+    "square": (torch.square, 8**0.5),
+    "exp": (lambda x: torch.exp(x / 2), (math.exp(0.25) + 2) * math.sqrt(math.expm1(0.25))),
+}
+
+
+@pytest.mark.parametrize("name", SKEWNESSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_results_have_the_skewness_of_the_points(
+    name: str, dtype: torch.dtype, batch: tuple[int, ...]
+) -> None:
+    function, expected = SKEWNESSES[name]
+    x = cp.Gaussian.isotropic(torch.zeros(*batch, 3, dtype=dtype), 1.0, len(batch))
+    y = cp.propagate(lambda t: function(t[..., :1]), x, cp.QuasiMonteCarlo(16384))
+    assert y.skewness is not None
+    assert y.skewness.shape == y.mean.shape
+    assert y.skewness.dtype == dtype
+    assert float((y.skewness - expected).abs().max()) < 0.03 * (1 + expected)
+
+
+@pytest.mark.parametrize("method", [cp.QuasiMonteCarlo, cp.MonteCarlo])
+def test_errors_of_samples_follow_from_their_standard_errors(method: Callable[..., Any]) -> None:
+    """Nineteen of twenty are within; of 100, fewer than 85 are one time in a thousand."""
+    mean, stddev = 1 / math.sqrt(2 * math.pi), math.sqrt(0.5 - 1 / (2 * math.pi))
+    x = cp.Gaussian.isotropic(torch.zeros(10, dtype=torch.float64), 1.0)
+    turn = torch.linalg.qr(numbers(10, 10, seed=5)).Q
+    within = 0
+    for seed in range(50):
+        given = seed if method is cp.QuasiMonteCarlo else torch.Generator().manual_seed(seed)
+        y = cp.propagate(lambda t: torch.relu(t @ turn[0])[..., None], x, method(1536, given))
+        assert y.error is not None
+        within += float((y.mean - mean).abs()) <= float(y.error.mean) * stddev
+        within += float((y.stddev / stddev - 1).abs()) <= float(y.error.stddev)
+    assert within >= 85
+    assert "estimated error" in str(y)
+    copied = pickle.loads(pickle.dumps(y))
+    assert torch.equal(copied.error.stddev, y.error.stddev)
+
+
+def test_heavy_tails_are_found() -> None:
+    """Of exp(4 z), a few of the points have all of the variance, and miss nearly all of it."""
+    unit = torch.ones(50, dtype=torch.float64) / 50**0.5
+    x = cp.Gaussian.isotropic(torch.zeros_like(unit), 1.0)
+    for power, heavy in ((4.0, True), (0.2, False)):
+        y = cp.propagate(
+            lambda z, power=power: torch.exp(power * (z @ unit))[..., None], x, cp.QuasiMonteCarlo()
+        )
+        assert y.error is not None
+        assert (y.error.largest == math.inf) == heavy
+        assert ("a few have most of a variance" in str(y.error)) == heavy
+    assert float(y.stddev / math.sqrt(math.expm1(0.04) * math.exp(0.04)) - 1) < y.error.largest

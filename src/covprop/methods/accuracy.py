@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.error_estimate import ErrorEstimate
+from covprop.error_estimate import ROUNDINGS, STANDARD_ERRORS, ErrorEstimate, quotient
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
@@ -29,22 +29,24 @@ from covprop.methods.quasi_monte_carlo import (
     WIDENED_PAIRS,
     WIDENED_WIDTH,
     QuasiMonteCarlo,
+    heavy_tailed,
+    largest_terms,
     weighted_mean,
 )
 from covprop.methods.root import Root
 from covprop.methods.sketched import Sketched
 from covprop.modules import module_names, running_module
 
-STUDENT = 2.4
-"""Standard errors of eight sets of points within which 19 of 20 errors are."""
 AGREEMENT = 1e-6
-"""The gap between orders up to which layers count as exact, and points that differ are doubted."""
+"""The gap between orders up to which layers count as exact, so that points that differ are not."""
 NEGLIGIBLE = 1e-6
 """The part of the largest standard deviation of a result that does not count."""
-FEW_POINTS = 64
-"""Those of a check where evaluations are expensive."""
-ROUNDINGS = 4.0
-"""Last bits by which evaluations of a network are off."""
+CHECK_POINTS, FEW_POINTS = 8192, 64
+"""Those of a check, and where evaluations are expensive."""
+OVERHEAD = 2.0**28
+"""Floating-point operations in the time that the calls of torch take in a small network."""
+HELD = 2**22
+"""Numbers of the outputs at all points of a check."""
 LAYER_WORK, CHECK_WORK = 2.0**35, 2.0**32
 """Floating-point operations that a method may take which goes from layer to layer, and samples that
 check it."""
@@ -52,7 +54,7 @@ LAYERS = 2.0
 """Gaps between them and third cumulants within which 84 % of the errors of Gaussian layers were."""
 CUMULANTS, EXPANSION = 1.0, 10.0
 """84 % of errors of third cumulants were within the gap times (the first + the second gaps): an
-expansion whose first term is large tells little."""
+expansion whose first term is large is not accurate."""
 
 
 @final
@@ -71,32 +73,26 @@ class Moments:
         mean, stddev = y.mean.detach().double(), y.stddev.detach().double()
         if y.sampling_error is None:
             return cls(mean, stddev, torch.zeros_like(mean), torch.zeros_like(mean))
-        rounding = ROUNDINGS * torch.finfo(y.dtype).eps * mean.abs()
-        variance = y.sampling_error.covariance.detach().double().diagonal(dim1=-2, dim2=-1)
-        of_stddev = quotient(variance.reshape(mean.shape), 2 * stddev)
-        of_mean = y.sampling_error.mean.detach().double()
-        return cls(mean, stddev, STUDENT * of_mean + rounding, STUDENT * of_stddev + rounding)
+        return cls(mean, stddev, *y.sampling_error.likely(y.mean, stddev))
 
     @classmethod
     def of_sets(
-        cls, weights: Sequence[Tensor], values: Sequence[Tensor], shape: torch.Size,
-        dtype: torch.dtype,
-    ) -> "Moments":  # fmt: skip
-        """From the values (count, *batch, m) of every set of points and their weights."""
-        sets = list(zip(weights, values, strict=True))
-        means = torch.stack([weighted_mean(value, w) for w, value in sets])
+        cls, weights: Tensor, values: Tensor, shape: torch.Size, dtype: torch.dtype
+    ) -> "Moments":
+        """Of values (sets, count, *batch, m) at sets of points with weights (sets, count)."""
+        means = weighted_mean(values, weights)
         mean = means.mean(0)
-        squares = torch.stack(
-            [torch.einsum("k,k...->...", w, (value - mean).square()) for w, value in sets]
-        )
+        parts = torch.einsum("sk,sk...->sk...", weights, (values - mean).square())
+        squares = parts.sum(1)
         stddev = squares.mean(0).sqrt()
-        root = STUDENT / len(values) ** 0.5
+        tails = heavy_tailed(largest_terms(parts), squares.sum(0), weights.numel())
+        root = STANDARD_ERRORS / len(weights) ** 0.5
         rounding = ROUNDINGS * torch.finfo(dtype).eps * mean.abs()
         found = (
             mean,
             stddev,
             means.std(0) * root + rounding,
-            quotient(squares.std(0) * root, 2 * stddev) + rounding,
+            torch.where(tails, torch.inf, quotient(squares.std(0) * root, 2 * stddev) + rounding),
         )
         return cls(*(part.reshape(shape) for part in found))
 
@@ -110,40 +106,14 @@ def for_all(count: int) -> float:
     return max(1, count) ** 0.19
 
 
-def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """0 / 0 = 0, and infinite where something is divided by nothing."""
-    safe = torch.where(denominator > 0, denominator, 1)
-    nothing = torch.where(numerator > 0, torch.inf, 0.0).to(numerator)
-    return torch.where(denominator > 0, numerator / safe, nothing)
-
-
-def error_of_points(y: Gaussian, rounding: Tensor | None = None) -> ErrorEstimate:
-    """That of evaluations at points, from the spread of the sets.
-
-    An output that is the same at all points may vary beyond them: nothing is known of its error.
-    rounding: that of evaluations, in the shape of the mean.
-    """
-    moments = Moments.of(y)
-    if rounding is not None:
-        more = (moments.mean_error + rounding, moments.stddev_error + rounding)
-        moments = Moments(moments.mean, moments.stddev, *more)
-    unknown = torch.where(moments.stddev > 0, 0.0, torch.inf)
-    count = "" if y.samples is None else f"{y.samples:,} "
-    return ErrorEstimate(
-        quotient(moments.mean_error, moments.stddev) + unknown,
-        quotient(moments.stddev_error, moments.stddev) + unknown,
-        f"from the spread of {count}evaluations",
-    )
-
-
 def cross_checked(
     points: ErrorEstimate, y: Gaussian, layers: Gaussian, expected: ErrorEstimate
 ) -> ErrorEstimate:
     """The error of points, given a result from layer to layer and its error by the gap of orders.
 
     Where the orders agree, so that layers are exact, points that differ have missed something, as
-    events rarer than they are, or have lost it by rounding: the difference is their error. What is
-    constant at all points and hardly varies by layers is known well enough.
+    events rarer than they are, or have lost it by rounding: the difference adds to their error.
+    What is constant at all points and hardly varies by layers is known well enough.
     """
     own, other = Moments.of(y), Moments.of(layers)
     if not own.mean.numel():
@@ -156,13 +126,16 @@ def cross_checked(
     exact = largest(torch.maximum(expected.mean, expected.stddev)) <= AGREEMENT
     constant = (own.stddev == 0) & (other.stddev <= NEGLIGIBLE * largest(other.stddev))
 
-    def doubted(error: Tensor, apart: Tensor) -> Tensor:
-        apart = quotient(apart.abs(), torch.minimum(own.stddev, other.stddev))
-        error = torch.where(exact, torch.maximum(error.double(), apart), error)
+    def corrected(error: Tensor, difference: Tensor) -> Tensor:
+        difference = quotient(difference.abs(), torch.minimum(own.stddev, other.stddev))
+        error = torch.where(exact, error.double() + difference, error.double())
         return torch.where(constant, 0.0, error).to(y.dtype)
 
-    means, stddevs = own.mean - other.mean, own.stddev - other.stddev
-    return ErrorEstimate(doubted(points.mean, means), doubted(points.stddev, stddevs), points.basis)
+    return ErrorEstimate(
+        corrected(points.mean, own.mean - other.mean),
+        corrected(points.stddev, own.stddev - other.stddev),
+        points.basis,
+    )
 
 
 def gaussians(nest: Any) -> list[Gaussian]:
@@ -179,7 +152,7 @@ class Estimator:
         self.fell_back = False
         """Whether an operation had to take its input as Gaussian, or warned of something else."""
         self.expected: list[ErrorEstimate] = []
-        """Errors of a result by the gap between orders alone, where that tells something."""
+        """Errors of a result by the gap between orders alone, where no operation fell back."""
         self.controlled: Any = None
         """The result of samples with a method as control variate, where they were its check."""
 
@@ -197,7 +170,8 @@ class Estimator:
     @cached_property
     def directions(self) -> int:
         """Independent directions of the noise of the inputs."""
-        return sum(Root.of_full_rank(x).width for x in self.call.inputs)
+        roots = map(Root.of_full_rank, self.call.inputs) if not self.network else self.network.roots
+        return sum(root.width for root in roots)
 
     @property
     def matched_points(self) -> int:
@@ -214,11 +188,11 @@ class Estimator:
         there is one, which is the check then.
         """
         found = gaussians(nest)
-        other = self._other_order(method)
+        other, other_work = self._other_order(method)
         checked: list[Moments] | None = [Moments.of(y) for y in gaussians(points)]
         if len(checked or ()) != len(found):
             checked = self._controlled_check(method, len(found)) if other is None else None
-            checked = checked or self._check(len(found), work)
+            checked = checked or self._check(len(found), max(work, other_work))
         if other and not self.fell_back:
             self.expected = [
                 _combined(y, method, second, None) for y, second in zip(found, other, strict=True)
@@ -229,20 +203,20 @@ class Estimator:
         )
 
     @torch.no_grad()
-    def _other_order(self, method: Method) -> list[Gaussian] | None:
-        """The result with third cumulants, or, if that is the one in question, without."""
+    def _other_order(self, method: Method) -> tuple[list[Gaussian] | None, float]:
+        """The result with third cumulants, or, if it is that one, without; and what it took."""
         if not isinstance(method, LayerwiseMethod) or isinstance(method, Sketched):
-            return None
+            return None, 0.0
         second = GaussianLayers(method.activations) if method.third_cumulants else Cumulants()
-        if self.work(second) > LAYER_WORK:
-            return None
+        if (work := self.work(second)) > LAYER_WORK:
+            return None, 0.0
         with approximations_ignored() as texts:
             try:
                 found = gaussians(second.run(self.call))
             except CovpropError:
-                return None
+                return None, 0.0
         self.fell_back |= bool(texts)
-        return found
+        return found, work
 
     @torch.no_grad()
     def rough_module(self, limit: float) -> str | None:
@@ -260,29 +234,30 @@ class Estimator:
                 except CovpropError:
                     return None
         for (path, *first), (_, *second) in zip(*(one.found for one in seen), strict=False):
-            apart = [(a - b).abs() for a, b in zip(first, second, strict=True)]
-            gaps = [quotient(one, second[1]) for one in apart if one.numel()]
+            difference = [(a - b).abs() for a, b in zip(first, second, strict=True)]
+            gaps = [quotient(one, second[1]) for one in difference if one.numel()]
             if any(float(gap.max()) > limit for gap in gaps):
                 return path
         return None
 
     def _check(self, outputs: int, work: float) -> list[Moments] | None:
-        """Moments at points: many where the work allows it, else a few dozen."""
+        """Moments at points: as many as take no more time than layers do, else a few dozen."""
         network = self.network
         if network is None or not self.directions or len(network.outputs) != outputs:
             return None
-        matched = self.matched_points
-        cheap = network.vectorised and matched * network.work <= max(work, 2.0**26)
-        method = QuasiMonteCarlo(matched if cheap else FEW_POINTS, self.seed)
+        count, held = FEW_POINTS, sum(output.shape.numel() for output in network.outputs)
+        if network.vectorised and held:
+            count = int(min(CHECK_POINTS, max(work, OVERHEAD) / network.work, HELD // held))
+        method = QuasiMonteCarlo(count if count >= self.matched_points else FEW_POINTS, self.seed)
         try:
-            sets = list(method.values(network, self.call.advance))
+            blocks = list(method.blocks(network, self.call.advance))
         except Exception:  # whatever a model has against points that are not the mean
             return None
-        weights = [weights for weights, _ in sets]
+        weights = torch.cat([weights for weights, _ in blocks])
         return [
             Moments.of_sets(
                 weights,
-                [values[i] for _, values in sets],
+                torch.cat([values[i] for _, values in blocks]),
                 torch.Size((*network.batch_shape, *output.event_shape)),
                 output.dtype,
             )
@@ -315,7 +290,7 @@ class Estimator:
 def _combined(
     y: Gaussian, method: Method, second: Gaussian | None, check: Moments | None
 ) -> ErrorEstimate:
-    """What the gap between orders tells, within what the check leaves possible."""
+    """What follows from the gap between orders, within what the check leaves possible."""
     own = Moments.of(y)
     mean = stddev = None
     bases = []
@@ -345,16 +320,20 @@ def _combined(
     return ErrorEstimate(mean.to(y.dtype), stddev.to(y.dtype), "from " + " and ".join(bases))
 
 
-def _within(expected: Tensor | None, apart: Tensor, chance: Tensor, stddev: Tensor) -> Tensor:
-    """An expected error, as far as a check allows it that is so far apart, and by chance so far.
+def _within(expected: Tensor | None, difference: Tensor, chance: Tensor, stddev: Tensor) -> Tensor:
+    """The expected error, as far as a check allows it.
 
-    Where the check does not vary, the output may do so beyond its points, and nothing is known.
+    difference: by how much the check differs; chance: by how much it may differ by chance. Where it
+    differs by more than the expected error and chance explain, that is refuted. Where the check
+    does not vary, the output may do so beyond its points, and the check says nothing.
     """
-    apart, chance = quotient(apart, stddev), quotient(chance, stddev)
+    difference, chance = quotient(difference, stddev), quotient(chance, stddev)
     if expected is None:
-        return apart + chance
-    least = apart - for_all(apart.numel()) * chance
-    possible = torch.maximum(torch.minimum(expected, apart + chance), least)
+        return difference + chance
+    refuted = difference - for_all(difference.numel()) * chance > expected
+    possible = torch.where(
+        refuted, difference + chance, torch.minimum(expected, difference + chance)
+    )
     return torch.where(stddev > 0, possible, expected)
 
 

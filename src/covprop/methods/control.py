@@ -227,7 +227,7 @@ class Tally:
         mean, covariance, plain = (total / self._groups for total in self._sums[:3])
         errors = (total.sqrt().div(self._groups).to(dtype) for total in self._sums[3:])
         matrix = _semidefinite(covariance, plain)
-        return mean.to(dtype), matrix.to(dtype), SamplingError(samples, *errors)
+        return Estimate(mean.to(dtype), matrix.to(dtype), SamplingError(samples, *errors))
 
 
 def _completed(estimate: Estimate, control: Tensor, mean: Tensor, covariance: Tensor) -> Estimate:
@@ -237,7 +237,7 @@ def _completed(estimate: Estimate, control: Tensor, mean: Tensor, covariance: Te
     estimate them: the variances may be off by as much again, and covariances with other outputs,
     which stay zero, by what they could be at most.
     """
-    found, matrix, error = estimate
+    found, matrix, error, _ = estimate
     assert error is not None
     constant = control > 0
     both = constant[..., :, None] & constant[..., None, :]
@@ -250,7 +250,7 @@ def _completed(estimate: Estimate, control: Tensor, mean: Tensor, covariance: Te
         torch.where(constant, (variance / error.samples).sqrt(), error.mean),
         torch.where(either, most, error.covariance),
     )
-    return torch.where(constant, mean.to(found), found), matrix, errors
+    return Estimate(torch.where(constant, mean.to(found), found), matrix, errors)
 
 
 def _moments(

@@ -57,7 +57,7 @@ class Linearized(FunctionMethod):
         check_varies(network, values, jacobians)
         advance(1, 1)
         return [
-            (value, pushed(jacobian, network.inputs).to(value.dtype), None)
+            Estimate(value, pushed(jacobian, network.inputs).to(value.dtype))
             for value, jacobian in zip(values, jacobians, strict=True)
         ]
 
@@ -125,7 +125,7 @@ class Unscented(FunctionMethod):
                 advance(2 * (stop - start), 2 * size + 1)
         # The central point has d = 0. Its weight 1 - n / reach + 1 - alpha^2 + beta, and the -2 of
         # centring the others at s, leave this much of s s^T.
-        return [(*total.moments(reach, self.beta - self.alpha**2), None) for total in sums]
+        return [Estimate(*total.moments(reach, self.beta - self.alpha**2)) for total in sums]
 
 
 class _Sums:

@@ -103,7 +103,7 @@ class MonteCarlo(FunctionMethod):
         results = sampled(network, roots, block, advance)
         for output, (mean, covariance, error) in zip(network.outputs, results, strict=True):
             rounded = partial(torch.Tensor.to, dtype=output.dtype)
-            estimates.append((rounded(mean), rounded(covariance), error.map(rounded)))
+            estimates.append(Estimate(rounded(mean), rounded(covariance), error.map(rounded)))
         return estimates
 
     def _streamed(

@@ -3,206 +3,48 @@
 It is run twice before anything else: at the means, where `Dependence` sees which of the results
 depend on the inputs and how large tensors get on the way; and with the first Gaussian of the batch
 moved, which shows where in each result the batch is, and that its elements are independent of each
-other. Where these two leave it open, there are more probes (`Probes`).
+other. Where these two leave it open, there are more probes (`methods/probes.py`).
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from covprop.covariance import Dense
-from covprop.errors import BatchDimensionError, TooLarge, UnsupportedOperation
+from covprop.error_estimate import Deferred
+from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.flow.lineage import LARGE, free_bytes
 from covprop.flow.nests import leaves, map_leaves
-from covprop.flow.table import Entered
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.gradients import quiet
 from covprop.methods.call import check_returned, finite, random_state, random_state_kept
 from covprop.methods.plan import WorkCounter
+from covprop.methods.probes import Dependence, Probes
+from covprop.methods.root import Root
 from covprop.modules import eager
 from covprop.text_table import in_bytes
 from covprop.validation import SUPPORTED
 
 HELD = 2**20
 """Entries of the largest tensor on the way through the network that are held at a time."""
-CONSTANTS = {
-    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
-}  # fmt: skip
-"""Functions of a tensor whose results do not depend on its numbers."""
-FURTHER = (1.0, -1.0)
-"""Moves, as multiples of one, the mean's magnitude and the deviation together."""
-
-Index: TypeAlias = tuple[int, ...]
-Estimate: TypeAlias = tuple[Tensor, Tensor, SamplingError | None]
-"""Mean (*batch, m) and covariance (*batch, m, m) of an output, and their standard errors."""
 
 
-class Dependence(TorchFunctionMode):
-    """Follows what depends on some tensors, by the memory that torch functions write to."""
+class Estimate(NamedTuple):
+    """Mean (*batch, m) and covariance (*batch, m, m) of an output, and what more is known."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Begin with these."""
-        super().__init__()
-        self.largest = 1
-        self._entered = Entered()
-        self._held: dict[int, Tensor] = {}  # for as long, no other tensor has their memory
-        self._mark(tensors)
-
-    def depends(self, tensor: Tensor) -> bool:
-        """Whether it may depend on them."""
-        return _memory(tensor) in self._held
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run the function; what comes of something dependent is dependent, also in place."""
-        del types
-        named = kwargs or {}
-        self._entered.see(func, args)
-        result = func(*args, **named)
-        results = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
-        self.largest = max([self.largest, *(tensor.numel() for tensor in results)])
-        name = getattr(func, "__name__", "")
-        arguments = [leaf for leaf in leaves((args, named)) if isinstance(leaf, Tensor)]
-        if name not in CONSTANTS and any(map(self.depends, arguments)):
-            self._mark(results)
-            if name == "__setitem__":
-                self._mark(args[:1])
-        return result
-
-    def _mark(self, tensors: Sequence[Tensor]) -> None:
-        self._held.update((_memory(tensor), tensor) for tensor in tensors)
+    mean: Tensor
+    covariance: Tensor
+    error: SamplingError | None = None
+    skewness: Tensor | None = None
 
 
-def _memory(tensor: Tensor) -> int:
-    plain = tensor.layout is torch.strided and tensor.numel() > 0
-    return tensor.untyped_storage().data_ptr() if plain else id(tensor)
-
-
-class Probes:
-    """What a model returns elsewhere, compared with what it returned at the means.
-
-    A probe moves one Gaussian of the batch, or all. By a deviation first, which stays where the
-    input is; then further, for deviations may be zero and units dead; at last to NaN, which reaches
-    what depends on it wherever a comparison does not stop it.
-    """
-
-    def __init__(self, call: Callable[..., Any], inputs: Sequence[Gaussian]) -> None:
-        """Nothing is evaluated yet; `before` are the leaves at the means."""
-        self.call, self.inputs = call, tuple(inputs)
-        self.batch_shape = inputs[0].batch_shape
-        self.means = [x.mean.detach() for x in inputs]
-        self.before: list[Any] = []
-        self._known: dict[tuple[Index, float | None], list[Any]] = {}
-
-    def after_a_deviation(self) -> list[Any]:
-        """The leaves with the first Gaussian of the batch moved by a deviation."""
-        return self._after((0,) * len(self.batch_shape), None)
-
-    def depends(self, leaf: int) -> bool:
-        """Whether a tensor changes when the inputs are moved, as far as it takes."""
-        old = self.before[leaf]
-        if _differs(old, self.after_a_deviation()[leaf]):
-            return True
-        if not old.is_floating_point():
-            return False
-        probes = (self._elsewhere((), amount) for amount in (*FURTHER, math.nan))
-        return any(after is not None and _differs(old, after[leaf]) for after in probes)
-
-    def batch_at(self, leaf: int) -> int:
-        """Where the batch is: the dimensions along which only what was moved has changed."""
-        old, batch = self.before[leaf], self.batch_shape
-        places = range(old.dim()) if len(batch) == 1 else [0]
-        fit = [at for at in places if old.shape[at : at + len(batch)] == batch]
-        if fit and (batch.numel() <= 1 or not old.numel()):
-            return fit[0]
-        touched = reached = False
-        for element, amount in self._moves():
-            if not fit or (touched and len(fit) == 1):
-                break
-            after = self._elsewhere(element, amount)
-            if after is None or after[leaf].shape != old.shape:
-                continue
-            changed = _changed(old, after[leaf])
-            separate = [at for at in fit if _changes_one(changed, at, element)]
-            if amount is math.nan:  # 0 * NaN is NaN: it also gets where nothing depends on it
-                fit, reached = separate or fit, bool(separate and changed.any())
-            else:
-                fit, touched = separate, touched or bool(changed.any())
-        if len(fit) == 1 or (fit and reached):
-            return fit[0]
-        what = (
-            "it is ambiguous which dimension is the batch, as nothing in it changes with the "
-            f"input; propagate it with a batch size other than {batch.numel()}"
-            if fit else f"the elements of the batch {tuple(batch)} are not kept apart"
-        )  # fmt: skip
-        raise BatchDimensionError(
-            f"the model returns a tensor of shape {tuple(old.shape)} in which {what}"
-        )
-
-    def _moves(self) -> Iterator[tuple[Index, float | None]]:
-        """What to move and how far, the last of them to NaN."""
-        first, last = (0,) * len(self.batch_shape), tuple(n - 1 for n in self.batch_shape)
-        for amount in (None, *FURTHER):
-            yield first, amount
-            yield last, amount
-        yield first, math.nan
-
-    def _elsewhere(self, element: Index, amount: float | None) -> list[Any] | None:
-        """The leaves there, or None where the model raises or returns others."""
-        try:
-            after = self._after(element, amount)
-        except Exception:  # whatever a model has against such an input
-            return None
-        same = [type(leaf) for leaf in after] == [type(leaf) for leaf in self.before]
-        return after if same else None
-
-    def _after(self, element: Index, amount: float | None) -> list[Any]:
-        if (element, amount) not in self._known:
-            moved = [self._moved(x, element, amount) for x in self.inputs]
-            # Under a mode, as `Dependence` is: torch has ways through attention that it takes
-            # without one alone, which round otherwise.
-            with torch.no_grad(), random_state_kept(self.means), BaseTorchFunctionMode():
-                self._known[element, amount] = list(leaves(self.call(*moved)))
-        return self._known[element, amount]
-
-    def _moved(self, x: Gaussian, element: Index, amount: float | None) -> Tensor:
-        moved = x.mean.detach().clone()
-        if not moved.numel():  # a batch may be empty
-            return moved
-        shift = x.stddev.detach()[element]
-        if amount is None:
-            signs = torch.ones_like(shift).flatten()
-            signs[1::2] = -1
-            shift = shift * signs.reshape(shift.shape)
-        else:
-            shift = amount * (1 + moved[element].abs() + shift)
-        moved[element] += shift
-        return moved
-
-
-def _changed(old: Tensor, new: Tensor) -> Tensor:
-    return (old != new) & ~(old.isnan() & new.isnan())
-
-
-def _differs(old: Tensor, new: Tensor) -> bool:
-    return old.shape != new.shape or bool(_changed(old, new).any())
-
-
-def _changes_one(changed: Tensor, at: int, element: Index) -> bool:
-    """Whether nothing but this element of the batch has changed."""
-    others = changed.movedim(at, 0).clone() if len(element) == 1 else changed.clone()
-    if others.numel():
-        others[element] = False
-    return not bool(others.any())
+class NotVectorised(Exception):
+    """A model that vmap cannot do was to be evaluated at many points at once."""
 
 
 class Output(NamedTuple):
@@ -222,7 +64,15 @@ class Network:
         """Run it once at the means; call takes a tensor for each of the inputs."""
         self.call, self.inputs = eager(call), tuple(inputs)
         self.batch_shape = inputs[0].batch_shape
-        self._vectorised = True
+        self._vectorised: bool | None = None  # not known
+        self.at_once_only = False
+        """Whether points that cannot be evaluated at once are refused (`NotVectorised`)."""
+        self.rounding: tuple[Tensor, ...] | None = None
+        """How far evaluations are off by rounding, about, for every output (*batch, m), if known.
+
+        By how much last bits of the inputs change them: where large numbers cancel on the way, much
+        more than last bits of the outputs.
+        """
         probes = Probes(self.call, inputs)
         with torch.no_grad(), random_state_kept(probes.means):
             state = random_state(probes.means)
@@ -230,7 +80,7 @@ class Network:
                 self.result = self.call(*copies)
             self.draws = not torch.equal(random_state(probes.means), state)
             """Whether it takes random numbers."""
-            self.largest = dependence.largest
+            self.largest, self.most_work = dependence.largest, dependence.most_work
             before = list(leaves(self.result))
             for leaf in before:
                 check_returned(leaf)
@@ -253,42 +103,35 @@ class Network:
         return tuple(x.mean for x in self.inputs)
 
     @cached_property
+    def roots(self) -> tuple[Root, ...]:
+        """Roots of the covariances of the inputs, with as few columns as their ranks."""
+        return tuple(map(Root.of_full_rank, self.inputs))
+
+    @cached_property
     def work(self) -> float:
         """Floating-point operations of an evaluation, about, for all of the batch."""
         with torch.no_grad(), random_state_kept(self.means), WorkCounter() as work:
             self(*self.means)
         return work.total
 
-    @cached_property
+    @property
     def vectorised(self) -> bool:
         """Whether many points are evaluated at once, and not one after another in Python."""
-        with torch.no_grad(), random_state_kept(self.means):
-            try:
-                self.at([torch.stack([mean, mean]) for mean in self.means])
-            except Exception:  # whatever a model has against it
-                return False
-        return self._vectorised
+        if self._vectorised is None:
+            with torch.no_grad(), random_state_kept(self.means):
+                try:
+                    self.at([mean[None] for mean in self.means], measure_rounding=True)
+                except Exception:  # whatever a model has against it
+                    self._vectorised = False
+        return self._vectorised is True
 
-    @cached_property
-    def rounding(self) -> tuple[Tensor, ...]:
-        """How far evaluations are off by rounding, about, for every output (*batch, m).
-
-        By how much last bits of the inputs change them: where large numbers cancel on the way, much
-        more than last bits of the outputs.
-        """
-        with torch.no_grad(), random_state_kept(self.means):
-            before, found = self(*self.means), []
-            for sign in (1, -1):
-                moved = []
-                for x in self.inputs:
-                    signs = torch.ones_like(x.mean).flatten()
-                    signs[1::2] = -1
-                    bits = torch.finfo(x.dtype).eps * (x.mean.abs() + x.stddev)
-                    moved.append(x.mean + sign * signs.reshape(x.mean.shape) * bits)
-                found.append(
-                    [(a - b).abs().double() for a, b in zip(self(*moved), before, strict=True)]
-                )
-        return tuple(torch.maximum(*both) for both in zip(*found, strict=True))
+    def _last_bits_moved(self, x: Gaussian) -> Tensor:
+        """The mean of an input, and with the last bits of its elements moved up and down."""
+        signs = torch.ones_like(x.mean).flatten()
+        signs[1::2] = -1
+        bits = torch.finfo(x.dtype).eps * (x.mean.abs() + x.stddev)
+        moves = signs.reshape(x.mean.shape) * bits
+        return torch.stack([x.mean, x.mean + moves, x.mean - moves])
 
     @property
     def step(self) -> int:
@@ -300,26 +143,54 @@ class Network:
         result = list(leaves(self.call(*(tensor.clone() for tensor in tensors))))
         return tuple(self._flat(result[output.leaf], output) for output in self.outputs)
 
-    def at(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Every output (count, *batch, m) at points (count, *batch, *event) of each input."""
-        if self._vectorised:
+    def at(self, points: Sequence[Tensor], measure_rounding: bool = False) -> tuple[Tensor, ...]:
+        """Every output (count, *batch, m) at points (count, *batch, *event) of each input.
+
+        measure_rounding: whether to find `rounding` on the way, in the same evaluation.
+        """
+        if measure_rounding and self.rounding is None and self._vectorised is not False:
+            near = [self._last_bits_moved(x) for x in self.inputs]
+            values = self.at([torch.cat(both) for both in zip(near, points, strict=True)])
+            first = (part[: len(near[0])].double() for part in values)
+            self.rounding = tuple((part[1:] - part[0]).abs().amax(0) for part in first)
+            return tuple(part[len(near[0]) :] for part in values)
+        if self._vectorised is not False:
             try:
                 with quiet():
-                    return vmap(self, randomness="different")(*points)
-            except (RuntimeError, NotImplementedError, ValueError, TypeError):
+                    found: tuple[Tensor, ...] = vmap(self, randomness="different")(*points)
+            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
                 # vmap cannot do all that models do; a mistake of the model shows up once more.
                 self._vectorised = False
+                if self.at_once_only:
+                    raise NotVectorised from error
+            else:
+                self._vectorised = True
+                return found
         rows = [self(*point) for point in zip(*points, strict=True)]
         return tuple(torch.stack(part) for part in zip(*rows, strict=True))
 
     def gaussians(self, estimates: Sequence[Estimate], method: object) -> Any:
         """What the model returns, with a Gaussian in place of each output."""
         results: dict[int, Gaussian] = {}
-        for output, (mean, covariance, error) in zip(self.outputs, estimates, strict=True):
+        for place, (output, found) in enumerate(zip(self.outputs, estimates, strict=True)):
             shape = (*self.batch_shape, *output.event_shape)
-            if error is not None:
-                error = SamplingError(error.samples, error.mean.reshape(shape), error.covariance)
-            results[output.leaf] = finite(mean.reshape(shape), Dense(covariance), method, error)
+            mean, skewness, sampling = found.mean.reshape(shape), found.skewness, found.error
+            if sampling is not None:
+                tails = sampling.heavy_tailed
+                sampling = SamplingError(
+                    sampling.samples,
+                    sampling.mean.reshape(shape),
+                    sampling.covariance,
+                    None if tails is None else tails.reshape(shape),
+                )
+            skewness = None if skewness is None else skewness.reshape(shape)
+            y = finite(mean, Dense(found.covariance), method, sampling, skewness=skewness)
+            if sampling is not None:
+                rounding = None if self.draws else self.rounding
+                bits = 0.0 if rounding is None else rounding[place].reshape(shape)
+                estimate = partial(sampling.estimate, y.mean, y.stddev, bits)
+                y = y.with_error(Deferred(estimate, needs_model=False))
+            results[output.leaf] = y
         numbers = count()
         return map_leaves(self.result, lambda leaf: results.get(next(numbers), leaf))
 

@@ -104,21 +104,20 @@ class Root:
         return pearson.quantile(numbers, skewness).to(self.x.dtype)
 
     def standardised_points(self, numbers: Tensor, weights: Tensor) -> Tensor:
-        """The same of points (count, width) that every Gaussian of a batch has.
+        """The same (sets, count, *batch, width) of sets of points (sets, count, width).
 
-        Of mean 0 and variance 1 as the points are by their weights (count,), also where the
-        skewness changes them.
+        Every Gaussian of a batch has the same points, of mean 0 and variance 1 by their weights
+        (sets, count), also where the skewness changes them.
         """
-        count, width = numbers.shape
         ones = (1,) * len(self.x.batch_shape)
-        numbers = numbers.to(self.x.mean).reshape(count, *ones, width)
-        numbers = numbers.expand(count, *self.x.batch_shape, width)
+        numbers = numbers.to(self.x.mean).reshape(*weights.shape, *ones, self.width)
+        numbers = numbers.expand(*weights.shape, *self.x.batch_shape, self.width)
         if self._skewness() is None:
             return numbers
         drawn = self.transformed(numbers)
-        shares = weights.to(drawn).reshape(count, *ones, 1)
-        drawn = drawn - (shares * drawn).sum(0)
-        return drawn * inverse_deviation((shares * drawn.square()).sum(0))
+        shares = weights.to(drawn).reshape(*weights.shape, *ones, 1)
+        drawn = drawn - (shares * drawn).sum(1, keepdim=True)
+        return drawn * inverse_deviation((shares * drawn.square()).sum(1, keepdim=True))
 
     def _skewness(self) -> Tensor | None:
         """That of the columns (*batch, width), one for each of independent elements."""

@@ -18,7 +18,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
 from covprop.methods import Auto, LayerwiseMethod, Method, Network
 from covprop.methods.accuracy import Estimator
-from covprop.methods.auto import FEW, POINT_WORK
+from covprop.methods.choice import FEW, POINT_WORK
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.propagate import checked, propagate, with_deferred_errors
 from covprop.robustness.classifier import Model

@@ -20,7 +20,8 @@ from covprop.methods.base import FunctionMethod
 from covprop.methods.call import Advance
 from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.linearized import linearize, pushed
-from covprop.methods.network import Dependence, Estimate, Network
+from covprop.methods.network import Estimate, Network
+from covprop.methods.probes import Dependence
 from covprop.modules import calling_modules, module_names
 
 RELU = next(d for d in DECLARATIONS if d.name == "relu")
@@ -93,10 +94,9 @@ class PiecewiseLinear(FunctionMethod):
         advance(1, 3)
         shift = (mean - torch.relu(point))[..., None]
         return [
-            (
+            Estimate(
                 value + (gain @ shift)[..., 0],
                 symmetric(gain @ covariance.matrix() @ gain.mT),
-                None,
             )
             for value, (gain,) in zip(values, gains, strict=True)
         ]
