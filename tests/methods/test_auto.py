@@ -364,11 +364,11 @@ def test_where_third_cumulants_fail_gaussian_layers_are_tried(
 def test_points_outside_the_domain_of_a_function_leave_it_to_layers(inputs: int) -> None:
     """Points of two directions reach beyond ten deviations, where a logarithm is not defined."""
     mean = torch.full((inputs,), 3.0, dtype=torch.float64)
-    y = cp.propagate(torch.log, cp.Gaussian.isotropic(mean, 0.3))
+    y = cp.propagate(torch.log, cp.Gaussian.isotropic(mean, stddev=0.3))
     assert isinstance(y.method, cp.Cumulants)
     assert abs(float(y.stddev[0]) - 0.1014) < 0.002  # by quadrature
     with pytest.raises(cp.UnsupportedOperation, match="bound its argument"):
-        cp.propagate(torch.log, cp.Gaussian.isotropic(mean, 1.0))
+        cp.propagate(torch.log, cp.Gaussian.isotropic(mean, stddev=1.0))
 
 
 @pytest.mark.parametrize("inputs", [5, 50])
@@ -376,14 +376,14 @@ def test_points_outside_the_domain_of_a_function_leave_it_to_layers(inputs: int)
 def test_heavy_tails_do_not_refute_layers_that_are_exact(inputs: int, method: cp.Auto) -> None:
     """The variance of exp(4 z) is due to z = 8: no point has seen it."""
     unit = torch.ones(inputs, dtype=torch.float64) / inputs**0.5
-    x = cp.Gaussian.isotropic(torch.zeros_like(unit), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros_like(unit), stddev=1.0)
     y = cp.propagate(lambda z: torch.exp(4 * (z @ unit))[..., None], x, method)
     expected = torch.tensor([(16 + math.log(math.expm1(16))) / 2], dtype=torch.float64).exp()
     torch.testing.assert_close(y.stddev, expected)
 
 
 def test_a_variance_that_does_not_exist_is_said() -> None:
-    x = cp.Gaussian.isotropic(torch.full((2,), 3.0, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.full((2,), 3.0, dtype=torch.float64), stddev=1.0)
     with pytest.warns(cp.ApproximationWarning, match="a few evaluations have most of a variance"):
         y = cp.propagate(torch.reciprocal, x)
     assert y.error is not None
@@ -394,7 +394,7 @@ def test_points_for_a_batch_are_those_that_most_of_it_needs() -> None:
     model = network(2, 30, 30, 1)
     noise = torch.full((40,), 0.01, dtype=torch.float64)
     noise[7] = 30.0
-    x = cp.Gaussian.isotropic(0.3 * numbers(40, 2, seed=1), noise, batch_dims=1)
+    x = cp.Gaussian.isotropic(0.3 * numbers(40, 2, seed=1), stddev=noise, batch_dims=1)
     y, hard = cp.propagate(model, x), cp.propagate(model, x[7])
     assert y.error is not None
     assert hard.samples is not None

@@ -206,7 +206,7 @@ def test_results_have_the_skewness_of_the_points(
     name: str, dtype: torch.dtype, batch: tuple[int, ...]
 ) -> None:
     function, expected = SKEWNESSES[name]
-    x = cp.Gaussian.isotropic(torch.zeros(*batch, 3, dtype=dtype), 1.0, len(batch))
+    x = cp.Gaussian.isotropic(torch.zeros(*batch, 3, dtype=dtype), stddev=1.0, batch_dims=len(batch))
     y = cp.propagate(lambda t: function(t[..., :1]), x, cp.QuasiMonteCarlo(16384))
     assert y.skewness is not None
     assert y.skewness.shape == y.mean.shape
@@ -218,7 +218,7 @@ def test_results_have_the_skewness_of_the_points(
 def test_errors_of_samples_follow_from_their_standard_errors(method: Callable[..., Any]) -> None:
     """Nineteen of twenty are within; of 100, fewer than 85 are one time in a thousand."""
     mean, stddev = 1 / math.sqrt(2 * math.pi), math.sqrt(0.5 - 1 / (2 * math.pi))
-    x = cp.Gaussian.isotropic(torch.zeros(10, dtype=torch.float64), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros(10, dtype=torch.float64), stddev=1.0)
     turn = torch.linalg.qr(numbers(10, 10, seed=5)).Q
     within = 0
     for seed in range(50):
@@ -236,7 +236,7 @@ def test_errors_of_samples_follow_from_their_standard_errors(method: Callable[..
 def test_heavy_tails_are_found() -> None:
     """Of exp(4 z), a few of the points have all of the variance, and miss nearly all of it."""
     unit = torch.ones(50, dtype=torch.float64) / 50**0.5
-    x = cp.Gaussian.isotropic(torch.zeros_like(unit), 1.0)
+    x = cp.Gaussian.isotropic(torch.zeros_like(unit), stddev=1.0)
     for power, heavy in ((4.0, True), (0.2, False)):
         y = cp.propagate(
             lambda z, power=power: torch.exp(power * (z @ unit))[..., None], x, cp.QuasiMonteCarlo()
