@@ -1,7 +1,7 @@
 """The full covariance of every tensor, and of any two tensors through the edges between them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class Full(Carrier):
 
     activated, products: the activation that made it, or the products of which it is made.
     """
+
+    may_pile_up: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -102,9 +102,9 @@ class LinearMap:
         """Map vectors (*batch, count, n) to (*batch, count, m), some at a time."""
         count = vectors.shape[-2]
         step = max(1, CHUNK * count // max(1, vectors.numel()))
-        first = self._of(vectors[..., :step, :])
         if step >= count:
-            return first
+            return self._of(vectors)
+        first = self._of(vectors[..., :step, :])
         if first.requires_grad:
             return self._of(vectors)
         result = first.new_empty(*first.shape[:-2], count, first.shape[-1])
@@ -338,8 +338,7 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     negative.
     """
     variance = covariance.diagonal().detach()
-    varies = variance >= 0
-    if bool(varies.all()) or not is_finite(variance):
+    if not variance.numel() or float(variance.min()) >= 0 or not is_finite(variance):
         return covariance
     rounding = torch.finfo(variance.dtype).eps * covariance.size
     below = variance < -rounding * scale().detach().abs()
@@ -349,4 +348,4 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
             "it are known too roughly here; use smaller noise, or sampling",
             below.any(-1),
         )
-    return covariance.scale(varies.to(covariance.dtype))
+    return covariance.scale((variance >= 0).to(covariance.dtype))

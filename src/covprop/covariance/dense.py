@@ -48,6 +48,21 @@ class Dense(Covariance):
         """The leading dimensions."""
         return self.values.shape[:-2]
 
+    @property
+    def size(self) -> int:
+        """The number of features n."""
+        return self.values.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the matrix."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the matrix."""
+        return self.values.device
+
     def diagonal(self) -> Tensor:
         """Variances (*batch, n)."""
         return self.values.diagonal(dim1=-2, dim2=-1)

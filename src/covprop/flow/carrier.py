@@ -76,6 +76,9 @@ class Carrier(ABC):
     joint_maxima: ClassVar[bool] = True
     """Whether maxima make use of the dependence of their arguments."""
 
+    may_pile_up: ClassVar[bool] = False
+    """Whether a little of what is no longer needed may be kept; `Lineage.expect` counts it."""
+
     def __init__(
         self,
         lineage: Lineage,
@@ -93,6 +96,8 @@ class Carrier(ABC):
         self.serial = next(_serials)
         self.depth: int = max((parent.depth for parent, _ in self.edges), default=0) + nonlinear
         self.rank = self.depth, not nonlinear, self.serial
+        if opaque or not self.may_pile_up:
+            lineage.patient = False
 
     @property
     @abstractmethod

@@ -32,7 +32,7 @@ class Classifier:
     def __init__(self, model: Model, x: Gaussian) -> None:
         """Inspect the model; a batch norm in training mode is refused, as by `cp.propagate`."""
         if isinstance(model, nn.Module):
-            check_module(model, x)
+            check_module(model.named_modules(), x)
         self.network = Network(model, [x])
         if len(self.network.outputs) != 1:
             raise UnsupportedOperation(

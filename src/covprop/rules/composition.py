@@ -6,7 +6,7 @@ Each torch function says what operation it is, on which operands; `compose` make
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,11 +39,14 @@ from covprop.errors import (
     name_of,
     warn_user,
 )
-from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.nests import map_leaves
 from covprop.flow.pending import Pending
 from covprop.flow.table import composes
 from covprop.flow.tensor import GaussianTensor, dispatch, run_rule
 from covprop.kernels.normal import standard_deviation
+
+FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
+"""Options that may not be infinite; bounds may."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,16 @@ def register_reading(
     """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
 
     def composer(
-        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[GaussianTensor],
     ) -> GaussianTensor | None:
         try:
             call = reading(*args, **kwargs)
         except (TypeError, ValueError, CovpropError):  # which the rule tells of
             return None
-        return None if call is None else _composed(function, args, kwargs, call, carry)
+        return None if call is None else _composed(function, args, kwargs, tensors, call, carry)
 
     composes(functions, composer)
 
@@ -83,6 +89,7 @@ def _composed(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    given: Sequence[GaussianTensor],
     call: Application,
     carry: Carry,
 ) -> GaussianTensor | None:
@@ -91,7 +98,6 @@ def _composed(
     None where it is not one: tensors of different origin, constants that change shape or dtype or
     that autograd follows, functions that a Gaussian has no moments of.
     """
-    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     base = given[0].base
     arguments = []
     for operand in call.operands:
@@ -103,19 +109,23 @@ def _composed(
     if call.operation.partial and all(one.affine for one in expression.inner):
         return None
     aliases = {id(tensor): tensor.alias() for tensor in given}
-    held = map_leaves((args, kwargs), lambda leaf: aliases.get(id(leaf), leaf))
+    held = [aliases.get(id(argument), argument) for argument in args]
+    named = {name: aliases.get(id(argument), argument) for name, argument in kwargs.items()}
 
-    def evaluate(pending: Pending) -> GaussianTensor:
-        return _evaluated(pending, lambda: run_rule(function, *held), carry)
+    def one_by_one() -> GaussianTensor:
+        result: GaussianTensor = run_rule(function, tuple(held), named, list(aliases.values()))
+        return result
 
     def again(of: Callable[[GaussianTensor], Any]) -> GaussianTensor:
         others = map_leaves(
-            held, lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
+            (tuple(held), named), lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
         )
         result: GaussianTensor = dispatch(function, *others)
         return result
 
-    result = GaussianTensor.pending_on(Pending(base.alias(), expression, evaluate, again))
+    own = aliases.get(id(base), base)  # no program holds that of a pending function
+    evaluate = functools.partial(_evaluated, one_by_one=one_by_one, carry=carry)
+    result = GaussianTensor.pending_on(Pending(own, expression, evaluate, again))
     if not call.in_place:
         return result
     given[0].become(result)
@@ -153,6 +163,13 @@ def _evaluated(
     """Operation by operation where that is exact and simple, else as one function."""
     expression, base = pending.expression, pending.base
     operation = expression.operation
+
+    def as_one(function: Callable[..., Any], activation: Activation) -> GaussianTensor:
+        return carry(function, activation, base.with_batch_at(0)).with_batch_at(base.batch_at)
+
+    if expression.known is not None and operation is not None:
+        base.lineage.collect()
+        return as_one(operation.function, expression.known)
     # A function of a Gaussian, or a product of two: coefficients of y^k would cancel far from zero.
     plain = operation is not None and operation.kind in (
         OperationKind.FUNCTION,
@@ -167,7 +184,7 @@ def _evaluated(
         return one_by_one()
     try:
         if activation is not None:
-            return carry(expression, activation, base.with_batch_at(0)).with_batch_at(base.batch_at)
+            return as_one(expression, activation)
         return _integrated(expression, base.with_batch_at(0), carry).with_batch_at(base.batch_at)
     except (QuadratureError, UnsupportedOperation):
         result = one_by_one()
@@ -203,17 +220,22 @@ def activation_reading(
 ) -> Reading:
     """How the calls of an activation are read: its first argument, and options."""
 
+    names = list(signature.parameters)
+    place = names.index("inplace") if "inplace" in names else len(names)
+
     def reading(*args: Any, **kwargs: Any) -> Application | None:
         if any(isinstance(v, float) and math.isnan(v) for v in (*args, *kwargs.values())):
             return None  # NaN, which the rule refuses
-        x = args[0] if args else kwargs.pop("input")
-        in_place = bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
-        names = zip(signature.parameters, args[1:], strict=False)
-        options = tuple(value for name, value in names if name != "inplace")
-        named = tuple((name, value) for name, value in kwargs.items() if name != "inplace")
+        x, options = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+        in_place = kwargs.pop("inplace", False) if place < len(names) else False
+        if len(options) > place:
+            in_place, options = options[place], options[:place] + options[place + 1 :]
         replaced = any(other in x.lineage.activations for other in spelled)
-        operation = _operation(function, factory, replaced, options, named)
-        return Application(operation, (x,), in_place)
+        named = tuple(kwargs.items())
+        varies = any(isinstance(value, Tensor) for value in (*options, *kwargs.values()))
+        make = _operation.__wrapped__ if varies else _operation
+        operation = make(function, factory, replaced, options, named)
+        return Application(operation, (x,), bool(in_place))
 
     return reading
 
@@ -228,6 +250,8 @@ def _operation(
 ) -> Operation:
     """The same object for the same options, so that equal functions are equal."""
     activation = factory(*options, **dict(named))
+    given = inspect.signature(factory).bind(*options, **dict(named))
+    check_options(function, given.arguments)
 
     @functools.wraps(function)
     def plain(y: Tensor) -> Tensor:
@@ -241,6 +265,18 @@ def _operation(
     return Operation(
         OperationKind.FUNCTION, plain, activation, kinks_of(activation), replaced=replaced
     )
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Blame an option for moments that are not finite, and not the input."""
+    for name, value in options.items():
+        if isinstance(value, float) and (
+            math.isnan(value) or (math.isinf(value) and name in FINITE)
+        ):
+            raise UnsupportedOperation(
+                f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
+                "number"
+            )
 
 
 def kinks_of(activation: Activation) -> tuple[float, ...]:

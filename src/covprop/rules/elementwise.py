@@ -25,13 +25,11 @@ from covprop.kernels.normal import is_finite
 from covprop.rules.composition import (
     Application,
     activation_reading,
+    check_options,
     power_reading,
     register_reading,
 )
 from covprop.rules.operands import check_finite
-
-FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
-"""Options that may not be infinite; bounds may."""
 
 
 def apply(
@@ -52,18 +50,6 @@ def apply(
             "convert model and Gaussian to float64"
         )
     return GaussianTensor(mean.reshape(x.loc.shape), carrier)
-
-
-def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Blame an option for moments that are not finite, and not the input."""
-    for name, value in options.items():
-        if isinstance(value, float) and (
-            math.isnan(value) or (math.isinf(value) and name in FINITE)
-        ):
-            raise UnsupportedOperation(
-                f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
-                "number"
-            )
 
 
 def register(
@@ -94,7 +80,7 @@ def register(
         chosen = x.lineage.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
-        _check_options(function, options.arguments)
+        check_options(function, options.arguments)
         result = apply(function, chosen, x)
         if not changes_input:
             return result
