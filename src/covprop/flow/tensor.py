@@ -17,8 +17,6 @@ from covprop.flow.pending import Pending
 from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, spelled, unsupported, with_batch_first
 from covprop.validation import SUPPORTED
 
-_VIEW = torch.Tensor.view
-
 
 @dataclass
 class _Storage:
@@ -127,7 +125,10 @@ class GaussianTensor:
     @property
     def flat(self) -> Tensor:
         """The mean of the flattened event, (*batch, n)."""
-        return self.loc.reshape(*self.batch_shape, self.event_shape.numel())
+        batch = self.batch_shape
+        if self.loc.dim() == len(batch) + 1:
+            return self.loc
+        return self.loc.reshape(*batch, self.event_shape.numel())
 
     @property
     def lineage(self) -> Lineage:
@@ -309,7 +310,7 @@ class GaussianTensor:
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
     function = spelled(function)
-    if function is _VIEW and not isinstance(args[-1], torch.dtype):
+    if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
         function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
     tensors = instances(GaussianTensor, args, kwargs)
     for tensor in tensors:

@@ -87,9 +87,9 @@ def _with_squared_weight(
         weight, others = args[1], args[2:]
         return lambda vector: function(vector, weight.square(), *others, **kwargs)
     slots, named = with_slots((args, kwargs))
-    return lambda vector: of_slots(
-        function, slots, {**named, "weight": named["weight"].square()}
-    )(vector)
+    return lambda vector: of_slots(function, slots, {**named, "weight": named["weight"].square()})(
+        vector
+    )
 
 
 def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -3,11 +3,11 @@
 Each torch function says what operation it is, on which operands; `compose` makes the expression.
 """
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -47,6 +47,8 @@ from covprop.kernels.normal import standard_deviation
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
 """Options that may not be infinite; bounds may."""
+ITSELF = Expression()
+"""The function that leaves a tensor as it is."""
 
 
 @dataclass(frozen=True)
@@ -109,27 +111,34 @@ def _composed(
     if call.operation.partial and all(one.affine for one in expression.inner):
         return None
     aliases = {id(tensor): tensor.alias() for tensor in given}
-    held = [aliases.get(id(argument), argument) for argument in args]
+    held = tuple([aliases.get(id(argument), argument) for argument in args])
     named = {name: aliases.get(id(argument), argument) for name, argument in kwargs.items()}
-
-    def one_by_one() -> GaussianTensor:
-        result: GaussianTensor = run_rule(function, tuple(held), named, list(aliases.values()))
-        return result
-
-    def again(of: Callable[[GaussianTensor], Any]) -> GaussianTensor:
-        others = map_leaves(
-            (tuple(held), named), lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
+    one_by_one = partial(run_rule, function, held, named, list(aliases.values()))
+    result = GaussianTensor.pending_on(
+        Pending(
+            aliases.get(id(base), base),  # no program holds that of a pending function
+            expression,
+            partial(_evaluated, one_by_one=one_by_one, carry=carry),
+            partial(_again, function, held, named),
         )
-        result: GaussianTensor = dispatch(function, *others)
-        return result
-
-    own = aliases.get(id(base), base)  # no program holds that of a pending function
-    evaluate = functools.partial(_evaluated, one_by_one=one_by_one, carry=carry)
-    result = GaussianTensor.pending_on(Pending(own, expression, evaluate, again))
+    )
     if not call.in_place:
         return result
     given[0].become(result)
     return given[0]
+
+
+def _again(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    of: Callable[[GaussianTensor], Any],
+) -> Any:
+    """An operation on others in place of the tensors among its arguments."""
+    both = map_leaves(
+        (args, kwargs), lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
+    )
+    return dispatch(function, *both)
 
 
 def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | float | None:
@@ -140,7 +149,7 @@ def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | fl
         return float(operand) if isinstance(operand, int | float) else None
     if not operand.base.is_same(base):
         return None
-    return Expression() if operand.pending is None else operand.pending.expression
+    return ITSELF if operand.pending is None else operand.pending.expression
 
 
 def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None:
@@ -163,13 +172,10 @@ def _evaluated(
     """Operation by operation where that is exact and simple, else as one function."""
     expression, base = pending.expression, pending.base
     operation = expression.operation
-
-    def as_one(function: Callable[..., Any], activation: Activation) -> GaussianTensor:
-        return carry(function, activation, base.with_batch_at(0)).with_batch_at(base.batch_at)
-
+    first = base.with_batch_at(0)
     if expression.known is not None and operation is not None:
         base.lineage.collect()
-        return as_one(operation.function, expression.known)
+        return carry(operation.function, expression.known, first).with_batch_at(base.batch_at)
     # A function of a Gaussian, or a product of two: coefficients of y^k would cancel far from zero.
     plain = operation is not None and operation.kind in (
         OperationKind.FUNCTION,
@@ -184,8 +190,8 @@ def _evaluated(
         return one_by_one()
     try:
         if activation is not None:
-            return as_one(expression, activation)
-        return _integrated(expression, base.with_batch_at(0), carry).with_batch_at(base.batch_at)
+            return carry(expression, activation, first).with_batch_at(base.batch_at)
+        return _integrated(expression, first, carry).with_batch_at(base.batch_at)
     except (QuadratureError, UnsupportedOperation):
         result = one_by_one()
         warn_user(
@@ -219,7 +225,6 @@ def activation_reading(
     spelled: Sequence[Callable[..., Any]],
 ) -> Reading:
     """How the calls of an activation are read: its first argument, and options."""
-
     names = list(signature.parameters)
     place = names.index("inplace") if "inplace" in names else len(names)
 
@@ -240,7 +245,7 @@ def activation_reading(
     return reading
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _operation(
     function: Callable[..., Any],
     factory: Callable[..., Activation],
@@ -253,7 +258,7 @@ def _operation(
     given = inspect.signature(factory).bind(*options, **dict(named))
     check_options(function, given.arguments)
 
-    @functools.wraps(function)
+    @wraps(function)
     def plain(y: Tensor) -> Tensor:
         if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
             known = activation.value(y)
@@ -296,9 +301,9 @@ _RECIPROCAL, _SQRT = _partial(torch.reciprocal), _partial(torch.sqrt)
 _RSQRT, _LOG = _partial(torch.rsqrt), _partial(torch.log)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _power(exponent: float) -> Operation:
-    return _partial(functools.partial(torch.pow, exponent=exponent))
+    return _partial(partial(torch.pow, exponent=exponent))
 
 
 def power_reading(whole: Reading) -> Reading:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, overload
 
@@ -49,7 +49,8 @@ def apply(
             f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
             "convert model and Gaussian to float64"
         )
-    return GaussianTensor(mean.reshape(x.loc.shape), carrier)
+    shape = x.loc.shape
+    return GaussianTensor(mean if mean.shape == shape else mean.reshape(shape), carrier)
 
 
 def register(

@@ -53,7 +53,7 @@ _wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
 
 
 def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Say that dropout is on for no better reason than `model.train()`; layers: with their names."""
+    """Say that dropout is on for no better reason than `model.train()`; layers: with names."""
     for name, layer in layers:
         if layer.training and id(layer) not in _wanted.get() and (p := _probability(layer)) > 0:
             warn_user(
