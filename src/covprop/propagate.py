@@ -232,23 +232,25 @@ def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
 
     layers: as its `named_modules()` has them.
     """
-    kinds: set[tuple[torch.dtype, torch.device]] = set()
+    dtypes: set[torch.dtype] = set()
+    devices: set[torch.device] = set()
     for name, layer in layers:
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             raise UnsupportedOperation(
                 f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
                 "call model.eval(), and keep its running statistics"
             )
-        for p in layer._parameters.values():
-            if p is not None and p.is_floating_point():
-                kinds.add((p.dtype, p.device))
-    dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
-    if kinds and x.dtype not in dtypes:
+        if x.dtype in dtypes and x.device in devices:
+            continue
+        own = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
+        dtypes.update(p.dtype for p in own)
+        devices.update(p.device for p in own)
+    if dtypes and x.dtype not in dtypes:
         raise ValueError(
             f"the model's parameters are {_names(dtypes)} and the Gaussian is {x.dtype}; convert "
             "one with .to(dtype)"
         )
-    if kinds and x.device not in devices:
+    if devices and x.device not in devices:
         raise ValueError(
             f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
             ".to(device)"
