@@ -28,11 +28,11 @@ STRIP = 256
 """Rows of a larger one that are read at a time."""
 
 
-def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part of a matrix that is symmetric but for rounding."""
+def symmetric(matrix: Tensor, out: Tensor | None = None) -> Tensor:
+    """The symmetric part of a matrix that is symmetric but for rounding; out: a place for it."""
     if matrix.requires_grad or matrix.numel() <= SMALL:
-        return (matrix + matrix.mT).mul_(0.5)
-    result = torch.empty_like(matrix)
+        return torch.add(matrix, matrix.mT, out=out).mul_(0.5)
+    result = torch.empty_like(matrix) if out is None else out
     for start in range(0, matrix.shape[-1], STRIP):
         stop = min(matrix.shape[-1], start + STRIP)
         below = matrix[..., start:, start:stop].contiguous().mT.contiguous()

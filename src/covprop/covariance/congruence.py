@@ -46,11 +46,13 @@ def complete_congruence(half: Tensor, linear: LinearMap) -> Tensor:
     size = half.shape[-1]
     if half.numel() <= ROWS or half.requires_grad:
         return symmetric(linear(half.mT))
-    if linear.layer is not None and _many_small(half):  # whole matrices, some at a time
-        parts = half.flatten(0, -3).split(max(1, ROWS // half.shape[-2:].numel()))
-        results = [symmetric(linear(part.mT)) for part in parts]
-        return torch.cat(results).reshape(*half.shape[:-2], size, size)
     result = half.new_empty(*half.shape[:-2], size, size)
+    if linear.layer is not None and _many_small(half):  # whole matrices, some at a time
+        together = max(1, ROWS // half.shape[-2:].numel())
+        parts, results = half.flatten(0, -3).split(together), result.flatten(0, -3).split(together)
+        for part, written in zip(parts, results, strict=True):
+            symmetric(linear(part.mT), written)
+        return result
     for start, stop in _steps(size, max(half.numel(), result.numel()) // size):
         columns = half[..., start:stop]
         if not half.mT.is_contiguous():

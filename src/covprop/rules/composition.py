@@ -229,17 +229,18 @@ def activation_reading(
     place = names.index("inplace") if "inplace" in names else len(names)
 
     def reading(*args: Any, **kwargs: Any) -> Application | None:
-        if any(isinstance(v, float) and math.isnan(v) for v in (*args, *kwargs.values())):
-            return None  # NaN, which the rule refuses
         x, options = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
         in_place = kwargs.pop("inplace", False) if place < len(names) else False
         if len(options) > place:
             in_place, options = options[place], options[:place] + options[place + 1 :]
-        replaced = any(other in x.lineage.activations for other in spelled)
-        named = tuple(kwargs.items())
-        varies = any(isinstance(value, Tensor) for value in (*options, *kwargs.values()))
+        given = (*options, *kwargs.values())
+        if any(isinstance(value, float) and math.isnan(value) for value in given):
+            return None  # NaN, which the rule refuses
+        own = x.lineage.activations
+        replaced = bool(own) and any(other in own for other in spelled)
+        varies = any(isinstance(value, Tensor) for value in given)
         make = _operation.__wrapped__ if varies else _operation
-        operation = make(function, factory, replaced, options, named)
+        operation = make(function, factory, replaced, options, tuple(kwargs.items()))
         return Application(operation, (x,), bool(in_place))
 
     return reading
