@@ -15,23 +15,27 @@ NUMERICAL := $(addprefix tests/,activations carriers covariance kernels rules ro
 # The least that torch, MKL and oneDNN can be held to on any x86 machine.
 PLAIN_CPU := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: demo test test-plain-cpu lint bench docs clean
+.PHONY: demo native test test-plain-cpu lint bench docs clean
 
-demo: $(INSTALLED)
+demo: native
 	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-plain-cpu: $(INSTALLED)
+test-plain-cpu: native
 	$(PLAIN_CPU) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
 
-lint: $(INSTALLED)
+# The compiled kernels; without a compiler the torch code runs in their place.
+native: $(INSTALLED)
+	$(BIN)/python src/covprop/native/build.py
+
+lint: native
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)
+bench: native
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.render
 
@@ -43,7 +47,7 @@ clean:
 	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 # hatchling comes first so that the editable build uses the pinned one, without a build environment of its own.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP_INSTALL) hatchling
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev,docs]'

@@ -44,3 +44,20 @@ def _another_blas(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with AnotherBLAS():
         yield
+
+
+@pytest.fixture
+def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch code in place of the compiled kernels."""
+    monkeypatch.setattr("covprop.kernels.compiled.library", lambda: None)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def both_kernels(request: pytest.FixtureRequest) -> None:
+    """Each of the two: a test runs twice."""
+    from covprop.kernels.compiled import library  # here, as above
+
+    if request.param == "torch":
+        request.getfixturevalue("torch_kernels")
+    elif library() is None:
+        pytest.skip("no compiled kernels: no compiler was found, or the test is of the torch code")

@@ -36,6 +36,7 @@ LAYERS = (
     "activations",
     "covariance",
     "kernels",
+    "native",
     "plots",
     "text_table",
     "files",

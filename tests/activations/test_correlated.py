@@ -11,12 +11,14 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.activations import Activation
-from covprop.activations.base import LADDER, Correlated
+from covprop.activations.correlated import LADDER, Correlated
 from covprop.covariance import Dense
 from covprop.kernels import polynomials
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.rules.elementwise import find_activation
 from tests.oracles import assert_close, evaluate, normal_rule, pair_covariance
+
+pytestmark = pytest.mark.usefixtures("both_kernels")
 
 UNITS = 160
 SIZES = torch.linspace(2, 0.2, UNITS, dtype=torch.float64)[:, None] / 120**0.5
@@ -84,8 +86,9 @@ def inputs(layer: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
 
 
 @pytest.fixture
-def shapes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def shapes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
     """The dimensions of what `direct` was called with: 2 for whole blocks, 1 for picked pairs."""
+    request.getfixturevalue("torch_kernels")
     seen: list[int] = []
 
     def watched(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -311,6 +314,7 @@ def test_gradients_of_the_mixture_are_those_of_the_direct_formula(
 
 @pytest.mark.parametrize("distance", [-15.0, -8.0, 8.0, 15.0])
 @every_function
+@pytest.mark.usefixtures("torch_kernels")
 def test_hardly_any_number_in_the_series_is_denormal(
     name: str, distance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +332,7 @@ def test_hardly_any_number_in_the_series_is_denormal(
         steps.append(plain(rho, left, right))
         return steps[-1]
 
-    for place in ("activations.base", "methods.series"):
+    for place in ("activations.correlated", "methods.series"):
         monkeypatch.setattr(f"covprop.{place}.power_series", watched)
     _, matrix = inputs("weak", torch.float32)
     mean = distance * matrix.diagonal().sqrt()

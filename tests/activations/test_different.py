@@ -15,6 +15,8 @@ from covprop.rules.elementwise import find_activation
 from tests.layers import propagate
 from tests.oracles import assert_close, evaluate, moments, panels
 
+pytestmark = pytest.mark.usefixtures("both_kernels")
+
 ZERO = torch.zeros((), dtype=torch.float64)
 SLOPES = torch.tensor([0.25, -0.5], dtype=torch.float64)
 Function = Callable[[Tensor], Tensor]

@@ -12,10 +12,12 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.activations import Piecewise
-from covprop.kernels.plackett import NARROW
+from covprop.kernels.ramps import NARROW
 from tests.activations.ramps import Linear, covariance
 from tests.layers import propagate
 from tests.oracles import assert_close, normal_cdf, panels
+
+pytestmark = pytest.mark.usefixtures("both_kernels")
 
 
 def ramp(low: float, high: float) -> Linear:

@@ -9,6 +9,8 @@ from tests.cases import CASES, CONTINUOUS
 from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients, normal_rule
 
+pytestmark = pytest.mark.usefixtures("both_kernels")
+
 MEAN, STDDEV = 0.3, 1.2
 PRICE = 1e-7
 """torch has the derivative of hardsigmoid as a float32: 1/6 is off by 3e-8, its square by 6e-8."""

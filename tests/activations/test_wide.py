@@ -15,6 +15,8 @@ from covprop.activations.moments import Scalar, ScalarPair
 from covprop.kernels.polynomials import graded
 from tests.layers import propagate
 
+pytestmark = pytest.mark.usefixtures("both_kernels")
+
 Function = Callable[[Tensor], Tensor]
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)
 

@@ -10,20 +10,19 @@ from torch.autograd import gradcheck
 
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.plackett import (
-    NARROW,
-    SHARP,
     SWITCH,
     bivariate_density,
     gap_to_one,
     plackett,
     plackett_degenerate,
     plackett_mixed,
-    ramp_relu,
-    ramp_step,
 )
+from covprop.kernels.ramps import NARROW, SHARP, ramp_relu, ramp_step
 from tests import oracles
 from tests.activations.ramps import Linear, covariance
 from tests.oracles import assert_close
+
+pytestmark = pytest.mark.usefixtures("both_kernels")
 
 # Every number is exact in float32. 1 - 2^-7 = 0.992, 1 - 2^-20 = 0.999999.
 SIZES = [0.0, 2.0**-20, 0.25, 0.5, 0.6875, 0.703125, 0.875, 1 - 2.0**-7, 1 - 2.0**-20, 1.0]

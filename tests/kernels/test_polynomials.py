@@ -17,6 +17,8 @@ from covprop.kernels.polynomials import (
 )
 from tests.oracles import DIGITS, assert_close
 
+pytestmark = pytest.mark.usefixtures("both_kernels")
+
 
 def exact_hermite_function(k: int, x: float) -> mp.mpf:
     """He_k(x) phi(x) / sqrt(k!), He_k(x) = 2^(-k/2) H_k(x / sqrt 2)."""

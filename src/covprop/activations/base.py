@@ -1,10 +1,4 @@
-"""Scalar functions of Gaussians: what is known of one, the series for its pairs, declarations.
-
-The covariance of a pair is the Hermite series where a short one is exact, a direct formula
-elsewhere. The error after K terms is at most |rho|^(K+1) r_i r_j, relative to the standard
-deviations, with r the root of the share of an element's variance that is left after K terms
-(Cauchy-Schwarz).
-"""
+"""Scalar functions of Gaussians: what is known of one, and how they are declared."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -18,9 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations.moments import Scalar
-from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
-from covprop.kernels.rounding import REMAINDER, rounding
 
 Factory: TypeAlias = Callable[..., "Activation"]
 """Options of torch functions -> their activation."""
@@ -31,14 +22,6 @@ CLOSED = "exact: closed form"
 INTEGRAL = "exact: closed form and one-dimensional integral"
 QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
 """How the table of operations describes what is done with an activation."""
-LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
-"""Orders that the series may have."""
-SAMPLED_PAIRS = 2048
-"""Pairs of a block from which its order is chosen."""
-SPLIT_COST = 8
-"""Cost of computing some pairs of a block separately, in terms of the series for all of them."""
-LAST_COEFFICIENTS = 8
-"""How many of the last coefficients bound those beyond."""
 
 
 class Prepared(NamedTuple):
@@ -148,6 +131,16 @@ class Activation(ABC):
         left has shapes (..., rows, 1), right (..., 1, columns), covariance (*batch, rows, columns).
         """
 
+    def pair_matrix(
+        self, elements: Sequence[Tensor], covariance: Tensor, variance: Tensor
+    ) -> Tensor | None:
+        """All pairs of a symmetric matrix by a compiled kernel, None where there is none.
+
+        elements: as prepared, in the dtype of the covariance; variance: the diagonal of the result.
+        """
+        del elements, covariance, variance
+        return None
+
 
 @dataclass(eq=False)
 class Activated:
@@ -197,128 +190,6 @@ class Activated:
         if self._coefficients is None or len(self._coefficients) < order:
             self._coefficients = self.activation.coefficients(self.mean, self.variance, order)
         return self._coefficients[:order]
-
-
-class Correlated(Activation, ABC):
-    """An activation with a direct formula for pairs, which costs more than a short series."""
-
-    max_order: ClassVar[int] = 48
-    """The order beyond which the direct formula is cheaper."""
-    direct_pairs: ClassVar[int] = 2**14  # below, coefficients cost more than they save
-    direct_cost: ClassVar[float] = 1000.0
-    """The cost of the direct formula, in terms of the series."""
-    accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 3e-8, torch.float64: 1e-15}
-    """Bound of the error of the series, relative to the standard deviations."""
-
-    @abstractmethod
-    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-        """Cov[g(y_i), g(y_j)] without the series; elements and covariance are broadcastable."""
-
-    def order(self, largest: float, dtype: torch.dtype) -> int:
-        """The first order of LADDER that suffices for every pair, or `max_order`."""
-        allowed = [order for order in LADDER if order <= self.max_order]
-        largest = min(largest, 1.0)  # but for rounding
-        enough = (k for k in allowed if largest ** (k + 1) <= self.accuracy[dtype])
-        return next(enough, allowed[-1])
-
-    def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
-        """Moments, the elements of the series, then those of `direct`."""
-        centre, output, coefficients = self.moments(mean, variance, max(order, 1))
-        series = self.series_elements(coefficients[:order], output, variance, dtype)
-        own = (element.to(dtype) for element in self.elements(mean, variance))
-        return Prepared(centre, output, (*series, *own))
-
-    def series_elements(
-        self, coefficients: Tensor, output: Tensor, variance: Tensor, dtype: torch.dtype
-    ) -> Elements:
-        """1 / sigma, the tail after each order of LADDER, coefficients and their unit."""
-        inverse = inverse_deviation(variance)
-        if not len(coefficients):
-            nothing = coefficients.to(dtype)
-            return inverse.to(dtype), nothing, nothing, torch.ones_like(inverse, dtype=dtype)
-        largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as in `order`
-        units = series_units(coefficients, dtype)
-        coefficients = flushed(coefficients / units, dtype, largest)
-        # In the units of the coefficients, one after the other: their squares may overflow.
-        scaled = output.detach() / units / variance.detach() / units
-        tails = _relative_tails(coefficients.detach(), scaled)
-        return tuple(element.to(dtype) for element in (inverse, tails, coefficients, units))
-
-    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-        """The series at the cheapest order; pairs that it does not reach by `direct`."""
-        rho = correlation(covariance, left[0], right[0])
-        (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
-        order, beyond = self.split(rho.detach(), tails_i, tails_j) if len(a) else (0, None)
-        if order == 0:
-            return self.direct(left[4:], right[4:], covariance)
-        result = in_units(covariance, left[3], right[3]) * power_series(rho, a[:order], b[:order])
-        if beyond is None:
-            return result
-        index = beyond.nonzero(as_tuple=True)
-        if not len(index[0]):
-            return result
-        rows, columns = (
-            tuple(select_pairs(t, index, rho.shape) for t in side[4:]) for side in (left, right)
-        )
-        return result.index_put(index, self.direct(rows, columns, covariance[index]))
-
-    def split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
-        """The cheapest order of the series for a block, and which pairs are beyond it, if any."""
-        if not rho.numel():
-            return LADDER[0], None
-        least, most = torch.aminmax(rho)
-        largest = max(-float(least), float(most))
-        heights = (tails_i.flatten(1).amax(1) * tails_j.flatten(1).amax(1)).tolist()
-        limits = [
-            (self.accuracy[rho.dtype] / max(height, 1e-300)) ** (1 / (order + 1))
-            for order, height in zip(LADDER, heights, strict=False)
-        ]
-        enough = next((i for i, limit in enumerate(limits) if largest <= limit), len(limits))
-        if enough < len(limits) and LADDER[enough] <= SPLIT_COST:  # nothing shorter would pay
-            return LADDER[enough], None
-        flat = rho.flatten()
-        some = flat[:: max(1, flat.numel() // SAMPLED_PAIRS)].abs()
-        beyond = (some[:, None] > some.new_tensor(limits[:enough])).sum(0).tolist()
-        costs = {
-            order: SPLIT_COST + order + self.direct_cost * max(count, 1) / len(some)
-            for order, count in zip(LADDER, beyond, strict=False)
-        }
-        costs[0] = self.direct_cost / 2  # of all pairs: nothing has to be selected
-        if enough < len(limits):
-            costs[LADDER[enough]] = LADDER[enough]
-        order = min(costs, key=costs.__getitem__)
-        at = LADDER.index(order) if order else enough
-        if at >= enough:
-            return order, None
-        if at < len(limits) - 1:
-            return order, rho.abs() > limits[at]
-        root = 1 / (order + 1)  # the last has a limit for each pair
-        limit = self.accuracy[rho.dtype] ** root
-        return order, rho.abs() * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
-
-
-def select_pairs(tensor: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-    """The entries of pairs of a tensor (*any, ...) that broadcasts to this shape in the end."""
-    rows = tensor.shape[: tensor.dim() - len(shape)]
-    places: tuple[Any, ...] = (..., *index)
-    return tensor.expand(*rows, *shape)[places]
-
-
-def _relative_tails(coefficients: Tensor, output: Tensor) -> Tensor:
-    """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER that the coefficients reach.
-
-    output: Var over the variance of the input, in the units of the coefficients a_k / sigma.
-
-    What lies beyond the last coefficient is the rest of the variance, as far as rounding shows it,
-    and no more than coefficients of the size of the last ones would make.
-    """
-    squares = coefficients.square()
-    positive = torch.isfinite(output) & (output > 0)  # not where the input does not vary
-    total = torch.where(positive, output, 1)
-    rest = (total - squares.sum(0)).clamp(min=0) + rounding(REMAINDER, total.dtype) * total
-    rest = torch.minimum(rest, 2 * len(squares) * squares[-LAST_COEFFICIENTS:].amax(0))
-    beyond = [squares[order:].sum(0) + rest for order in LADDER if order <= len(squares)]
-    return torch.stack([torch.where(positive, (tail / total).sqrt(), 0) for tail in beyond])
 
 
 @dataclass(frozen=True)

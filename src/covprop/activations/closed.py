@@ -14,8 +14,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Correlated, Elements
+from covprop.activations.base import Activation, Elements
+from covprop.activations.correlated import Correlated
 from covprop.activations.moments import Scalar, leading
+from covprop.kernels import compiled
 from covprop.kernels.normal import (
     cumulative,
     density,
@@ -28,6 +30,8 @@ from covprop.kernels.polynomials import hermite_functions, unit_interval
 
 GELU_SWITCH = 0.5
 """The |R| below which GELU's covariance is integrated and above which it is closed."""
+COSTS = {"probit": 150.0, "gelu": 400.0}
+"""Of direct formulas, compiled, in terms of the series."""
 GELU_NODES = {torch.float32: 6, torch.float64: 14}
 
 
@@ -80,6 +84,12 @@ class Probit(Correlated):
         rho = covariance * (left[1] * right[1])
         return self.height**2 * plackett(left[0], right[0], rho)[0]
 
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+        """The same."""
+        return compiled.Direct(
+            "probit", torch.stack(left), torch.stack(right), COSTS["probit"], height=self.height
+        )
+
     def _position(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         shrink = self.rate / (1 + self.rate**2 * variance.clamp(min=0)).sqrt()
         return mean * shrink, shrink
@@ -128,6 +138,10 @@ class GaussianErrorLinear(Correlated):
         result = torch.empty_like(tensors[-1])
         result = result.masked_scatter(small, _gelu_integral(*(t[small] for t in tensors)))
         return result.masked_scatter(~small, _gelu_closed(*(t[~small] for t in tensors)))
+
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+        """The same."""
+        return compiled.Direct("gelu", torch.stack(left), torch.stack(right), COSTS["gelu"])
 
 
 def _gelu_integral(

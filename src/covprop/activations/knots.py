@@ -15,7 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Elements, select_pairs
+from covprop.activations.base import Elements
+from covprop.activations.correlated import select_pairs
+from covprop.kernels import compiled
 from covprop.kernels.normal import (
     SATURATION,
     correlation,
@@ -26,21 +28,14 @@ from covprop.kernels.normal import (
     standard_deviation,
     standardise,
 )
-from covprop.kernels.plackett import (
-    NARROW,
-    gap_to_one,
-    plackett,
-    plackett_degenerate,
-    plackett_mixed,
-    ramp_excess,
-    ramp_nodes,
-    ramp_relu,
-    ramp_step,
-)
+from covprop.kernels.plackett import gap_to_one, plackett, plackett_degenerate, plackett_mixed
 from covprop.kernels.polynomials import hermite_functions
+from covprop.kernels.ramps import NARROW, ramp_excess, ramp_nodes, ramp_relu, ramp_step
 
 FINE = {torch.float32: 1.0, torch.float64: NARROW}
 """Widths of segments below which differences of K1 need float64, or ramps."""
+COST = 150.0
+"""Of K1, compiled, in terms of the series."""
 BLOCK = 2**16
 """Pairs with such segments that are computed at a time."""
 
@@ -282,11 +277,27 @@ def knots_covariance(left: Elements, right: Elements, covariance: Tensor) -> Ten
     return result
 
 
+def knots_formula(left: Elements, right: Elements) -> compiled.Direct | None:
+    """The same of a compiled kernel, which knows neither jumps nor narrow segments."""
+    one, other = Side(*left), Side(*right)
+    if len(one.heights) or len(other.heights) or _narrow_elements(one, other):
+        return None
+    rows, columns = (torch.cat([s.slope[None], s.positions, s.weights]) for s in (one, other))
+    knots = len(one.positions), len(other.positions)
+    return compiled.Direct("knots", rows, columns, COST * knots[0] * knots[1], knots)
+
+
+def _narrow_elements(left: Side, right: Side) -> list[Tensor]:
+    """Which elements have segments that are too narrow for differences of K1; none if none has."""
+    limit = FINE[left.slope.dtype]
+    masks = [(side.widths < limit).any(0) for side in (left, right) if len(side.widths)]
+    return masks if any(bool(mask.any()) for mask in masks) else []
+
+
 def _with_narrow(left: Side, right: Side, rho: Tensor) -> tuple[Tensor, ...] | None:
     """The pairs of which one element has segments that are too narrow for differences of K1."""
-    limit = FINE[rho.dtype]
-    masks = [(side.widths < limit).any(0) for side in (left, right) if len(side.widths)]
-    if not any(bool(mask.any()) for mask in masks):
+    masks = _narrow_elements(left, right)
+    if not masks:
         return None
     either = masks[0] if len(masks) == 1 else masks[0] | masks[1]
     return either.broadcast_to(rho.shape).nonzero(as_tuple=True)

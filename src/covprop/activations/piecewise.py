@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import INTEGRAL, Activation, Correlated, Elements, declare
+from covprop.activations.base import INTEGRAL, Activation, Elements, declare
 from covprop.activations.closed import power
-from covprop.activations.knots import Pieces, knots_covariance
+from covprop.activations.correlated import Correlated
+from covprop.activations.knots import Pieces, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
+from covprop.kernels import compiled
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
     kinked_powers,
@@ -128,6 +130,10 @@ class Piecewise(Correlated):
     def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """c E[g'] E[g'] + sum_tu w_t w_u sigma sigma K1, and K0 and mixed terms for the jumps."""
         return knots_covariance(left, right, covariance)
+
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+        """The sum over knots, unless there are jumps or narrow segments."""
+        return knots_formula(left, right)
 
     def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
         """The function itself, or its segments if their slopes are those of single elements."""

@@ -7,13 +7,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.activations.base import (
-    LADDER,
-    Activation,
-    Correlated,
-    Elements,
-    Prepared,
-)
+from covprop.activations.base import Activation, Elements, Prepared
+from covprop.activations.correlated import LADDER, Correlated
 from covprop.activations.moments import REACH, WIDE, Scalar, ScalarPair, leading, moments
 from covprop.activations.nested import nested_covariance
 from covprop.errors import QuadratureError, name_of

@@ -12,11 +12,29 @@ from torch.distributions import Distribution, MultivariateNormal
 from covprop.covariance.planned import PlannedCovariance
 from covprop.covariance.semidefinite import FactorRoot, Root, square_root
 from covprop.errors import InconsistentBranches, InvalidGaussian
-from covprop.kernels.normal import is_finite
+from covprop.kernels.normal import correlation, inverse_deviation, is_finite
 from covprop.kernels.rounding import CHOLESKY
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A pair function, and the way to do a whole symmetric matrix at once where there is one.
+
+    matrix: (elements, covariance, diagonal of the result) -> the result, or None.
+    """
+
+    block: PairFunction
+    matrix: Callable[[Sequence[Tensor], Tensor, Tensor], Tensor | None]
+
+    def __call__(
+        self, left: tuple[Tensor, ...], right: tuple[Tensor, ...], covariance: Tensor
+    ) -> Tensor:
+        """A block of any shape."""
+        return self.block(left, right, covariance)
+
 
 CHUNK = 2**18
 """Entries of vectors that go through a linear map at a time: what comes of them stays in cache."""
@@ -215,6 +233,11 @@ class Covariance(ABC):
     @abstractmethod
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
         """The largest |pair| over the off-diagonal entries, 0 if there are none."""
+
+    def largest_correlation(self) -> float:
+        """The largest |correlation| of two features."""
+        inverse = inverse_deviation(self.diagonal().double()).to(self.dtype)
+        return self.largest(lambda left, right, c: correlation(c, left[0], right[0]), (inverse,))
 
     @abstractmethod
     def map(self, function: Callable[[Tensor], Tensor]) -> "Covariance":

@@ -13,6 +13,7 @@ from covprop.covariance.base import (
     Covariance,
     LinearMap,
     PairFunction,
+    Pairs,
     both_triangles,
     symmetric,
     symmetrised,
@@ -21,6 +22,8 @@ from covprop.covariance.congruence import WIDE, complete_congruence, half_congru
 from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCovariance, Result
 from covprop.covariance.semidefinite import matrix_flaw
 from covprop.covariance.streamed import PlannedStreamed, Streamed
+from covprop.kernels import compiled
+from covprop.kernels.normal import inverse_deviation
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
@@ -116,6 +119,10 @@ class Dense(Covariance):
         if any(t.requires_grad for t in (self.values, *elements)) and torch.is_grad_enabled():
             matrix = self._differentiable(pair, elements)
             return Dense(torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1))
+        if isinstance(pair, Pairs):
+            whole = pair.matrix([t.to(self.dtype) for t in elements], self.values, variance)
+            if whole is not None:
+                return Dense(whole)
         matrix = torch.empty_like(self.values)
         for start, stop, block in self._blocks(pair, elements):
             inner = block[..., : stop - start]
@@ -130,6 +137,14 @@ class Dense(Covariance):
         blocks = self._blocks(pair, elements)
         ends = [torch.stack(torch.aminmax(block)) for _, _, block in blocks if block.numel()]
         return float(torch.stack(ends).abs().max()) if ends else 0.0
+
+    def largest_correlation(self) -> float:
+        """In one pass, where it can be compiled."""
+        inverse = inverse_deviation(self.diagonal().detach().double()).to(self.dtype)
+        values = self.values.detach()
+        if compiled.usable(values, inverse):
+            return compiled.largest_correlation(values, inverse)
+        return super().largest_correlation()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Dense":
         """Apply a function to the matrix."""

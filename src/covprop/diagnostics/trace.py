@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from covprop.activations import Activation
-from covprop.activations.base import Correlated
+from covprop.activations.correlated import Correlated
 from covprop.activations.quadrature import Rescaled
 from covprop.covariance import Covariance, Dense
 from covprop.diagnostics.steps import DIRECT, Normality, NormalityTest, Trace, TraceStep

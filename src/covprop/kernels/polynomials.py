@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from covprop.kernels import compiled
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density
 
@@ -190,16 +191,19 @@ class _PowerSeries(Function):
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         correlation, left, right = ctx.saved_tensors
-        order = len(left)
-        slope = torch.zeros_like(correlation)
-        for k in reversed(range(1, order)):
-            slope.mul_(correlation).addcmul_(left[k], right[k], value=k)
-        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         limits = torch.finfo(gradient.dtype)
         # Gradients may be of any size: terms are flushed next to the others of their block.
         size = torch.linalg.vector_norm(gradient, 1, (-2, -1), keepdim=True)
         size = size.clamp(limits.tiny, limits.max)
         power, least = gradient / size, limits.tiny ** (1 - FLUSH)
+        if compiled.usable(correlation, left, right, power):
+            found = compiled.series_backward(correlation, left, right, power)
+            return found[0].mul_(size), found[1].mul_(size), found[2].mul_(size)
+        order = len(left)
+        slope = torch.zeros_like(correlation)
+        for k in reversed(range(1, order)):
+            slope.mul_(correlation).addcmul_(left[k], right[k], value=k)
+        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         for k in range(order):
             grad_left[k] = power @ right[k].mT
             grad_right[k] = left[k].mT @ power

@@ -6,11 +6,10 @@ from typing import final
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.activations.base import Elements
 from covprop.activations.nested import beyond_series, integrated
 from covprop.covariance import Covariance
+from covprop.covariance.base import Pairs
 from covprop.flow.lineage import Replacements
-from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods.base import LayerwiseMethod
 from covprop.methods.series import series_cross
 
@@ -65,11 +64,12 @@ def exact_moments(
     if covariance.size * variance.numel() > activation.direct_pairs:
         largest = 1.0
         if not covariance.deferred:  # which would have to be computed for it
-            largest = covariance.largest(_correlation, (inverse_deviation(variance),))
+            largest = covariance.largest_correlation()
         order = activation.order(largest, mean.dtype)
     prepared = activation.prepare(point, variance, order, mean.dtype)
-    pairs = covariance.pairwise(activation.pair, prepared.elements, prepared.variance)
-    return prepared.mean.to(mean.dtype), pairs
+    pairs = Pairs(activation.pair, activation.pair_matrix)
+    made = covariance.pairwise(pairs, prepared.elements, prepared.variance)
+    return prepared.mean.to(mean.dtype), made
 
 
 def exact_cross(left: Activated, right: Activated, covariance: Tensor) -> Tensor:
@@ -85,7 +85,3 @@ def exact_cross(left: Activated, right: Activated, covariance: Tensor) -> Tensor
     rows = tuple(t[..., :, None] for t in left.elements(covariance.dtype))
     columns = tuple(t[..., None, :] for t in right.elements(covariance.dtype))
     return first.pair(rows, columns, covariance)
-
-
-def _correlation(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-    return correlation(covariance, left[0], right[0])

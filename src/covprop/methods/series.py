@@ -1,5 +1,6 @@
 """The paper's Theorem 1: a Hermite series in the correlation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -9,8 +10,10 @@ from torch import Tensor
 from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements
 from covprop.covariance import Covariance
+from covprop.covariance.base import Pairs
 from covprop.errors import ToleranceNotReached
 from covprop.flow.lineage import Replacements
+from covprop.kernels import compiled
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER
@@ -76,7 +79,7 @@ class Series(LayerwiseMethod):
         # it for every true activation.
         output = torch.maximum(output, truncated) if self.exact_variance else truncated
         elements = _series_elements(coefficients, variance, covariance.dtype)
-        return result.to(mean.dtype), covariance.pairwise(_series_pair, elements, output)
+        return result.to(mean.dtype), covariance.pairwise(_PAIRS, elements, output)
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """The theorem needs neither the same function nor the same vector."""
@@ -102,8 +105,27 @@ def _series_elements(coefficients: Tensor, variance: Tensor, dtype: torch.dtype)
 
 
 def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    if compiled.usable(covariance, *left, *right):
+        rows, columns = (t.squeeze(-1) for t in left), (t.squeeze(-2) for t in right)
+        return compiled.pairs(_side(*rows), _side(*columns), covariance)[0]
     rho = correlation(covariance, left[0], right[0])
     return in_units(covariance, left[2], right[2]) * power_series(rho, left[1], right[1])
+
+
+def _series_matrix(
+    elements: Sequence[Tensor], covariance: Tensor, variance: Tensor
+) -> Tensor | None:
+    if not compiled.usable(covariance, variance, *elements):
+        return None
+    side = _side(*elements)
+    return compiled.pairs(side, side, covariance, diagonal=variance)[0]
+
+
+def _side(inverse: Tensor, coefficients: Tensor, units: Tensor) -> compiled.Series:
+    return compiled.Series(inverse, None, coefficients, units)
+
+
+_PAIRS = Pairs(_series_pair, _series_matrix)
 
 
 def _squares(coefficients: Tensor, variance: Tensor) -> Tensor:

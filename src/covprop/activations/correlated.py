@@ -1,0 +1,204 @@
+"""Activations with a Hermite series for weakly correlated pairs and a direct formula for others.
+
+The error of the series after K terms is at most |rho|^(K+1) r_i r_j, relative to the standard
+deviations, with r the root of the share of an element's variance that is left after K terms
+(Cauchy-Schwarz).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from covprop.activations.base import Activation, Elements, Prepared
+from covprop.kernels import compiled
+from covprop.kernels.normal import correlation, inverse_deviation
+from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
+from covprop.kernels.rounding import REMAINDER, rounding
+
+LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
+"""Orders that the series may have."""
+SAMPLED_PAIRS = 2048
+"""Pairs of a block from which its order is chosen."""
+SPLIT_COST = 8
+"""Cost of computing some pairs of a block separately, in terms of the series for all of them."""
+LAST_COEFFICIENTS = 8
+"""How many of the last coefficients bound those beyond."""
+
+
+class Correlated(Activation, ABC):
+    """An activation with a direct formula for pairs, which costs more than a short series."""
+
+    max_order: ClassVar[int] = 48
+    """The order beyond which the direct formula is cheaper."""
+    direct_pairs: ClassVar[int] = 2**14  # below, coefficients cost more than they save
+    direct_cost: ClassVar[float] = 1000.0
+    """The cost of the direct formula, in terms of the series."""
+    accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 3e-8, torch.float64: 1e-15}
+    """Bound of the error of the series, relative to the standard deviations."""
+
+    @abstractmethod
+    def direct(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+        """Cov[g(y_i), g(y_j)] without the series; elements and covariance are broadcastable."""
+
+    def order(self, largest: float, dtype: torch.dtype) -> int:
+        """The first order of LADDER that suffices for every pair, or `max_order`."""
+        allowed = [order for order in LADDER if order <= self.max_order]
+        largest = min(largest, 1.0)  # but for rounding
+        enough = (k for k in allowed if largest ** (k + 1) <= self.accuracy[dtype])
+        return next(enough, allowed[-1])
+
+    def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
+        """Moments, the elements of the series, then those of `direct`."""
+        centre, output, coefficients = self.moments(mean, variance, max(order, 1))
+        series = self.series_elements(coefficients[:order], output, variance, dtype)
+        own = (element.to(dtype) for element in self.elements(mean, variance))
+        return Prepared(centre, output, (*series, *own))
+
+    def series_elements(
+        self, coefficients: Tensor, output: Tensor, variance: Tensor, dtype: torch.dtype
+    ) -> Elements:
+        """1 / sigma, the tail after each order of LADDER, coefficients and their unit."""
+        inverse = inverse_deviation(variance)
+        if not len(coefficients):
+            nothing = coefficients.to(dtype)
+            return inverse.to(dtype), nothing, nothing, torch.ones_like(inverse, dtype=dtype)
+        largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as in `order`
+        units = series_units(coefficients, dtype)
+        coefficients = flushed(coefficients / units, dtype, largest)
+        # In the units of the coefficients, one after the other: their squares may overflow.
+        scaled = output.detach() / units / variance.detach() / units
+        tails = _relative_tails(coefficients.detach(), scaled)
+        return tuple(element.to(dtype) for element in (inverse, tails, coefficients, units))
+
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+        """The direct formula of the compiled kernels and its numbers, where there is one."""
+        del left, right
+        return None
+
+    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+        """The series at the cheapest order; pairs that it does not reach by `direct`."""
+        if compiled.usable(covariance, *left, *right):
+            rows = tuple(t.squeeze(-1) for t in left)
+            columns = tuple(t.squeeze(-2) for t in right)
+            found = self._compiled(rows, columns, covariance, None)
+            if found is not None:
+                return found
+        rho = correlation(covariance, left[0], right[0])
+        (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
+        order, beyond = self.split(rho.detach(), tails_i, tails_j) if len(a) else (0, None)
+        if order == 0:
+            return self.direct(left[4:], right[4:], covariance)
+        result = in_units(covariance, left[3], right[3]) * power_series(rho, a[:order], b[:order])
+        if beyond is None:
+            return result
+        index = beyond.nonzero(as_tuple=True)
+        if not len(index[0]):
+            return result
+        rows, columns = (
+            tuple(select_pairs(t, index, rho.shape) for t in side[4:]) for side in (left, right)
+        )
+        return result.index_put(index, self.direct(rows, columns, covariance[index]))
+
+    def pair_matrix(
+        self, elements: Sequence[Tensor], covariance: Tensor, variance: Tensor
+    ) -> Tensor | None:
+        """The series, tile by tile, and pairs that it does not reach by the direct formula."""
+        if not compiled.usable(covariance, variance, *elements):
+            return None
+        return self._compiled(tuple(elements), tuple(elements), covariance, variance)
+
+    def _compiled(
+        self, left: Elements, right: Elements, covariance: Tensor, diagonal: Tensor | None
+    ) -> Tensor | None:
+        """By a compiled kernel: elements (*any, *batch, n); None where it has no formula."""
+        rows, columns = (compiled.Series(*side[:4]) for side in (left, right))
+        order, direct = len(left[2]), self.compiled_direct(left[4:], right[4:])
+        if not order and direct is None:
+            return None
+        orders = [k for k in LADDER if k <= order]
+        bound = compiled.Bound(orders, self.accuracy[covariance.dtype])
+        result, beyond = compiled.pairs(rows, columns, covariance, bound, direct, diagonal)
+        if not beyond:
+            return result
+        rho = correlation(covariance, left[0][..., :, None], right[0][..., None, :])
+        far = self._beyond_last(rho, left[1][..., :, None], right[1][..., None, :], orders[-1])
+        if diagonal is not None:
+            far.diagonal(dim1=-2, dim2=-1).fill_(False)
+            far = far.triu()
+        index = far.nonzero(as_tuple=True)
+        if not len(index[0]):
+            return result
+        first, second = (
+            tuple(select_pairs(t.unsqueeze(axis), index, rho.shape) for t in side[4:])
+            for side, axis in ((left, -1), (right, -2))
+        )
+        found = self.direct(first, second, covariance[index])
+        result[index] = found
+        if diagonal is not None:
+            result[*index[:-2], index[-1], index[-2]] = found
+        return result
+
+    def split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
+        """The cheapest order of the series for a block, and which pairs are beyond it, if any."""
+        if not rho.numel():
+            return LADDER[0], None
+        least, most = torch.aminmax(rho)
+        largest = max(-float(least), float(most))
+        heights = (tails_i.flatten(1).amax(1) * tails_j.flatten(1).amax(1)).tolist()
+        limits = [
+            (self.accuracy[rho.dtype] / max(height, 1e-300)) ** (1 / (order + 1))
+            for order, height in zip(LADDER, heights, strict=False)
+        ]
+        enough = next((i for i, limit in enumerate(limits) if largest <= limit), len(limits))
+        if enough < len(limits) and LADDER[enough] <= SPLIT_COST:  # nothing shorter would pay
+            return LADDER[enough], None
+        flat = rho.flatten()
+        some = flat[:: max(1, flat.numel() // SAMPLED_PAIRS)].abs()
+        beyond = (some[:, None] > some.new_tensor(limits[:enough])).sum(0).tolist()
+        costs = {
+            order: SPLIT_COST + order + self.direct_cost * max(count, 1) / len(some)
+            for order, count in zip(LADDER, beyond, strict=False)
+        }
+        costs[0] = self.direct_cost / 2  # of all pairs: nothing has to be selected
+        if enough < len(limits):
+            costs[LADDER[enough]] = LADDER[enough]
+        order = min(costs, key=costs.__getitem__)
+        at = LADDER.index(order) if order else enough
+        if at >= enough:
+            return order, None
+        if at < len(limits) - 1:
+            return order, rho.abs() > limits[at]
+        return order, self._beyond_last(rho, tails_i, tails_j, order)
+
+    def _beyond_last(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor, order: int) -> Tensor:
+        """Which pairs the longest series does not reach: it has a limit for each of them."""
+        root = 1 / (order + 1)
+        limit = self.accuracy[rho.dtype] ** root
+        return rho.abs() * (tails_i[-1] ** root) * (tails_j[-1] ** root) > limit
+
+
+def select_pairs(tensor: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    """The entries of pairs of a tensor (*any, ...) that broadcasts to this shape in the end."""
+    rows = tensor.shape[: tensor.dim() - len(shape)]
+    places: tuple[Any, ...] = (..., *index)
+    return tensor.expand(*rows, *shape)[places]
+
+
+def _relative_tails(coefficients: Tensor, output: Tensor) -> Tensor:
+    """sqrt(sum_{k > K} a_k^2 / Var) for each K of LADDER that the coefficients reach.
+
+    output: Var over the variance of the input, in the units of the coefficients a_k / sigma.
+
+    What lies beyond the last coefficient is the rest of the variance, as far as rounding shows it,
+    and no more than coefficients of the size of the last ones would make.
+    """
+    squares = coefficients.square()
+    positive = torch.isfinite(output) & (output > 0)  # not where the input does not vary
+    total = torch.where(positive, output, 1)
+    rest = (total - squares.sum(0)).clamp(min=0) + rounding(REMAINDER, total.dtype) * total
+    rest = torch.minimum(rest, 2 * len(squares) * squares[-LAST_COEFFICIENTS:].amax(0))
+    beyond = [squares[order:].sum(0) + rest for order in LADDER if order <= len(squares)]
+    return torch.stack([torch.where(positive, (tail / total).sqrt(), 0) for tail in beyond])

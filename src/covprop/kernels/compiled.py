@@ -1,0 +1,263 @@
+"""The compiled kernels: covariances of pairs in one pass over memory and one parallel region.
+
+A library for each instruction set is built with the package from `covprop/native`, where there is
+a compiler; `library` is the one for this processor, or None. What it computes is what the torch
+code of its callers computes, to rounding: that code is the reference, and runs on other devices.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from covprop.kernels.rounding import DEGENERATE, rounding
+from covprop.native.build import library_path
+
+LIBRARIES = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
+"""Libraries that the instructions which torch uses can run, the fastest first."""
+VARIABLE = "COVPROP_COMPILED"
+"""Of the environment: 0 leaves the compiled kernels unused."""
+NAMES = {torch.float32: "float32", torch.float64: "float64"}
+PARALLEL = 2**15
+"""Pairs from which threads are worth starting."""
+FORMULAS = ("", "knots", "probit", "gelu")
+"""Direct formulas for pairs that the series does not reach."""
+LONGEST = 512
+"""Terms of a series at most."""
+
+
+class Series(NamedTuple):
+    """The series of one side of the pairs: tensors (*orders, *batch, n).
+
+    inverse: 1 / sigma; tails: what is left of the series after each order that it may have;
+    coefficients: a_k / sigma in their units.
+    """
+
+    inverse: Tensor
+    tails: Tensor | None
+    coefficients: Tensor
+    units: Tensor | None
+
+
+class Bound(NamedTuple):
+    """Orders that the series may have, and what its error may be."""
+
+    orders: Sequence[int]
+    accuracy: float
+
+
+class Direct(NamedTuple):
+    """A formula for pairs that the series does not reach, and its numbers (rows, *batch, n).
+
+    cost: of a pair, in terms of the series; knots: of the functions, of a piecewise-linear one.
+    """
+
+    name: str
+    left: Tensor
+    right: Tensor
+    cost: float
+    knots: tuple[int, int] = (0, 0)
+    height: float = 0.0
+
+
+class _Side(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (*Series._fields, "numbers")),
+        *((name, ctypes.c_int64) for name in ("knots", "size", "all")),
+    )
+
+
+class _Pairs(ctypes.Structure):
+    """`Pairs` of kernels.cpp."""
+
+    _fields_ = (
+        ("left", _Side),
+        ("right", _Side),
+        ("batch", ctypes.c_int64),
+        ("covariance", ctypes.c_void_p),
+        ("covariance_batch", ctypes.c_int64),
+        ("covariance_row", ctypes.c_int64),
+        ("result", ctypes.c_void_p),
+        ("diagonal", ctypes.c_void_p),
+        ("order", ctypes.c_int64),
+        ("ladder", ctypes.c_void_p),
+        ("steps", ctypes.c_int64),
+        ("direct", ctypes.c_int64),
+        ("accuracy", ctypes.c_double),
+        ("direct_cost", ctypes.c_double),
+        ("height", ctypes.c_double),
+        ("degenerate", ctypes.c_double),
+    )
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
+
+
+class _SeriesBackward(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "rows", "columns", "order")),
+        *((name, ctypes.c_void_p) for name in ("rho", "left", "right", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("by_rho", "by_left", "by_right")),
+    )
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A library, with the types of what its functions return."""
+    found = ctypes.CDLL(str(path))
+    for name in NAMES.values():
+        getattr(found, f"pairs_{name}").restype = ctypes.c_int64
+        getattr(found, f"largest_{name}").restype = ctypes.c_double
+        for function in ("plackett", "plackett_backward", "series_backward"):
+            getattr(found, f"{function}_{name}").restype = None
+    return found
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library for the instructions that torch uses on this machine, if there is one."""
+    if os.environ.get(VARIABLE) == "0":
+        return None
+    for instructions in LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), ("portable",)):
+        with suppress(OSError):  # not built, or built for another system
+            return load(library_path(instructions))
+    return None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether the library is there and takes these tensors, none of which is differentiated."""
+    first = tensors[0]
+    return (
+        first.dtype in NAMES
+        and first.numel() > 0
+        and all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors)
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and not torch.compiler.is_compiling()
+        and library() is not None
+    )
+
+
+def pairs(
+    left: Series,
+    right: Series,
+    covariance: Tensor,
+    bound: Bound | None = None,
+    direct: Direct | None = None,
+    diagonal: Tensor | None = None,
+) -> tuple[Tensor, int]:
+    """Cov[g(y_i), h(w_j)] from Cov[y_i, w_j] (*batch, rows, columns).
+
+    bound: of the error of the series, which otherwise has all terms; diagonal: of the result, where
+    it is symmetric: then the upper triangle is read. Also returns the number of pairs that neither
+    the series nor a direct formula reaches.
+    """
+    rows, columns = covariance.shape[-2:]
+    matrix = covariance.reshape(-1, rows, columns)
+    matrix = matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+    result = torch.empty(covariance.shape, dtype=covariance.dtype)
+    orders, accuracy = bound or ((), 0.0)
+    ladder = (ctypes.c_int64 * len(orders))(*orders)
+    name, first, second, cost, knots, height = direct or ("", None, None, 0.0, (0, 0), 0.0)
+    kept: list[Tensor] = []  # what the pointers point to
+
+    def pointer(tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        kept.append(tensor.contiguous())
+        return kept[-1].data_ptr()
+
+    def side(series: Series, numbers: Tensor | None, knots: int, size: int) -> _Side:
+        pointers = (pointer(tensor) for tensor in (*series, numbers))
+        return _Side(*pointers, knots, size, len(matrix) * size)
+
+    call = _Pairs(
+        side(left, first, knots[0], rows), side(right, second, knots[1], columns),
+        len(matrix), matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
+        result.data_ptr(), pointer(diagonal), len(left.coefficients),
+        ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
+        accuracy, cost, height, rounding(DEGENERATE, result.dtype),
+    )  # fmt: skip
+    beyond = _function("pairs", result)(ctypes.byref(call), _threads(result.numel()))
+    return result, beyond
+
+
+def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
+    """The largest |rho| of two elements, from Cov (*batch, n, n) and 1 / sigma (*batch, n)."""
+    size = covariance.shape[-1]
+    matrix = covariance.reshape(-1, size, size)
+    matrix = matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+    inverse = inverse.contiguous()
+    strides = (ctypes.c_int64 * 2)(matrix.stride(0), matrix.stride(1))
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (matrix, inverse))
+    first, second = pointers
+    function = _function("largest", matrix)
+    count = (ctypes.c_int64(number) for number in (len(matrix), size))
+    found: float = function(*count, first, strides, second, _threads(matrix.numel()))
+    return found
+
+
+def plackett(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """K0 and K1 of tensors of one shape."""
+    first, second = (torch.empty(rho.shape, dtype=rho.dtype) for _ in range(2))
+    _element_wise("plackett", (a, b, rho), first.data_ptr(), second.data_ptr())
+    return first, second
+
+
+def plackett_backward(*arguments: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of a, b and rho, from them, K0 and the gradients of K0 and K1."""
+    results = tuple(torch.empty(arguments[0].shape, dtype=arguments[0].dtype) for _ in range(3))
+    pointers = (ctypes.c_void_p * 3)(*(result.data_ptr() for result in results))
+    _element_wise("plackett_backward", arguments, ctypes.addressof(pointers))
+    return results
+
+
+def series_backward(
+    rho: Tensor, left: Tensor, right: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of sum_k rho^k a_k b_k by rho (*batch, rows, columns), a and b."""
+    *batch, rows, columns = rho.shape
+    order, count = len(left), rho[..., 0, 0].numel()
+    left = left.expand(order, *batch, rows, 1)
+    right = right.expand(order, *batch, 1, columns)
+    given = [t.contiguous() for t in (rho, left, right, gradient)]
+    made = [torch.empty(t.shape, dtype=t.dtype) for t in given[:3]]
+    pointers = (t.data_ptr() for t in (*given, *made))
+    call = _SeriesBackward(count, rows, columns, order, *pointers)
+    _function("series_backward", rho)(ctypes.byref(call), _threads(rho.numel() * order))
+    return made[0], made[1], made[2]
+
+
+def _element_wise(name: str, tensors: Sequence[Tensor], *results: int) -> None:
+    """Call a function of tensors of one shape, which may be broadcast."""
+    first = tensors[0]
+    if first.dim() > 2:  # noqa: PLR2004
+        rows, columns = first.shape[-2:]
+        tensors = [t.reshape(-1, rows, columns) for t in tensors]
+    else:
+        tensors = [t.reshape((1,) * (3 - t.dim()) + t.shape) for t in tensors]
+    shape = (ctypes.c_int64 * 3)(*tensors[0].shape)
+    arguments = (_Argument * len(tensors))(
+        *(_Argument(t.data_ptr(), (ctypes.c_int64 * 3)(*t.stride())) for t in tensors)
+    )
+    limit = ctypes.c_double(rounding(DEGENERATE, first.dtype))
+    pointers = (ctypes.c_void_p(result) for result in results)
+    function = _function(name, first)
+    function(shape, arguments, *pointers, limit, _threads(first.numel()))
+
+
+def _function(name: str, like: Tensor) -> "ctypes._FuncPointer":
+    found = library()
+    assert found is not None  # `usable` was asked
+    function: ctypes._FuncPointer = getattr(found, f"{name}_{NAMES[like.dtype]}")
+    return function
+
+
+def _threads(count: int) -> int:
+    """How many threads so many pairs are worth."""
+    return torch.get_num_threads() if count >= PARALLEL else 1

@@ -1,0 +1,1 @@
+"""The sources of the compiled kernels, and how they are built."""

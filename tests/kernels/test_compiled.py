@@ -1,0 +1,148 @@
+"""The compiled kernels against the torch code, for every instruction set that this machine has."""
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import covprop as cp
+from covprop.kernels import compiled
+from covprop.native import build
+from tests.oracles import assert_close
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no compiler was found")
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+RUNNABLE = compiled.LIBRARIES.get(CAPABILITY, ("portable",))
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu": F.leaky_relu,
+    "hardtanh": F.hardtanh,
+    "erf": torch.erf,
+    "gelu": F.gelu,
+    "tanh": torch.tanh,
+    "heaviside": lambda x: torch.heaviside(x, torch.zeros(())),
+}
+ROUNDING = 64.0
+"""Roundings by which the two may differ, relative to the standard deviations: sums of up to 48
+terms of either sign, each of which both round."""
+
+
+@pytest.fixture(params=RUNNABLE)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    library = compiled.load(build.library_path(request.param))
+    monkeypatch.setattr(compiled, "library", lambda: library)
+    return str(request.param)
+
+
+def both(
+    function: Callable[[Tensor], Tensor], x: cp.Gaussian, method: Any
+) -> tuple[cp.Gaussian, cp.Gaussian]:
+    found = cp.propagate(function, x, method)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", lambda: None)
+        expected = cp.propagate(function, x, method)
+    return found, expected
+
+
+def gaussian(
+    size: int, rank: int, dtype: torch.dtype, batch: tuple[int, ...] = (), noise: float = 0.3
+) -> cp.Gaussian:
+    generator = torch.Generator().manual_seed(size + rank)
+    factor = torch.randn(*batch, size, rank, generator=generator, dtype=torch.float64)
+    mean = 2 * torch.randn(*batch, size, generator=generator, dtype=torch.float64)
+    matrix = factor @ factor.mT / rank + noise * torch.eye(size, dtype=torch.float64)
+    return cp.Gaussian(mean.to(dtype), matrix.to(dtype))
+
+
+@pytest.mark.parametrize(
+    "method", [cp.GaussianLayers(), cp.Series(order=5)], ids=["exact", "series"]
+)
+@pytest.mark.parametrize("rank", [1, 3, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.usefixtures("instructions")
+def test_a_matrix_is_that_of_the_torch_code(
+    name: str, dtype: torch.dtype, rank: int, method: Any
+) -> None:
+    x = gaussian(150, rank, dtype)  # three tiles, the last of which is not full
+    found, expected = both(FUNCTIONS[name], x, method)
+    scale = float(expected.variance.max())
+    accuracy = torch.finfo(dtype).eps if name != "tanh" else max(torch.finfo(dtype).eps, 1e-13)
+    matrix = found.covariance_matrix
+    assert torch.equal(matrix, matrix.mT)
+    assert_close(matrix, expected.covariance_matrix, atol=ROUNDING * accuracy * scale)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-3])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_units_that_are_nearly_the_same(name: str, noise: float) -> None:
+    x = gaussian(70, 2, torch.float64, noise=noise)
+    mean, matrix = x.mean.repeat(2), x.covariance_matrix.repeat(2, 2)  # each twice
+    found, expected = both(FUNCTIONS[name], cp.Gaussian(mean, matrix), cp.GaussianLayers())
+    scale = float(expected.variance.max())
+    assert_close(found.covariance_matrix, expected.covariance_matrix, atol=1e-11 * scale)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 130])
+def test_a_batch_is_its_elements(size: int) -> None:
+    x = gaussian(size, 2, torch.float64, batch=(3, 2))
+    found = cp.propagate(torch.relu, x, cp.GaussianLayers()).covariance_matrix
+    for i in range(3):
+        for j in range(2):
+            one = cp.propagate(torch.relu, x[i, j], cp.GaussianLayers()).covariance_matrix
+            assert_close(found[i, j], one, atol=1e-14)
+
+
+def test_threads_change_nothing() -> None:
+    x = gaussian(300, 4, torch.float64)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(cp.propagate(F.gelu, x, cp.GaussianLayers()).covariance_matrix)
+    torch.set_num_threads(before)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_correlation_is_that_of_the_matrix(dtype: torch.dtype) -> None:
+    x = gaussian(150, 2, dtype, batch=(2,))
+    inverse = x.variance.rsqrt()
+    rho = (x.covariance_matrix * inverse[..., None] * inverse[..., None, :]).abs()
+    rho.diagonal(dim1=-2, dim2=-1).zero_()
+    found = compiled.largest_correlation(x.covariance_matrix, inverse)
+    assert found == pytest.approx(float(rho.max()), rel=4 * torch.finfo(dtype).eps)
+
+
+def test_a_matrix_need_not_be_contiguous() -> None:
+    x = gaussian(80, 3, torch.float64)
+    wide = torch.zeros(80, 200, dtype=torch.float64)
+    wide[:, ::2][:, :80] = x.covariance_matrix
+    strided = cp.Gaussian(x.mean, wide[:, ::2][:, :80], validate_args=False)
+    one, other = (cp.propagate(torch.relu, g, cp.GaussianLayers()) for g in (x, strided))
+    assert torch.equal(one.covariance_matrix, other.covariance_matrix)
+
+
+def test_libraries_of_other_sources_are_not_loaded(tmp_path: Path) -> None:
+    assert build.digest() in build.library_path("portable").name
+    (tmp_path / "kernels_portable_0123456789ab.so").write_bytes(b"not a library")
+    with pytest.raises(OSError, match=r"file too short|invalid ELF"):
+        compiled.load(tmp_path / "kernels_portable_0123456789ab.so")
+
+
+def test_an_environment_variable_turns_them_off() -> None:
+    code = "from covprop.kernels import compiled; print(compiled.library())"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={"COVPROP_COMPILED": "0", "PATH": ""},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout.strip() == "None"
+    assert isinstance(compiled.library(), ctypes.CDLL)
