@@ -99,6 +99,10 @@ class Layer(Protocol):
     def without_buffers(self) -> "Layer":
         """The same without its buffers."""
 
+    @property
+    def matrix(self) -> Tensor | None:
+        """A of the last dimension of the event, if it is held as a matrix (m, n)."""
+
 
 @final
 @dataclass(frozen=True)
@@ -190,6 +194,9 @@ class Covariance(ABC):
 
     factored: ClassVar[bool] = False
     """Whether it is held without a matrix, which an activation makes of it."""
+
+    nonnegative: bool = False
+    """Whether it is known that no variance is negative, nor NaN."""
 
     @property
     @abstractmethod
@@ -360,6 +367,8 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     scale: what was added up to each variance (*batch, n), by its size; asked for only if one is
     negative.
     """
+    if covariance.nonnegative:
+        return covariance
     variance = covariance.diagonal().detach()
     if not variance.numel() or float(variance.min()) >= 0 or not is_finite(variance):
         return covariance

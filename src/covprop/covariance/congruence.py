@@ -8,11 +8,18 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
+from covprop.kernels import compiled
+from covprop.kernels.gradients import followed
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
+COMPILED = 128
+"""Features from which two products by torch are as fast."""
+PLAIN = (Tensor, Parameter)
+"""Types of a matrix that is nothing but its numbers."""
 WIDE = 2**24
 """Entries of a covariance that is worth not to be written out."""
 TOGETHER = 16
@@ -20,6 +27,18 @@ TOGETHER = 16
 cache."""
 COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
+
+
+def small_congruence(values: Tensor, linear: LinearMap) -> tuple[Tensor, float] | None:
+    """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
+    weight = None if linear.layer is None else linear.layer.matrix
+    if weight is None or weight.shape[1] != values.shape[-1]:
+        return None
+    if max(weight.shape) > COMPILED or not weight.numel():
+        return None
+    if type(weight) not in PLAIN or followed(values, weight) or not compiled.usable(values, weight):
+        return None
+    return compiled.congruence(values, weight)
 
 
 def half_congruence(values: Tensor, linear: LinearMap) -> Tensor:

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "congruence.h"
 #include "plackett.h"
 
 namespace {
@@ -543,6 +544,29 @@ template <class T> void series_backward(const SeriesBackward<T>& p, int threads)
     });
 }
 
+// A S A^T of a batch; the smallest of the variances, NaN if one is.
+template <class T>
+double congruences(int64_t batch, int64_t m, int64_t n, const T* a, const T* s, T* result,
+                   int threads) {
+    const int64_t stride = padded<T>(m);
+    static thread_local std::vector<T> turned;
+    turned.assign(n * stride, T(0));
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < n; k++) turned[k * stride + i] = a[i * n + k];
+    const T* across = turned.data();
+    run<CongruenceSpace<T>>(batch, threads, [&](int64_t b, CongruenceSpace<T>& w) {
+        congruence(a, across, s + b * n * n, result + b * m * m, m, n, w);
+    });
+    double least = result[0];
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < m; i++) {
+            const T variance = result[b * m * m + i * (m + 1)];
+            if (!(variance >= least)) least = variance;
+            if (variance != variance) return least;
+        }
+    return least;
+}
+
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -559,6 +583,10 @@ template <class T> void series_backward(const SeriesBackward<T>& p, int threads)
     EXPORTED void plackett_backward_##NAME(const int64_t* shape, const Argument<T>* x,           \
                                              T* const* to, double degenerate, int threads) {       \
         plackett_backward(shape, x, to, degenerate, threads);                                      \
+    }                                                                                              \
+    EXPORTED double congruence_##NAME(int64_t batch, int64_t m, int64_t n, const T* a, const T* s,  \
+                                      T* result, int threads) {                                    \
+        return congruences(batch, m, n, a, s, result, threads);                                    \
     }                                                                                              \
     EXPORTED void series_backward_##NAME(const SeriesBackward<T>* job, int threads) {            \
         series_backward(*job, threads);                                                            \
