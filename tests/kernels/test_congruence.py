@@ -95,8 +95,8 @@ def test_what_is_followed_large_or_no_plain_matrix_is_left_to_torch() -> None:
     def done(weight: Tensor, covariance: Tensor = covariance) -> bool:
         made: list[bool] = []
 
-        def seen(values: Tensor, linear: cp.covariance.LinearMap) -> object:
-            made.append((found := small_congruence(values, linear)) is not None)
+        def seen(values: Tensor, matrix: Tensor) -> object:
+            made.append((found := small_congruence(values, matrix)) is not None)
             return found
 
         with pytest.MonkeyPatch.context() as patch:

@@ -29,12 +29,10 @@ COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
 
 
-def small_congruence(values: Tensor, linear: LinearMap) -> tuple[Tensor, float] | None:
+def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | None:
     """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
-    weight = None if linear.layer is None else linear.layer.matrix
-    if weight is None or weight.shape[1] != values.shape[-1]:
-        return None
-    if max(weight.shape) > COMPILED or not weight.numel():
+    fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
+    if not fits or max(weight.shape) > COMPILED:
         return None
     if type(weight) not in PLAIN or followed(values, weight) or not compiled.usable(values, weight):
         return None

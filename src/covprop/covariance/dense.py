@@ -94,9 +94,11 @@ class Dense(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T: the map on the rows, then on the columns; where that is far wider, on demand."""
-        found = small_congruence(self.values, linear)
-        if found is not None:
-            return Dense(found[0], nonnegative=found[1] >= 0)
+        weight = None if linear.layer is None else linear.layer.matrix
+        if weight is not None and not streams(self.size, len(weight), self.batch_shape):
+            found = small_congruence(self.values, weight)
+            if found is not None:
+                return Dense(found[0], nonnegative=found[1] >= 0)
         half = half_congruence(self.values, linear)
         if streams(self.size, half.shape[-1], self.batch_shape) and not half.requires_grad:
             return Streamed.through(half, linear, Dense)
