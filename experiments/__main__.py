@@ -23,6 +23,7 @@ from experiments import (
     ood,
     record,
     runner,
+    sampling,
     split,
     table1,
     table2,
@@ -37,7 +38,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants, auto,
+        accuracy, cumulants, auto, sampling,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"

@@ -28,6 +28,12 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def bands(axes: Axes, rows: int) -> None:
+    """Every second row of a chart in grey, so that what belongs together is seen."""
+    for row in range(0, rows, 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="0.95", linewidth=0, zorder=-1)
+
+
 def means(axes: Axes, title: str) -> None:
     """Label axes that are the two input means."""
     axes.set_title(title, fontsize=FONT)

@@ -28,8 +28,8 @@ REPRESENTATIVES = {"pow": "pow(3)"}
 PAPER = {"gelu": "(a) GELU", APPROXIMATED: "(b) sigmoid as approximated by Daunizeau",
          "sigmoid": "(c) sigmoid, its own coefficients"}  # fmt: skip
 PAPER_SCALE = (1e-7, 2e-3)
-LOWEST, HIGHEST = 1e-8, 1e-2
-COLUMNS = 8
+LOWEST = 1e-17
+"""An error that is drawn in place of a smaller one."""
 """Colours of the gallery, and its panels in a row."""
 
 
@@ -82,7 +82,7 @@ def tables(record: dict[str, Any]) -> list[Table]:
 
 
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
-    """The paper's maps, and a gallery of all."""
+    """The paper's maps, and the largest errors of all."""
     axis = grid.axis(record["settings"]["steps"])
     results = record["results"]
     maps = {
@@ -95,25 +95,30 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
     figure.colorbar(mesh, ax=list(axes), label="absolute error", extend="min", shrink=0.9)
     drawn = {NAME: figure}
     if set(results) > set(PAPER):
-        drawn[f"{NAME}-activations"] = gallery(axis, maps, results)
+        drawn[f"{NAME}-activations"] = ranking(results)
     return drawn
 
 
-def gallery(axis: np.ndarray, maps: dict[str, np.ndarray], results: dict[str, Any]) -> Figure:
-    """A small map for each activation, on one scale."""
-    rows = -(-len(maps) // COLUMNS)
-    figure, axes = drawing.panels(rows, COLUMNS, width=1.5, height=1.7)
-    for panel in axes.flat[len(maps) :]:
-        panel.set_axis_off()
-    for panel, (name, errors) in zip(axes.flat, maps.items(), strict=False):
-        mesh = drawing.error_map(panel, axis, errors, LOWEST, HIGHEST)
-        title = f"{name}\n{results[name]['max']:.1e}"
-        panel.set_title(title, fontsize=drawing.FONT - 2)
-        panel.set(aspect="equal", xticks=[-5, 0, 5], yticks=[-5, 0, 5])
-        panel.tick_params(labelsize=drawing.FONT - 3)
-    figure.supxlabel("mean $\\mu_1$", fontsize=drawing.FONT)
-    figure.supylabel("mean $\\mu_2$", fontsize=drawing.FONT)
-    figure.suptitle("Absolute error of the fourth-order covariance, $\\sigma=1$, $\\rho=0.5$; "
-                    "below each name its maximum", fontsize=drawing.FONT + 1)  # fmt: skip
-    figure.colorbar(mesh, ax=axes, label="absolute error", extend="both", shrink=0.5)
+def ranking(results: dict[str, Any]) -> Figure:
+    """The largest error of each activation, as a part of its largest covariance, by size."""
+    parts = {
+        name: (result["max"] / result["largest covariance"],
+               result["exact"]["max"] / result["largest covariance"])
+        for name, result in results.items()
+    }  # fmt: skip
+    names = sorted(parts, key=lambda name: parts[name])
+    figure, ((panel,),) = drawing.panels(1, 1, width=7.5, height=8.0)
+    for name, place in zip(names, range(len(names)), strict=True):
+        fourth, exact = (max(part, LOWEST) for part in parts[name])
+        panel.plot([exact, fourth], [place, place], color="0.8", linewidth=1, zorder=0)
+        panel.plot(fourth, place, "o", color=drawing.ORANGE, label=place == 0 and "order 4")
+        panel.plot(exact, place, "s", color=drawing.BLUE, label=place == 0 and "exact")
+    panel.set_yticks(range(len(names)), names, fontsize=drawing.FONT)
+    panel.set(xscale="log", ylim=(-0.7, len(names) - 0.3),
+              xlabel="largest error of the covariance / largest covariance")  # fmt: skip
+    panel.grid(axis="x", color="0.9")
+    handles, labels = panel.get_legend_handles_labels()
+    shown = [(handle, label) for handle, label in zip(handles, labels, strict=True) if label]
+    panel.legend(*zip(*shown[:2], strict=True), loc="lower right", fontsize=drawing.FONT)
+    panel.set_title("$\\sigma=1$, $\\rho=0.5$, means within ±5", fontsize=drawing.FONT)
     return figure

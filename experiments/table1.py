@@ -82,11 +82,9 @@ PRINTED = {
               CENTRED: ("1.001 ± 0.026", "1.184 ± 0.347")},
 }  # fmt: skip
 """The paper's table: means, variances."""
-RANGES = ((0.2, 1.8), (0.93, 1.18))
-"""Of the figure's two rows."""
-OFFSETS = (-0.36, -0.24, -0.12, 0, 0.12, 0.24, 0.36)
+OFFSETS = (0.36, 0.24, 0.12, 0, -0.12, -0.24, -0.36)
 PRINT_OFFSET = 0.06
-"""Sideways, so that methods and the paper's numbers stand beside each other."""
+"""Upwards, so that methods and the paper's numbers stand beside each other."""
 STYLES = {
     CENTRED: (drawing.PURPLE, "D"), PIECEWISE: (drawing.VERMILION, "s"),
     PUBLISHED: (drawing.ORANGE, "^"), SERIES: (drawing.SKY, "v"), EXACT: (drawing.BLUE, "o"),
@@ -177,38 +175,46 @@ def _table(setup: str, by_network: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
-    """The ratio of variances: averages as points, spreads as bars; below, the part around one."""
+    """Ratios of variances, a row for each set-up: all methods, and those without PL-DNN."""
     groups = grouped(record)
     setups = [setup for setup in SETUPS if any(setup == key[1] for key in groups)]
-    figure, axes = drawing.panels(len(RANGES), len(setups), width=3.2, height=2.9)
-    for row, (low, high) in zip(axes, RANGES, strict=True):
-        for panel, setup in zip(row, setups, strict=True):
-            by_network = {name: groups[name, setup] for name in NETWORKS if (name, setup) in groups}
-            _ratios(panel, by_network, paper=setup == "published")
-            panel.set_ylim(low, high)
-            panel.set_title(setup, fontsize=drawing.FONT)
-        row[0].set_ylabel("variance: Monte Carlo / method")
+    figure, axes = drawing.panels(len(setups), 2, width=4.6, height=2.6)
+    close = {method for method in STYLES if method not in (CENTRED, PIECEWISE)}
+    for (left, right), setup in zip(axes, setups, strict=True):
+        by_network = {name: groups[name, setup] for name in NETWORKS if (name, setup) in groups}
+        _ratios(left, by_network, set(STYLES), paper=setup == "published")
+        _ratios(right, by_network, close, paper=setup == "published")
+        left.set_title(f"{setup}: all methods", fontsize=drawing.FONT)
+        right.set_title(f"{setup}: without PL-DNN", fontsize=drawing.FONT)
+    for panel in axes[-1]:
+        panel.set_xlabel("variance: Monte Carlo / method")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   frameon=False, fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}
 
 
-def _ratios(panel: Axes, by_network: dict[str, list[dict[str, Any]]], paper: bool) -> None:
-    places = np.arange(len(by_network))
-    panel.axhline(1, color="0.5", linewidth=0.8)
+def _ratios(
+    panel: Axes, by_network: dict[str, list[dict[str, Any]]], methods: set[str], paper: bool
+) -> None:
+    """Averages as points and spreads as bars, network by network from the top."""
+    places = np.arange(len(by_network))[::-1]
+    panel.axvline(1, color="0.5", linewidth=0.8)
     for offset, (method, (colour, marker)) in zip(OFFSETS, STYLES.items(), strict=True):
+        if method not in methods:
+            continue
         those = [[each for each in group if method in each] for group in by_network.values()]
-        there = [place for place, group in enumerate(those) if group]
+        there = [number for number, group in enumerate(those) if group]
         found = [ratio(group, method, "variance") for group in those if group]
         panel.errorbar(
-            places[there] + offset, [float(value.average[0]) for value in found],
-            [float(value.spread[0]) for value in found], fmt=marker, color=colour,
+            [float(value.average[0]) for value in found], places[there] + offset,
+            xerr=[float(value.spread[0]) for value in found], fmt=marker, color=colour,
             markersize=5, capsize=2, label=method,
         )  # fmt: skip
         if paper and method in (CENTRED, PUBLISHED):
             printed = [float(PRINTED[name][method][1].split()[0]) for name in by_network]
             label = "printed in the paper" if method == PUBLISHED else None
-            panel.plot(places + offset - PRINT_OFFSET, printed, "x", color=drawing.BLACK,
+            panel.plot(printed, places + offset + PRINT_OFFSET, "x", color=drawing.BLACK,
                        markersize=6, label=label)  # fmt: skip
-    panel.set_xticks(places, list(by_network))
-    panel.set_xlim(-0.5, len(by_network) - 0.5)
+    panel.set_yticks(places, list(by_network))
+    panel.set_ylim(-0.55, len(by_network) - 0.45)
+    drawing.bands(panel, len(by_network))

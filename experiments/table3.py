@@ -95,9 +95,9 @@ PUBLISHED = {
                        "-0.47 ± 0.03", "-0.47 ± 0.03", "-0.68 ± 0.03"),
 }  # fmt: skip
 STYLES = {
-    EXACT: (0.3, drawing.BLACK, "o"), SERIES: (0.15, drawing.BLUE, "s"),
-    WU: (0.0, drawing.GREEN, "^"), DIAGONAL: (-0.15, drawing.ORANGE, "D"),
-    MCVI: (-0.3, drawing.VERMILION, "v"), LONGEST: (0.4, drawing.PURPLE, "*"),
+    EXACT: (0.36, drawing.BLACK, "o"), LONGEST: (0.18, drawing.PURPLE, "*"),
+    SERIES: (0.18, drawing.BLUE, "s"), WU: (0.0, drawing.GREEN, "^"),
+    DIAGONAL: (-0.18, drawing.ORANGE, "D"), MCVI: (-0.36, drawing.VERMILION, "v"),
 }  # fmt: skip
 """Where it is drawn, and how."""
 
@@ -253,7 +253,7 @@ def _quality(groups: dict[str, dict[str, dict[str, Any]]]) -> Table:
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Averages with standard errors, set by set, less the published ones."""
     groups = grouped(record)
-    figure, axes = drawing.panels(1, len(groups), width=5.2, height=4.2)
+    figure, axes = drawing.panels(1, len(groups), width=4.6, height=6.2)
     titles = {PAPER: "paper's protocol, less the paper's proposed",
               HONEST: "honest protocol, less Wu et al.'s DVI"}  # fmt: skip
     for panel, (protocol, by_set) in zip(axes[0], groups.items(), strict=True):
@@ -267,16 +267,18 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
             if points:
                 place, value, error = np.transpose(points)
                 panel.errorbar(value, place + offset, xerr=error, fmt=marker, color=colour,
-                               markersize=4, capsize=2, label=mode)  # fmt: skip
+                               markersize=5, capsize=2, label=mode)  # fmt: skip
         panel.axvline(0, color="0.5", linewidth=0.8)
         panel.set_yticks(range(len(by_set)), list(by_set))
+        panel.set_ylim(-0.5, len(by_set) - 0.5)
+        drawing.bands(panel, len(by_set))
         panel.set_xlabel("test log-likelihood, nats (higher is better)")
         panel.set_title(titles[protocol], fontsize=drawing.FONT)
     shown = {
         label: handle for panel in axes[0]
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }  # fmt: skip
-    figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown),
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=3,
                   frameon=False, fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}
 

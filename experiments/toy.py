@@ -27,6 +27,7 @@ ROWS, HIDDEN, EPOCHS, RATE, KL = 120, (50, 50), 300, 5e-3, 0.1
 PARTS = ((-1.5, -0.5), (0.3, 1.5))
 """Where there are data."""
 GRID = np.linspace(-3, 3, 121)
+COLUMNS = 2
 INTERVAL = 1.96
 """Deviations of a 95 % interval."""
 
@@ -104,22 +105,24 @@ def tables(record: dict[str, Any]) -> list[Table]:
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Means, noise, and all of the variance, with the data."""
     results = record["results"]
-    figure, axes = drawing.panels(1, len(results), width=3.2, height=2.9)
-    for panel, (mode, each) in zip(axes[0], results.items(), strict=True):
+    rows = -(-len(results) // COLUMNS)
+    figure, axes = drawing.panels(rows, COLUMNS, width=4.4, height=2.8)
+    for panel, (mode, each) in zip(axes.flat, results.items(), strict=False):
         mean, aleatoric, epistemic = (
             np.array(each[part]) for part in ("mean", "aleatoric", "epistemic")
         )
         for variance, colour, label in (
-            (aleatoric + epistemic, drawing.SKY, "all of it"),
-            (aleatoric, drawing.ORANGE, "noise"),
+            (aleatoric + epistemic, drawing.SKY, "95 % interval: noise and weights"),
+            (aleatoric, drawing.YELLOW, "95 % interval: noise alone"),
         ):
             width = INTERVAL * np.sqrt(variance)
-            panel.fill_between(GRID, mean - width, mean + width, color=colour, alpha=0.5,
-                               linewidth=0, label=label)  # fmt: skip
-        panel.plot(GRID, mean, color=drawing.BLACK)
-        panel.plot(*each["data"], ".", color=drawing.VERMILION, markersize=2)
-        panel.set(ylim=(-5, 5), xlabel="x")
+            panel.fill_between(GRID, mean - width, mean + width, color=colour, linewidth=0,
+                               label=label)  # fmt: skip
+        panel.plot(GRID, mean, color=drawing.BLACK, label="mean")
+        panel.plot(*each["data"], ".", color=drawing.VERMILION, markersize=3, label="data")
+        panel.set(ylim=(-5, 5), xlabel="x", ylabel="t")
         panel.set_title(mode, fontsize=drawing.FONT)
-    axes[0, 0].set_ylabel("t, with 95 % intervals")
-    axes[0, 0].legend(frameon=False, fontsize=drawing.FONT, loc="lower left")
+        panel.label_outer()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  frameon=False, fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which kernels were tested: without a compiler it is the torch code alone."""
+    from covprop.kernels.compiled import description
+
+    terminalreporter.write_line(f"kernels: {description()}")
 
 
 @pytest.fixture(autouse=True)

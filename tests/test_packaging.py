@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from covprop.native import build
+
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("hatchling")
 
@@ -20,6 +22,8 @@ y = cp.propagate(torch.nn.ReLU(), x)
 assert "</html>" in page.render(model_name="relu", x=x, y=y)
 print(cp.__file__)
 print(float(y.mean[0]))
+from covprop.kernels import compiled
+print(compiled.description())
 """
 
 
@@ -79,7 +83,23 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     run(*pip, "install", "--no-deps", "--no-index", wheel)
     # The environment sees torch where it is installed already; what it has itself comes first.
     (packages / "installed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-    where, mean = run(python, "-I", "-c", PROGRAM, cwd=tmp_path).splitlines()
+    where, mean, kernels = run(python, "-I", "-c", PROGRAM, cwd=tmp_path).splitlines()
     assert Path(where).is_relative_to(packages)
     assert (packages / "covprop" / "py.typed").exists()
     assert float(mean) == pytest.approx(0.3989423, rel=1e-6)
+    libraries = list((packages / "covprop" / "native").glob("*.so"))
+    assert kernels.startswith("compiled") == bool(libraries)
+    assert bool(libraries) == (build.compiler() is not None)
+    for library in libraries:  # the same without them, as where no compiler was found
+        library.unlink()
+    _, mean, kernels = run(python, "-I", "-c", PROGRAM, cwd=tmp_path).splitlines()
+    assert kernels.startswith("torch code: no compiled library")
+    assert float(mean) == pytest.approx(0.3989423, rel=1e-6)
+
+
+def test_a_wheel_with_compiled_kernels_names_its_platform(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    libraries = [name for name in names if name.endswith(".so")]
+    assert wheel.stem.endswith("py3-none-any") != bool(libraries)
+    expected = build.INSTRUCTION_SETS if build.compiler() else ()
+    assert len(libraries) == len(expected)

@@ -1,4 +1,4 @@
-"""The table of supported operations, as README and the documentation show it.
+"""The table of supported operations, as the documentation shows it.
 
 `python -m covprop.operations FILE ...` rewrites the table in files that have the two markers.
 """

@@ -255,7 +255,8 @@ def test_the_bound_holds_that_the_order_is_chosen_by(name: str, layer: str) -> N
     matrix = matrix[:, part]
     variance = matrix.diagonal()
     prepared = activation.prepare(mean, variance, 48, torch.float64)
-    inverse, tails, coefficients = prepared.elements[:3]
+    inverse, tails, coefficients, units = prepared.elements[:4]
+    coefficients = coefficients * units
     exact, size = directly(activation, mean, matrix), deviations(name, mean, matrix)
     rounding = allowed(name, mean, matrix, 1e-9 if name in BY_QUADRATURE else 1e-12)
     rho = correlation(matrix, inverse[:, None], inverse[None, :])

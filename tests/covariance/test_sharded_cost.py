@@ -1,6 +1,6 @@
 """What a covariance spread over processes takes of each: bytes held and bytes sent.
 
-The formulas of `docs/scale.md` are checked here against what is really allocated and sent.
+The formulas of `docs/performance.md` are checked here against what is really allocated and sent.
 """
 
 import ctypes

@@ -78,11 +78,7 @@ PAGES = {
     "docs/index.md": Page(relative=1e-3),
     "docs/quickstart.md": Page(relative=None),  # times and free memory
     "docs/why.md": Page(relative=0.1),
-    "docs/tutorial-diabetes.md": Page(relative=0.1),
-    "docs/tutorial-digits.md": Page(relative=0.1),
-    "docs/tutorial-filter.md": Page(relative=0.1),
-    "docs/tutorial-activation.md": Page(relative=0.02),
-    "docs/tutorial-layer.md": Page(relative=0.02),
+    "docs/extending.md": Page(relative=0.02),
     "docs/interoperability.md": Page(relative=None),  # a network trained in float32
     "docs/methods.md": Page(names=model_and_input),
     "docs/operations.md": Page(names=model_and_sensor),
@@ -94,7 +90,6 @@ ELSEWHERE = {
     "docs/cli.md": "with its commands, in tests/cli/test_page.py",
     "docs/scale.md": "by two processes, in tests/docs/test_scale.py",
     "docs/report.md": "with a network of its own, in tests/report/test_page.py",
-    "docs/tutorial-bayes.md": "with few epochs, in tests/bayes/test_tutorial.py",
     "CONTRIBUTING.md": "pieces of the library itself",
 }
 

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.kernels import compiled
+from covprop.kernels.gradients import jvp
 from covprop.native import build
 from tests.oracles import assert_close
 
@@ -78,6 +80,37 @@ def test_a_matrix_is_that_of_the_torch_code(
     matrix = found.covariance_matrix
     assert torch.equal(matrix, matrix.mT)
     assert_close(matrix, expected.covariance_matrix, atol=ROUNDING * accuracy * scale)
+
+
+QUADRATURES = {
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus,
+    "softplus, beta -1": partial(F.softplus, beta=-1.0), "logsigmoid": F.logsigmoid,
+    "mish": F.mish, "gelu, tanh": partial(F.gelu, approximate="tanh"), "elu": F.elu,
+    "elu, alpha 2": partial(F.elu, alpha=2.0), "selu": F.selu, "celu": partial(F.celu, alpha=1.5),
+    "relu": torch.relu, "hardtanh": F.hardtanh, "sign": torch.sign, "hardshrink": F.hardshrink,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUADRATURES)
+@pytest.mark.usefixtures("instructions")
+def test_moments_of_single_elements(name: str) -> None:
+    """Means and variances, from none to wide, far out in both tails: to rounding of their scale."""
+    stddev = torch.tensor([0.0, 1e-150, 1e-6, 0.1, 1.0, 3.0, 7.9], dtype=torch.float64)
+    mean = torch.tensor([-40.0, -3.0, -1e-9, 0.0, 0.5, 2.0, 30.0], dtype=torch.float64)
+    mean, variance = (t.flatten() for t in torch.meshgrid(mean, stddev.square(), indexing="ij"))
+    found, expected = both(
+        QUADRATURES[name], cp.Gaussian.diagonal(mean, variance=variance), cp.GaussianLayers()
+    )
+    size = 1 + mean.abs() + variance.sqrt()
+    # Sums of up to 1,000 terms of either sign: errors grow as their root.
+    rounding = 64 * torch.finfo(torch.float64).eps
+    assert bool(((found.mean - expected.mean).abs() <= rounding * size).all())
+    assert bool(
+        (
+            (found.variance - expected.variance).abs()
+            <= rounding * size * expected.stddev + rounding**2
+        ).all()
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-3])
@@ -146,3 +179,16 @@ def test_an_environment_variable_turns_them_off() -> None:
     )  # fmt: skip
     assert run.stdout.strip() == "None"
     assert isinstance(compiled.library(), ctypes.CDLL)
+
+
+def test_what_is_not_plain_numbers_is_left_to_torch() -> None:
+    plain = torch.randn(3, dtype=torch.float64)
+    assert compiled.usable(plain)
+    assert not compiled.usable(plain.half())
+    assert not compiled.usable(plain.to("meta"))
+    assert not compiled.usable(plain.clone().requires_grad_())
+    assert not compiled.usable(plain, plain.float())
+    seen = []
+    torch.func.vmap(lambda x: seen.append(compiled.usable(x)) or x)(plain[:, None])
+    jvp(lambda x: seen.append(compiled.usable(x)) or x, plain, plain)
+    assert seen == [False, False]

@@ -46,6 +46,11 @@ class Activation(ABC):
     direct_pairs: ClassVar[int] = sys.maxsize
     """The number of pairs up to which `pair` uses no coefficients."""
 
+    def uses_series(self, pairs: int, mean: Tensor, variance: Tensor) -> bool:
+        """Whether coefficients are worth their cost for so many pairs of these elements."""
+        del mean, variance
+        return pairs > self.direct_pairs
+
     @abstractmethod
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """E[g(y)]."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation, Elements, Prepared
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
+from covprop.kernels.polynomials import FLUSH, flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER, rounding
 
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
@@ -65,6 +65,15 @@ class Correlated(Activation, ABC):
         if not len(coefficients):
             nothing = coefficients.to(dtype)
             return inverse.to(dtype), nothing, nothing, torch.ones_like(inverse, dtype=dtype)
+        if compiled.usable(coefficients, output, variance):
+            orders = [k for k in LADDER if k <= len(coefficients)]
+            bound = compiled.Bound(orders, self.accuracy[dtype])
+            finfo = torch.finfo(dtype)
+            limits = compiled_moments.SeriesLimits(LAST_COEFFICIENTS, finfo.tiny, finfo.max, FLUSH)
+            rows, units, tails = compiled_moments.series_numbers(
+                coefficients, output, variance, bound, limits
+            )
+            return tuple(element.to(dtype) for element in (inverse, tails, rows, units))
         largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as in `order`
         units = series_units(coefficients, dtype)
         coefficients = flushed(coefficients / units, dtype, largest)

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covprop.errors import QuadratureError, name_of
+from covprop.kernels.compiled import usable
+from covprop.kernels.compiled_moments import Compiled, Rule, quadrature
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density, standard_deviation
-from covprop.kernels.polynomials import Panels, graded, hermite_functions, insert
+from covprop.kernels.polynomials import Panels, graded, hermite_functions, insert, legendre
 from covprop.kernels.rounding import DEVIATION, DIFFERENCE_STEP, rounding
 
 REACH = 12.0
@@ -46,7 +48,7 @@ class Scalar:
     kinks: where its derivatives jump; conditional_mean: E[g] from mean and variance, if closed;
     fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
     its kinks where it jumps, and by how much; parameters: numbers of each element. Parameters, and
-    kinks that are tensors, have the shape of the elements.
+    kinks that are tensors, have the shape of the elements. compiled: the same function of a kernel.
     """
 
     function: Callable[..., Tensor]
@@ -55,6 +57,7 @@ class Scalar:
     fineness: int = 1
     jumps: Sequence[tuple[float, float]] = ()
     parameters: tuple[Tensor, ...] = ()
+    compiled: Compiled | None = None
 
     def __call__(self, y: Tensor) -> Tensor:
         """g(y), for y (*elements, *any)."""
@@ -312,6 +315,12 @@ def _on_grids(
 ) -> _Estimate:
     """Moments on grids of one fineness, narrow enough for He_waves, a bounded number at a time."""
     panels = int(panel_count(stddev, waves) * fineness)
+    if scalar.compiled is not None and float(stddev.max()) <= WIDE and usable(mean, stddev):
+        places = [float(kink) for kink in scalar.kinks]
+        rule = Rule(panels, REACH, rounding(DEVIATION, mean.dtype), *legendre(NODES))
+        return _Estimate(
+            *quadrature(scalar.compiled, places, mean, stddev, scalar(mean), order, rule)
+        )
     widest = stddev.argmax().reshape(1)
     kinks = scalar.take(widest).kinks
     nodes = breakpoints(kinks, mean[widest], stddev[widest], panels, fineness=fineness)

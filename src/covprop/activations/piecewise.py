@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import INTEGRAL, Activation, Elements, declare
+from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, declare
 from covprop.activations.closed import power
 from covprop.activations.correlated import Correlated
-from covprop.activations.knots import Pieces, knots_covariance, knots_formula
+from covprop.activations.knots import Pieces, Side, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
     kinked_powers,
@@ -24,6 +24,7 @@ from covprop.kernels.normal import (
     rectified_moments,
     standard_deviation,
 )
+from covprop.kernels.ramps import NARROW
 
 
 @final
@@ -50,6 +51,8 @@ class Piecewise(Correlated):
     jumps: Sequence[float]
 
     key: ClassVar[Hashable] = None  # knots are in the elements
+    compiled_pairs: ClassVar[int] = 2**9
+    """As `direct_pairs`, where coefficients are compiled."""
 
     def __post_init__(self) -> None:
         """Check that the pieces fit together."""
@@ -88,6 +91,11 @@ class Piecewise(Correlated):
         shape = list(self.knots), slopes, self.start, list(self.jumps)
         return shape == ([0.0], [0.0, 1.0], 0.0, [0.0])
 
+    def uses_series(self, pairs: int, mean: Tensor, variance: Tensor) -> bool:
+        """Sooner where coefficients are compiled."""
+        cheap = self.uniform and compiled.usable(mean, variance)
+        return pairs > (self.compiled_pairs if cheap else self.direct_pairs)
+
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """g(mu) + sum_t [ w_t sigma m(-|a_t|) -+ h_t Phi(-|a_t|) ], a_t = (mu - t) / sigma."""
         return self._mean(mean, variance, self._pieces(mean, variance))
@@ -102,6 +110,9 @@ class Piecewise(Correlated):
 
     def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
         """All from the same positions; those of a ReLU, without gradients, in few operations."""
+        found = self._compiled_moments(mean, variance, order)
+        if found is not None:
+            return found.mean, found.variance, found.coefficients
         if self._is_relu and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
             first, spread, rows = rectified_coefficients(mean, variance)
             return first, spread, rows[:order]
@@ -111,10 +122,44 @@ class Piecewise(Correlated):
 
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance from the same positions; those of a ReLU in few operations."""
+        found = self._compiled_moments(mean, variance, 0)
+        if found is not None:
+            return found.mean, found.variance
         if self._is_relu:
             return rectified_moments(mean, variance)
         pieces = self._pieces(mean, variance)
         return self._mean(mean, variance, pieces), pieces.variance()
+
+    def prepare(self, mean: Tensor, variance: Tensor, order: int, dtype: torch.dtype) -> Prepared:
+        """All in one pass, where it is compiled."""
+        found = self._compiled_moments(mean, variance, order)
+        if found is None:
+            return super().prepare(mean, variance, order, dtype)
+        series = self.series_elements(found.coefficients, found.variance, variance, dtype)
+        heights = [torch.full_like(mean, jump) for jump in self.jumps] if self.has_jumps else []
+        nothing = mean.new_empty(0, *mean.shape)
+        widths = found.widths if any(self.slopes[1:-1]) else nothing
+        own = Side(
+            found.inverse, found.slope, found.density, found.positions, found.weights,
+            torch.stack(heights) if heights else nothing, widths, torch.zeros_like(widths),
+        )  # fmt: skip
+        elements = (*series, *(element.to(dtype) for element in own))
+        return Prepared(found.mean, found.variance, elements)
+
+    def _compiled_moments(
+        self, mean: Tensor, variance: Tensor, order: int
+    ) -> compiled_moments.PiecewiseMoments | None:
+        """By a compiled kernel, which knows no narrow segments and no slopes of single elements."""
+        if not self.uniform or mean.shape != variance.shape or not compiled.usable(mean, variance):
+            return None
+        pieces = [
+            [float(number) for number in row] for row in (self.knots, self.slopes, self.jumps)
+        ]
+        found = compiled_moments.piecewise(mean, variance, pieces, self.start, order, NARROW)
+        if found is None or not self.has_jumps:
+            return found
+        centre = torch.where(variance > 0, found.mean, self.function(mean))
+        return found._replace(mean=centre)
 
     def _pieces(self, mean: Tensor, variance: Tensor) -> Pieces:
         return Pieces(mean, variance, self.knots, self.slopes, self.jumps)

@@ -12,6 +12,7 @@ from covprop.activations.correlated import LADDER, Correlated
 from covprop.activations.moments import REACH, WIDE, Scalar, ScalarPair, leading, moments
 from covprop.activations.nested import nested_covariance
 from covprop.errors import QuadratureError, name_of
+from covprop.kernels.compiled_moments import Compiled
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
 from covprop.kernels.rounding import rounding
 
@@ -53,6 +54,7 @@ class Quadrature(Correlated):
             covariance of strongly correlated pairs is then a one-dimensional integral.
         nondecreasing: Whether the function never falls, so that it commutes with maxima.
         parameters: Numbers of each element that the function takes after y.
+        compiled: The same function of a compiled kernel, where there is one.
 
     Example:
         bump = cp.activations.Quadrature(lambda y: torch.exp(-y.abs()), kinks=(0.0,))
@@ -64,6 +66,7 @@ class Quadrature(Correlated):
     conditional_mean: Callable[[Tensor, Tensor], Tensor] | None = None
     nondecreasing: bool = False
     parameters: tuple[Tensor, ...] = ()
+    compiled: Compiled | None = None
 
     max_order: ClassVar[int] = LADDER[-1]  # an integral of a pair costs more than any series
     direct_pairs: ClassVar[int] = 0
@@ -136,8 +139,9 @@ class Quadrature(Correlated):
 
     def _scalar(self, fineness: int = 1) -> Scalar:
         return Scalar(
-            self.function, self.kinks, self.conditional_mean, fineness, parameters=self.parameters
-        )
+            self.function, self.kinks, self.conditional_mean, fineness,
+            parameters=self.parameters, compiled=self.compiled,
+        )  # fmt: skip
 
 
 @final

@@ -25,6 +25,7 @@ from covprop.activations.closed import (
 )
 from covprop.activations.quadrature import Quadrature, Rescaled
 from covprop.errors import UnsupportedOperation
+from covprop.kernels.compiled_moments import Compiled
 from covprop.kernels.normal import (
     SQRT_2,
     cumulative,
@@ -46,7 +47,7 @@ def gelu(approximate: str = "none") -> Activation:
     """y Phi(y), or its tanh approximation."""
     if approximate == "none":
         return GaussianErrorLinear()
-    return Quadrature(partial(F.gelu, approximate=approximate))
+    return Quadrature(partial(F.gelu, approximate=approximate), compiled=Compiled("gelu_tanh"))
 
 
 # Functions without options.
@@ -75,9 +76,11 @@ def integer_power(exponent: Any) -> Activation:
 
 
 sigmoid = declare("sigmoid", "expit", treatment=QUADRATURE)(
-    lambda: Quadrature(torch.sigmoid, nondecreasing=True)
+    lambda: Quadrature(torch.sigmoid, nondecreasing=True, compiled=Compiled("sigmoid"))
 )
-tanh = declare("tanh", treatment=QUADRATURE)(lambda: Quadrature(torch.tanh, nondecreasing=True))
+tanh = declare("tanh", treatment=QUADRATURE)(
+    lambda: Quadrature(torch.tanh, nondecreasing=True, compiled=Compiled("tanh"))
+)
 arctangent = declare("atan", "arctan", treatment=QUADRATURE)(
     lambda: Quadrature(torch.atan, nondecreasing=True)
 )
@@ -86,13 +89,13 @@ arctangent = declare("atan", "arctan", treatment=QUADRATURE)(
 @declare("silu", treatment=QUADRATURE)
 def silu(inplace: bool = False) -> Activation:
     """y sigmoid(y)."""
-    return Quadrature(F.silu)
+    return Quadrature(F.silu, compiled=Compiled("silu"))
 
 
 @declare("mish", treatment=QUADRATURE)
 def mish(inplace: bool = False) -> Activation:
     """y tanh(softplus(y))."""
-    return Quadrature(F.mish)
+    return Quadrature(F.mish, compiled=Compiled("mish"))
 
 
 @declare("softplus", treatment=f"{QUADRATURE} (threshold from 20)")
@@ -106,14 +109,18 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     if beta == 0:
         raise ValueError("softplus needs a beta other than 0")
     function = _softplus_of(float(beta))
-    if abs(beta) <= 1:
+    sign = math.copysign(1.0, beta)
+    compiled = Compiled("softplus" if beta > 0 else "logsigmoid")  # log(1 + exp(-y)) / -1
+    unit = Quadrature(_softplus_of(sign), nondecreasing=True, compiled=compiled)
+    if beta == sign:
+        return unit
+    if abs(beta) < 1:
         return Quadrature(function, nondecreasing=True)
-    unit = Quadrature(_softplus_of(math.copysign(1.0, beta)), nondecreasing=True)
     return Rescaled(unit, abs(float(beta)), function)
 
 
 logsigmoid = declare("logsigmoid", treatment=QUADRATURE)(
-    lambda: Quadrature(F.logsigmoid, nondecreasing=True)
+    lambda: Quadrature(F.logsigmoid, nondecreasing=True, compiled=Compiled("logsigmoid"))
 )
 softsign = declare("softsign", treatment=QUADRATURE)(
     lambda: Quadrature(F.softsign, kinks=(0.0,), nondecreasing=True)
@@ -153,6 +160,7 @@ def _elu(
         kinks=(0.0,),
         conditional_mean=_ExponentialMean(alpha, scale, input_scale),
         nondecreasing=scale >= 0 and alpha * input_scale >= 0,
+        compiled=Compiled("elu", (alpha, scale, input_scale)) if input_scale >= 0 else None,
     )
 
 

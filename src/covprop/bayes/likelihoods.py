@@ -215,7 +215,8 @@ class Cubature:
 
     A linear map gives them the identity as covariance, so that polynomials of degree 3 are averaged
     exactly: for narrow Gaussians they are as good as the delta method of second order or better,
-    for wide ones they do not go astray as rules of higher degree do. `docs/bayes.md` has errors.
+    for wide ones they do not go astray as rules of higher degree do. Errors are in
+    `docs/bayes-reference.md`.
 
     Args:
         points: How many, an even number; 4 for each dimension if that is more.

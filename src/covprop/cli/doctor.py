@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from covprop.cli.output import CommandResult, ExitCode
 from covprop.flow.lineage import free_bytes
 from covprop.gaussian import Gaussian
+from covprop.kernels import compiled
 from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.text_table import Table, in_bytes
 
@@ -91,6 +92,7 @@ def result(as_json: bool) -> CommandResult:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels": compiled.description(),
         "free_bytes": free_bytes(torch.device("cpu")),
     }
     versions: dict[str, str | None] = {"python": platform.python_version()}

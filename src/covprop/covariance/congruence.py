@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
 from covprop.kernels import compiled
@@ -18,8 +17,6 @@ ROWS = 2**18
 """Entries of the rows that are treated at a time."""
 COMPILED = 128
 """Features from which two products by torch are as fast."""
-PLAIN = (Tensor, Parameter)
-"""Types of a matrix that is nothing but its numbers."""
 WIDE = 2**24
 """Entries of a covariance that is worth not to be written out."""
 TOGETHER = 16
@@ -34,7 +31,7 @@ def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | N
     fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
     if not fits or max(weight.shape) > COMPILED:
         return None
-    if type(weight) not in PLAIN or followed(values, weight) or not compiled.usable(values, weight):
+    if followed(values, weight) or not compiled.usable(values, weight):
         return None
     return compiled.congruence(values, weight)
 

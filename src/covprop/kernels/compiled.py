@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covprop.kernels.rounding import DEGENERATE, rounding
 from covprop.native.build import library_path
@@ -24,12 +25,11 @@ LIBRARIES = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portabl
 VARIABLE = "COVPROP_COMPILED"
 """Of the environment: 0 leaves the compiled kernels unused."""
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
+PLAIN = (Tensor, torch.nn.Parameter)
 PARALLEL = 2**15
 """Pairs from which threads are worth starting."""
 FORMULAS = ("", "knots", "probit", "gelu")
 """Direct formulas for pairs that the series does not reach."""
-LONGEST = 512
-"""Terms of a series at most."""
 
 
 class Series(NamedTuple):
@@ -119,6 +119,8 @@ def load(path: Path) -> ctypes.CDLL:
         congruence.argtypes = (*(ctypes.c_int64,) * 3, pointer, pointer, pointer, ctypes.c_int)
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
+    found.piecewise_moments.restype = ctypes.c_int64
+    found.series_numbers.restype = found.quadrature_moments.restype = None
     return found
 
 
@@ -133,17 +135,32 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
+def description() -> str:
+    """What is used: the instruction set of the compiled kernels, or the torch code and why."""
+    found = library()
+    if found is not None:
+        return f"compiled ({Path(found._name).name.split('_')[1]})"
+    if os.environ.get(VARIABLE) == "0":
+        return f"torch code ({VARIABLE}=0)"
+    return "torch code: no compiled library; install with a C++ compiler for speed"
+
+
 def usable(*tensors: Tensor) -> bool:
     """Whether the library is there and takes these tensors, none of which is differentiated."""
     first = tensors[0]
     return (
         first.dtype in NAMES
         and first.numel() > 0
-        and all(t.device.type == "cpu" and t.dtype == first.dtype for t in tensors)
+        and all(_plain(t) and t.dtype == first.dtype for t in tensors)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and not torch.compiler.is_compiling()
         and library() is not None
     )
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether it is numbers in the memory of the CPU: not a transform's, a fake or on a device."""
+    return type(tensor) in PLAIN and tensor.is_cpu and not is_functorch_wrapped_tensor(tensor)
 
 
 def pairs(
@@ -186,7 +203,7 @@ def pairs(
         ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
         accuracy, cost, height, rounding(DEGENERATE, result.dtype),
     )  # fmt: skip
-    beyond = _function("pairs", result)(ctypes.byref(call), _threads(result.numel()))
+    beyond = _function("pairs", result)(ctypes.byref(call), threads(result.numel()))
     return result, beyond
 
 
@@ -201,7 +218,7 @@ def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
     first, second = pointers
     function = _function("largest", matrix)
     count = (ctypes.c_int64(number) for number in (len(matrix), size))
-    found: float = function(*count, first, strides, second, _threads(matrix.numel()))
+    found: float = function(*count, first, strides, second, threads(matrix.numel()))
     return found
 
 
@@ -212,7 +229,7 @@ def congruence(covariance: Tensor, weight: Tensor) -> tuple[Tensor, float]:
     covariance, weight = covariance.contiguous(), weight.contiguous()
     least: float = _function("congruence", result)(
         batch.numel(), m, n, weight.data_ptr(), covariance.data_ptr(), result.data_ptr(),
-        _threads(covariance.numel()),
+        threads(covariance.numel()),
     )  # fmt: skip
     return result, least
 
@@ -244,7 +261,7 @@ def series_backward(
     made = [torch.empty(t.shape, dtype=t.dtype) for t in given[:3]]
     pointers = (t.data_ptr() for t in (*given, *made))
     call = _SeriesBackward(count, rows, columns, order, *pointers)
-    _function("series_backward", rho)(ctypes.byref(call), _threads(rho.numel() * order))
+    _function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
     return made[0], made[1], made[2]
 
 
@@ -263,16 +280,21 @@ def _element_wise(name: str, tensors: Sequence[Tensor], *results: int) -> None:
     limit = ctypes.c_double(rounding(DEGENERATE, first.dtype))
     pointers = (ctypes.c_void_p(result) for result in results)
     function = _function(name, first)
-    function(shape, arguments, *pointers, limit, _threads(first.numel()))
+    function(shape, arguments, *pointers, limit, threads(first.numel()))
+
+
+def loaded() -> ctypes.CDLL:
+    """The library, once `usable` has said that there is one."""
+    found = library()
+    assert found is not None
+    return found
 
 
 def _function(name: str, like: Tensor) -> "ctypes._FuncPointer":
-    found = library()
-    assert found is not None  # `usable` was asked
-    function: ctypes._FuncPointer = getattr(found, f"{name}_{NAMES[like.dtype]}")
+    function: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
     return function
 
 
-def _threads(count: int) -> int:
+def threads(count: int) -> int:
     """How many threads so many pairs are worth."""
     return torch.get_num_threads() if count >= PARALLEL else 1

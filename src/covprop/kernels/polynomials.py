@@ -37,6 +37,13 @@ def hermite_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache
+def legendre(count: int) -> tuple[list[float], list[float], list[float]]:
+    """Nodes, weights and the integrating matrix of `_legendre`, row by row, as plain numbers."""
+    nodes, weights, integrals = _legendre(count)
+    return nodes.tolist(), weights.tolist(), integrals.flatten().tolist()
+
+
+@lru_cache
 def _legendre(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Nodes, weights, and the matrix that integrates the interpolant from -1 to each node."""
     legendre = np.polynomial.legendre

@@ -1,6 +1,6 @@
 """How far a result may be off: from the gap between orders, and from evaluations of the network.
 
-`docs/trust.md` has the reasons, the calibration and how well it holds.
+`docs/trust-reference.md` has the reasons, the calibration and how well it holds.
 """
 
 import math

@@ -61,7 +61,7 @@ def exact_moments(
         result, output = activation.marginals(point, variance)
         return result.to(mean.dtype), covariance.pairwise(activation.pair, (), output)
     order = 0
-    if covariance.size * variance.numel() > activation.direct_pairs:
+    if activation.uses_series(covariance.size * variance.numel(), point, variance):
         largest = 1.0
         if not covariance.deferred:  # which would have to be computed for it
             largest = covariance.largest_correlation()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "threads.h"
 
 namespace {
 
@@ -87,6 +88,29 @@ void congruence(const T* a, const T* turned, const T* s, T* result, int64_t m, i
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = i; j < m; j++)
             result[i * m + j] = result[j * m + i] = found[i * long_m + j];
+}
+
+// A S A^T of a batch; the smallest of the variances, NaN if one is.
+template <class T>
+double congruences(int64_t batch, int64_t m, int64_t n, const T* a, const T* s, T* result,
+                   int threads) {
+    const int64_t stride = padded<T>(m);
+    static thread_local std::vector<T> turned;
+    turned.assign(n * stride, T(0));
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < n; k++) turned[k * stride + i] = a[i * n + k];
+    const T* across = turned.data();
+    run<CongruenceSpace<T>>(batch, threads, [&](int64_t b, CongruenceSpace<T>& w) {
+        congruence(a, across, s + b * n * n, result + b * m * m, m, n, w);
+    });
+    double least = result[0];
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < m; i++) {
+            const T variance = result[b * m * m + i * (m + 1)];
+            if (!(variance >= least)) least = variance;
+            if (variance != variance) return least;
+        }
+    return least;
 }
 
 }  // namespace

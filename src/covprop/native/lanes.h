@@ -1,7 +1,7 @@
-// Vectors of 64 bytes, in the compiler's own vector types, and the functions that kernels need.
+// Vectors, in the compiler's own vector types, and the functions that kernels need.
 //
 // Operators work on all lanes; a comparison is a vector of -1 and 0, and `mask ? x : y` chooses
-// lane by lane. The compiler makes of a vector as many registers as the target asks for.
+// lane by lane. A vector has the size of a register.
 #pragma once
 
 #include <cmath>
@@ -11,35 +11,41 @@
 #include <xmmintrin.h>
 #endif
 
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 template <class T> struct Lanes;
 template <> struct Lanes<double> {
-    typedef double V __attribute__((vector_size(64)));
-    typedef int64_t I __attribute__((vector_size(64)));
+    typedef double V __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int64_t I __attribute__((vector_size(VECTOR_BYTES)));
     static constexpr double shift = 0x1.8p52;  // adding it rounds to an integer, in the low bits
     static constexpr int mantissa = 52;
     static constexpr double least = -708.0;  // exp of less is denormal, taken as zero
     static constexpr double ln2_high = 6.93147180369123816490e-01;
     static constexpr double ln2_low = 1.90821492927058770002e-10;
     static constexpr int64_t upper_half = ~((int64_t(1) << 27) - 1);
-    static constexpr int exp_degree = 13;
 };
 template <> struct Lanes<float> {
-    typedef float V __attribute__((vector_size(64)));
-    typedef int32_t I __attribute__((vector_size(64)));
+    typedef float V __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int32_t I __attribute__((vector_size(VECTOR_BYTES)));
     static constexpr float shift = 0x1.8p23f;
     static constexpr int mantissa = 23;
     static constexpr float least = -87.0f;
     static constexpr float ln2_high = 0.693359375f;
     static constexpr float ln2_low = -2.12194440e-4f;
     static constexpr int32_t upper_half = ~((int32_t(1) << 12) - 1);
-    static constexpr int exp_degree = 7;
 };
 
 template <class T> using Vec = typename Lanes<T>::V;
 template <class T> using Mask = typename Lanes<T>::I;
-template <class T> constexpr int WIDTH = 64 / sizeof(T);
+template <class T> constexpr int WIDTH = VECTOR_BYTES / sizeof(T);
 
 constexpr double PI = 3.141592653589793238462643383279502884;
 constexpr double SQRT_HALF = 0.7071067811865475244008443621048490;
@@ -56,6 +62,7 @@ template <class T> INLINE void store(T* p, Vec<T> x) { std::memcpy(p, &x, sizeof
 
 template <class V> INLINE V larger(V x, V y) { return x > y ? x : y; }
 template <class V> INLINE V smaller(V x, V y) { return x < y ? x : y; }
+template <class T> INLINE Vec<T> nonnegative(Vec<T> x) { return x < T(0) ? Vec<T>{} : x; }  // or NaN
 template <class T> INLINE Vec<T> absolute(Vec<T> x) { return x < T(0) ? -x : x; }
 template <class T> INLINE Vec<T> root(Vec<T> x) {
     Vec<T> y;
@@ -69,17 +76,33 @@ template <class T, int N> INLINE Vec<T> polynomial(const double (&c)[N], Vec<T> 
     return sum;
 }
 
-// exp(x); zero where it would be denormal, and the largest argument is that of the largest number.
+// (exp(x) - 1) / x and exp(x) for |x| <= log(2) / 2, by Chebyshev series.
+INLINE Vec<double> small_quotient(Vec<double> x) {
+    static const double c[] = {
+        1.0, 0.50000000000000184798, 0.16666666666666702594, 0.041666666666487365514,
+        0.0083333333333094301973, 0.0013888888952508690263, 0.00019841269909424065279,
+        0.000024801485275248645436, 2.7557224767288022255e-6, 2.7632716110097872761e-7,
+        2.5114933069618484361e-8};
+    return polynomial<double>(c, x);
+}
+INLINE Vec<double> small_exponential(Vec<double> x) { return 1.0 + x * small_quotient(x); }
+INLINE Vec<float> small_exponential(Vec<float> x) {
+    static const double c[] = {
+        0.99999999995938604849, 1.0000000378408942649, 0.50000001080733403348,
+        0.16666414973759602081, 0.041666217375819997332, 0.0083751707862642055933,
+        0.0013948640637153269053};
+    return polynomial<float>(c, x);
+}
+
+// exp(x) for x <= 0; zero where it would be denormal.
 template <class T> INLINE Vec<T> exponential(Vec<T> x) {
     using L = Lanes<T>;
     Mask<T> zero = x < L::least;
-    x = larger<Vec<T>>(x, all<T>(L::least));
+    x = zero ? all<T>(L::least) : x;
     Vec<T> shifted = x * T(1.44269504088896340736) + L::shift;
     Vec<T> n = shifted - L::shift;
     Vec<T> r = (x - n * L::ln2_high) - n * L::ln2_low;
-    Vec<T> sum = all<T>(T(1));
-    for (int k = L::exp_degree; k > 0; k--) sum = sum * r * T(1.0 / k) + T(1);
-    Vec<T> scaled = (Vec<T>)((Mask<T>)sum + ((Mask<T>)shifted << L::mantissa));
+    Vec<T> scaled = (Vec<T>)((Mask<T>)small_exponential(r) + ((Mask<T>)shifted << L::mantissa));
     return zero ? Vec<T>{} : scaled;
 }
 
@@ -135,12 +158,18 @@ INLINE Vec<float> arcsine(Vec<float> x) {
     return x * polynomial<float>(c, x * x * float(1 / 0.2475) - 1.0f);
 }
 
-// sin(x) for |x| < 0.8, by its Taylor series.
-template <class T> INLINE Vec<T> sine(Vec<T> x) {
-    constexpr int terms = sizeof(T) == 8 ? 9 : 5;
-    Vec<T> square = x * x, sum = all<T>(T(1));
-    for (int k = terms - 1; k > 0; k--) sum = T(1) - sum * square * T(1.0 / (2 * k * (2 * k + 1)));
-    return x * sum;
+// sin(x) for |x| <= 0.78, by a Chebyshev series of sin(x) / x in x^2.
+INLINE Vec<double> sine(Vec<double> x) {
+    static const double c[] = {
+        0.99999999999999999714, -0.16666666666666620651, 0.0083333333333212292244,
+        -0.00019841269829329030084, 2.7557313613699527021e-6, -2.5050754834370224743e-8,
+        1.589698327385434133e-10};
+    return x * polynomial<double>(c, x * x);
+}
+INLINE Vec<float> sine(Vec<float> x) {
+    static const double c[] = {0.99999999708674972877, -0.16666651331898681393,
+                               0.0083320714408243842798, -0.00019508548035996342361};
+    return x * polynomial<float>(c, x * x);
 }
 
 // Phi(z), accurate relative to itself in the lower tail.
@@ -153,7 +182,7 @@ template <class T> INLINE Vec<T> cumulative(Vec<T> z) {
 template <class T> INLINE Vec<T> partial_expectation(Vec<T> z) {
     Vec<T> t = absolute<T>(z) * T(SQRT_HALF);
     Vec<T> below = bell<T>(z) * T(1 / SQRT_2PI) * (T(1) - T(SQRT_PI) * t * erfcx(t));
-    return below + larger<Vec<T>>(z, Vec<T>{});
+    return below + nonnegative<T>(z);
 }
 
 // Makes the processor take denormal results as zero, which are slow, until it is destroyed.

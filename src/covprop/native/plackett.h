@@ -62,7 +62,7 @@ static void from_zero(const T* a, const T* b, const T* rho, T* first, T* second,
         Vec<T> angle = arcsine(end), halves = (x * x + y * y) * T(0.5), product = x * y;
         Vec<T> k0{}, k1{};
         for (int i = 0; i < nodes; i++) {
-            Vec<T> r = sine<T>(angle * T(gauss.node[i]));
+            Vec<T> r = sine(angle * T(gauss.node[i]));
             Vec<T> exponent = (product * r - halves) / (T(1) - r * r);
             Vec<T> value = exponential<T>(exponent) * T(gauss.weight[i]);
             value = exponent < Accuracy<T>::smallest_exponent ? Vec<T>{} : value;
@@ -105,8 +105,8 @@ static void from_one(const T* a, const T* b, const T* gap, T* first, T* second, 
         }
         k0 = inside ? k0 * T(1 / (2 * PI)) : Vec<T>{};
         k1 = inside ? k1 * T(1 / (2 * PI)) : Vec<T>{};
-        store(first + at, larger<Vec<T>>(at_one - k0, Vec<T>{}));
-        store(second + at, larger<Vec<T>>((T(1) - width) * at_one - outer + k1, Vec<T>{}));
+        store(first + at, nonnegative<T>(at_one - k0));
+        store(second + at, nonnegative<T>((T(1) - width) * at_one - outer + k1));
     }
 }
 

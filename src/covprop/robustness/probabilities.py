@@ -42,7 +42,8 @@ from covprop.robustness.pairs import normal_scores, score_errors, score_slopes
 
 SAFETY, COPULA = 1.5, 0.5
 """Factors of the estimated error of a score, and of what the skewness moves it by, for the copula
-that ties margins together: set so that nine of ten errors are smaller (docs/robustness.md)."""
+that ties margins together: set so that nine of ten errors are smaller
+(docs/robustness-reference.md)."""
 CHUNK, BACKWARD_CHUNK = 2**22, 2**21
 """Entries of covariances of differences in memory at a time, forward and backward."""
 
@@ -60,7 +61,8 @@ def class_probabilities(
     is a mixture (`cp.Split`), the average over its components.
 
     Where the skewness of the logits is known, differences y_c - y_j are of Pearson's type III, tied
-    together by a Gaussian copula (docs/robustness.md); gradients are then those without skewness.
+    together by a Gaussian copula (docs/robustness-reference.md); gradients are then those without
+    skewness.
     `assumption` follows from the estimated error of the logits where that has been made.
 
     Args:

@@ -35,7 +35,8 @@ class Sketched(LayerwiseMethod):
     from every nonlinearity l to the outputs, R_l = Sigma_z - D Sigma_y D what it adds. Variances of
     hidden units come from random tangents that carry the noise forward. Memory and time are linear
     in the number of units. An estimate: `mean_stderr` and `covariance_stderr` tell how far it may
-    be off for want of tangents. No gradients. docs/large.md has formulas and measured errors.
+    be off for want of tangents. No gradients. docs/methods-reference.md has the formulas,
+    docs/large.md measured errors.
 
     Args:
         tangents: How many in all, a multiple of four times the replicates.

@@ -1,0 +1,167 @@
+"""The compiled kernels of single elements: moments, coefficients and the numbers of series."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from covprop.kernels import compiled
+from covprop.kernels.normal import SATURATION
+from covprop.kernels.rounding import REMAINDER, rounding
+
+FUNCTIONS = ("tanh", "sigmoid", "silu", "softplus", "logsigmoid", "mish", "gelu_tanh", "elu")
+"""Those that `quadrature` knows, in the order of quadrature.h."""
+
+
+class _Piecewise(ctypes.Structure):
+    """`PiecewiseCall` of moments.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n", "knots", "order")),
+        *((name, ctypes.c_void_p) for name in ("mean", "variance", "places", "slopes", "jumps")),
+        *((name, ctypes.c_double) for name in ("start", "saturation", "narrow")),
+        *((name, ctypes.c_void_p) for name in ("centre", "output", "coefficients")),
+        *((name, ctypes.c_void_p) for name in ("inverse", "slope", "density")),
+        *((name, ctypes.c_void_p) for name in ("positions", "weights", "widths")),
+    )
+
+
+class _SeriesNumbers(ctypes.Structure):
+    """`SeriesCall` of moments.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n", "order")),
+        *((name, ctypes.c_void_p) for name in ("coefficients", "output", "variance")),
+        *((name, ctypes.c_void_p) for name in ("units", "tails", "ladder")),
+        *((name, ctypes.c_int64) for name in ("steps", "last")),
+        *((name, ctypes.c_double) for name in ("tiny", "large", "flush", "largest", "remainder")),
+    )
+
+
+class SeriesLimits(NamedTuple):
+    """How many of the last coefficients bound those beyond, and limits of the dtype of pairs."""
+
+    last: int
+    tiny: float
+    largest: float
+    flush: float
+
+
+class PiecewiseMoments(NamedTuple):
+    """Of a piecewise-linear function of elements (*batch, n): what `Pieces` of knots.py has."""
+
+    mean: Tensor
+    variance: Tensor
+    coefficients: Tensor
+    inverse: Tensor
+    slope: Tensor
+    density: Tensor
+    positions: Tensor
+    weights: Tensor
+    widths: Tensor
+
+
+def piecewise(
+    mean: Tensor, variance: Tensor, pieces: Sequence[Sequence[float]], start: float,
+    order: int, narrow: float,
+) -> PiecewiseMoments | None:  # fmt: skip
+    """Moments, coefficients and the numbers of elements; None where a segment is narrow.
+
+    pieces: the knots, the slopes and the jumps.
+    """
+    shape, count = mean.shape, len(pieces[0])
+    mean, variance = mean.contiguous(), variance.contiguous()
+    numbers = [(ctypes.c_double * len(row))(*row) for row in pieces]
+    # One piece of memory for all results, row by row.
+    rows = (1, 1, order, 1, 1, 1, count, count, max(0, count - 1))
+    results = torch.empty((sum(rows), *shape), dtype=mean.dtype).split(rows)
+    pointers = [result.data_ptr() for result in results]
+    call = _Piecewise(
+        mean.numel(), count, order, mean.data_ptr(), variance.data_ptr(),
+        *(ctypes.addressof(row) for row in numbers), start, SATURATION, narrow, *pointers,
+    )  # fmt: skip
+    if compiled.loaded().piecewise_moments(ctypes.byref(call)):
+        return None
+    single = (0, 1, 3, 4, 5)
+    return PiecewiseMoments(*(t[0] if i in single else t for i, t in enumerate(results)))
+
+
+def series_numbers(
+    coefficients: Tensor,
+    output: Tensor,
+    variance: Tensor,
+    bound: compiled.Bound,
+    limits: SeriesLimits,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients in their units, the units, and the tail after each order of the bound."""
+    order, shape = len(coefficients), output.shape
+    coefficients = coefficients.clone(memory_format=torch.contiguous_format)
+    output, variance = output.contiguous(), variance.contiguous()
+    units = torch.empty(shape, dtype=output.dtype)
+    tails = torch.empty((len(bound.orders), *shape), dtype=output.dtype)
+    ladder = (ctypes.c_int64 * len(bound.orders))(*bound.orders)
+    tensors = (coefficients, output, variance, units, tails)
+    call = _SeriesNumbers(
+        output.numel(), order, *(t.data_ptr() for t in tensors), ctypes.addressof(ladder),
+        len(ladder), *limits, bound.accuracy ** (1 / (order + 1)),
+        rounding(REMAINDER, output.dtype),
+    )  # fmt: skip
+    compiled.loaded().series_numbers(ctypes.byref(call))
+    return coefficients, units, tails
+
+
+class _Quadrature(ctypes.Structure):
+    """`QuadratureCall` of quadrature.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n", "order", "panels", "function", "kinks")),
+        *((name, ctypes.c_void_p) for name in ("mean", "stddev", "centre", "parameters", "places")),
+        *((name, ctypes.c_void_p) for name in ("node", "weight", "cumulative")),
+        *((name, ctypes.c_double) for name in ("reach", "rounding", "tiny")),
+        *((name, ctypes.c_void_p) for name in ("mean_of", "variance", "mismatch", "floor")),
+        *((name, ctypes.c_void_p) for name in ("by_mean", "by_variance", "coefficients")),
+    )
+
+
+class Compiled(NamedTuple):
+    """A function that `quadrature` knows, and its parameters."""
+
+    name: str
+    parameters: tuple[float, ...] = ()
+
+
+class Rule(NamedTuple):
+    """Even panels over `reach` standard deviations on either side.
+
+    nodes, weights and cumulative are those of one panel, on [-1, 1]; rounding: of a deviation.
+    """
+
+    panels: int
+    reach: float
+    rounding: float
+    nodes: Sequence[float]
+    weights: Sequence[float]
+    cumulative: Sequence[float]
+
+
+def quadrature(
+    function: Compiled, kinks: Sequence[float], mean: Tensor, stddev: Tensor, centre: Tensor,
+    order: int, rule: Rule,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The fields of `_Estimate` in activations/moments.py; centre: the function of the means."""
+    tensors = [tensor.contiguous() for tensor in (mean, stddev, centre)]
+    rows = [function.parameters, kinks, rule.nodes, rule.weights, rule.cumulative]
+    numbers = [(ctypes.c_double * len(row))(*row) for row in rows]
+    results = torch.empty(6, len(mean), dtype=mean.dtype)
+    coefficients = torch.empty(order, len(mean), dtype=mean.dtype)
+    call = _Quadrature(
+        len(mean), order, rule.panels, FUNCTIONS.index(function.name), len(kinks),
+        *(tensor.data_ptr() for tensor in tensors), *(ctypes.addressof(row) for row in numbers),
+        rule.reach, rule.rounding, torch.finfo(mean.dtype).tiny,
+        *(row.data_ptr() for row in results), coefficients.data_ptr(),
+    )  # fmt: skip
+    work = len(mean) * rule.panels * (order + len(rule.nodes))
+    compiled.loaded().quadrature_moments(ctypes.byref(call), compiled.threads(work))
+    return *results, coefficients
