@@ -12,8 +12,15 @@ import covprop as cp
 from covprop.carriers import Full
 from tests.layers import propagate
 
+pytestmark = pytest.mark.usefixtures("released_at_once")
 CHANNELS, SIDE = 4, 5
 WIDTH = CHANNELS * SIDE * SIDE
+
+
+@pytest.fixture
+def released_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small matrices are released as soon as large ones."""
+    monkeypatch.setattr("covprop.flow.lineage.UNRELEASED", 0)
 
 
 @pytest.fixture

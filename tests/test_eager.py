@@ -87,10 +87,17 @@ import covprop as cp
 assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
 import torch
 cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
+late = {"bayes", "robustness", "diagnostics", "report", "cli"}
+early = [name for name in sys.modules if name.startswith("covprop.") and name.split(".")[1] in late]
+assert not early, early
+for name in cp.__all__:
+    assert name in dir(cp)
+    getattr(cp, name)
+assert not hasattr(cp, "nothing")
 """
 
 
-def test_a_new_process_imports_no_compiler_and_its_first_call_does_not_warn() -> None:
+def test_a_new_process_imports_what_it_needs_and_its_first_call_does_not_warn() -> None:
     command = [sys.executable, "-W", "error::DeprecationWarning", "-c", NEW_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]

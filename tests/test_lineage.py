@@ -1,5 +1,6 @@
 """Dependence between branches: sums, differences and concatenations of tensors of one origin."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.flow.lineage import Lineage
+from covprop.flow.lineage import UNRELEASED, Lineage
 from covprop.methods.call import in_flight
 from tests.gaussians import gaussian, weight
 from tests.layers import joint, propagate
@@ -255,3 +256,59 @@ def test_a_plain_chain_does_not_compute_expected_slopes(monkeypatch: pytest.Monk
 def test_a_vector_product_of_gaussians_is_not_taken_for_a_covariance() -> None:
     with pytest.raises(cp.UnsupportedOperation, match=r"torch\.Tensor\.cross"):
         propagate(lambda x: x.cross(x, dim=-1), gaussian(3))
+
+
+class Residual(nn.Module):
+    """A chain of residual blocks, of which two in a row share a skip."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Any) -> Any:
+        skip = x
+        for i, layer in enumerate(self.layers):
+            x = torch.relu(layer(x)) + (skip if i % 2 else 0)
+            skip = skip if i % 2 else x
+        return x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", [cp.GaussianLayers(), cp.Series(4)])
+def test_small_covariances_that_pile_up_change_no_number(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, x = Residual(6, 8).double(), gaussian(6)
+    y = cp.propagate(model, x, method)
+    monkeypatch.setattr("covprop.flow.lineage.UNRELEASED", 0)
+    at_once = cp.propagate(model, x, method)
+    assert torch.equal(y.mean, at_once.mean)
+    assert torch.equal(y.covariance_matrix, at_once.covariance_matrix)
+
+
+@torch.no_grad()
+def test_small_covariances_pile_up_to_a_limit() -> None:
+    width, most = 40, 0
+    nbytes = 8 * width**2
+
+    class Count(nn.Module):
+        def forward(self, x: Any) -> Any:
+            nonlocal most
+            found = [t for t in gc.get_objects() if type(t) is Tensor and t.numel() == width**2]
+            most = max(most, nbytes * len({t.data_ptr() for t in found}))
+            return x
+
+    layers: list[nn.Module] = []
+    for i in range(200):
+        layers += [nn.Linear(width, width), nn.ReLU(), *([Count()] if i % 8 == 0 else [])]
+    model = nn.Sequential(*layers).double()
+    gc.collect()
+    gc.freeze()
+    try:
+        propagate(model, gaussian(width))
+    finally:
+        gc.unfreeze()
+    made = 2 * 200 * nbytes
+    assert made > 4 * UNRELEASED
+    assert UNRELEASED / 2 < most < 1.2 * UNRELEASED

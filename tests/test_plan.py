@@ -268,7 +268,7 @@ def wide_convolution(norm: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices of tests in as many blocks as large ones have."""
+    """Matrices of tests in as many blocks as large ones have, and released as soon as they."""
     small = {
         "dense.BLOCK": 2**12, "streamed.ROWS": 2**14, "streamed.PAIRS": 2**12, "base.CHUNK": 2**14,
         "congruence.ROWS": 2**14, "congruence.COLUMNS": 2**14, "dense.WIDE": 2**20,
@@ -276,6 +276,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     for constant, value in small.items():
         monkeypatch.setattr(f"covprop.covariance.{constant}", value)
+    monkeypatch.setattr("covprop.flow.lineage.UNRELEASED", 0)
 
 
 def share_planned(model: Any, x: cp.Gaussian, method: Any = EXACT) -> float:

@@ -65,12 +65,13 @@ def nonlinear() -> Iterator[Case]:
 
 POSITIVE = cp.Gaussian.isotropic(torch.full((3,), 9.0, dtype=torch.float64), stddev=0.3)
 RUNNING = torch.ones(2, dtype=torch.float64)
+WAVE = cp.activation(lambda x: torch.sin(x) * x)
 OTHERS: dict[str, tuple[Callable[[Any], Any], cp.Gaussian]] = {
     "sqrt": (torch.sqrt, POSITIVE),
     "reciprocal": (lambda x: 2 / x, POSITIVE),
     "addcdiv": (lambda x: torch.addcdiv(x, x, x), POSITIVE),
     "prelu": (nn.PReLU(dtype=torch.float64).requires_grad_(requires_grad=False), POSITIVE),
-    "activation": (cp.activation(lambda x: torch.sin(x) * x), POSITIVE),
+    "activation": (lambda x: WAVE(x) + WAVE(2 * x), POSITIVE),
     "maximum": (lambda x: torch.maximum(x, x.flip(0)) + torch.minimum(x, x.flip(0)), POSITIVE),
     "pool": (lambda x: F.max_pool1d(x[None, None], 2, return_indices=True)[0], POSITIVE),
     "dropout": (lambda x: F.dropout(x, 0.3), POSITIVE),

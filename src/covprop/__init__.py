@@ -1,14 +1,12 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torch.serialization import add_safe_globals
 
-from covprop import activations, bayes, covariance, report, robustness
+from covprop import activations, covariance
 from covprop import rules as rules
-from covprop.diagnostics.compare import compare
-from covprop.diagnostics.comparison import Comparison
-from covprop.diagnostics.steps import Trace
-from covprop.diagnostics.trace import trace
-from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
 from covprop.error_estimate import ErrorEstimate, SamplingError
 from covprop.errors import (
     ApproximationWarning,
@@ -54,6 +52,14 @@ from covprop.propagate import joint, plan, propagate
 from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
 from covprop.skewed import Skewed
+
+if TYPE_CHECKING:
+    from covprop import bayes, report, robustness
+    from covprop.diagnostics.compare import compare
+    from covprop.diagnostics.comparison import Comparison
+    from covprop.diagnostics.steps import Trace
+    from covprop.diagnostics.trace import trace
+    from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
 
 __version__ = "0.1.0"
 
@@ -126,6 +132,30 @@ __all__ = [
     "trace",
     "wasserstein_distance",
 ]
+
+_IMPORTED_WHEN_USED = {
+    "Comparison": "diagnostics.comparison",
+    "Trace": "diagnostics.steps",
+    "bayes": "bayes",
+    "compare": "diagnostics.compare",
+    "kl_divergence": "diagnostics.verdict",
+    "report": "report",
+    "robustness": "robustness",
+    "series_error_bound": "diagnostics.verdict",
+    "trace": "diagnostics.trace",
+    "wasserstein_distance": "diagnostics.verdict",
+}
+"""Where names are that a first call of `propagate` does not need."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is named for the first time."""
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = _IMPORTED_WHEN_USED[name]
+    module = import_module(f"{__name__}.{place}")
+    globals()[name] = module if place == name else getattr(module, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

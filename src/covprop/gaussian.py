@@ -370,10 +370,10 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         self, error: ErrorEstimate | Deferred | None, notes: Sequence[str] = ()
     ) -> "Gaussian":
         """The same with an estimate of its error, and further notes."""
-        result = self._like(
-            self._mean, self._covariance, self._skewness, self._sampling, self._mixture, error
-        )
-        result._notes += tuple(notes)
+        result = object.__new__(type(self))
+        for name in Gaussian.__slots__:
+            setattr(result, name, getattr(self, name))
+        result._error, result._notes = error, (*self._notes, *notes)
         return result
 
     def _like(

@@ -52,7 +52,8 @@ def calling_module() -> nn.Module | None:
     these frames hold their arguments anyway.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+    call = nn.Module._call_impl.__code__
+    while frame is not None and frame.f_code is not call:
         frame = frame.f_back
     return None if frame is None else frame.f_locals["self"]
 
@@ -85,7 +86,8 @@ _stances: list[Any] = []
 
 
 @contextmanager
-def _eagerly() -> Iterator[None]:
+def eagerly() -> Iterator[None]:
+    """Run what is inside without torch.compile at any depth of it."""
     if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and it is slow to import
         yield
         return
@@ -113,7 +115,7 @@ def eager(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(call, updated=())
     def uncompiled(*args: Any, **kwargs: Any) -> Any:
-        with _eagerly():
+        with eagerly():
             return call(*args, **kwargs)
 
     return uncompiled

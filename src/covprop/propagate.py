@@ -1,6 +1,7 @@
 """Check the arguments, make a call of them, and have a method run it."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar, final, overload
@@ -18,7 +19,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, check_gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method, WrappingMethod
-from covprop.methods.accuracy import Estimator, gaussians
+from covprop.methods.accuracy import Estimator
 from covprop.methods.call import Call, planned, random_state_kept
 from covprop.methods.names import as_method, is_method
 from covprop.methods.plan import Plan, Step
@@ -110,8 +111,11 @@ def propagate(
     call, method = checked(module, inputs, method, named_inputs)
     warn_of_arguments(call)
     method.check_skewness(call.inputs)
-    with _Bars() as bars:
-        result = method.run(replace(call, progress=bars) if progress else call)
+    if progress:
+        with _Bars() as bars:
+            result = method.run(replace(call, progress=bars))
+    else:
+        result = method.run(call)
     if isinstance(method, LayerwiseMethod):
         return with_deferred_errors(result, call, method)
     return result
@@ -230,8 +234,7 @@ def checked(
     _check_method(method, module)
     call = Call(module, tuple(inputs), named_inputs)
     _check_inputs(call)
-    if isinstance(module, nn.Module):
-        check_module(module, call.inputs[0])
+    check_module(call.layers, call.inputs[0])
     return call, method
 
 
@@ -274,26 +277,32 @@ def _check_inputs(call: Call) -> None:
         raise ValueError(f"all Gaussians need one batch shape, and these have {shapes}")
 
 
-def check_module(module: nn.Module, x: Gaussian) -> None:
-    """Nothing in a module that depends on the batch, and dtype and device those of the Gaussian."""
-    kinds: set[tuple[torch.dtype, torch.device]] = set()
-    for name, layer in module.named_modules():
+def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
+    """Nothing in a module that depends on the batch, and dtype and device those of the Gaussian.
+
+    layers: as its `named_modules()` has them.
+    """
+    dtypes: set[torch.dtype] = set()
+    devices: set[torch.device] = set()
+    for name, layer in layers:
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             raise UnsupportedOperation(
                 f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
                 "call model.eval(), and keep its running statistics"
             )
-        own = layer.parameters(recurse=False)
-        kinds.update((p.dtype, p.device) for p in own if p.is_floating_point())
-    dtypes, devices = {dtype for dtype, _ in kinds}, {device for _, device in kinds}
-    if kinds and x.dtype not in dtypes:
+        if x.dtype in dtypes and x.device in devices:
+            continue
+        own = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
+        dtypes.update(p.dtype for p in own)
+        devices.update(p.device for p in own)
+    if dtypes and x.dtype not in dtypes:
         half = not dtypes & {torch.float32, torch.float64}
         raise ValueError(
             f"the model's parameters are {_names(dtypes)} and "
             + ("covprop computes in float32 or float64; convert the model with .float()" if half
                else f"the Gaussian is {x.dtype}; convert one with .to(dtype)")
         )  # fmt: skip
-    if kinds and x.device not in devices:
+    if devices and x.device not in devices:
         raise ValueError(
             f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
             ".to(device)"
@@ -308,22 +317,22 @@ def warn_of_arguments(call: Call) -> None:
     """Warn of what is computed as it is given, and is rarely meant."""
     if not isinstance(call.module, nn.Module):
         return
-    warn_of_dropout(call.module)
+    warn_of_dropout(call.layers)
     if len(call.inputs) == 1:
-        _warn_of_batch(call.inputs[0], eager(call.on_tensors))
+        _warn_of_batch(call)
 
 
-def _warn_of_batch(x: Gaussian, call: Callable[[Tensor], Any]) -> None:
+def _warn_of_batch(call: Call) -> None:
     """Say what will be computed of a Gaussian whose first dimension is a batch to the model.
 
     Where its rows are independent and the model treats each by itself, in the same way, a batch of
-    Gaussians has the same numbers and none of the zeros between the rows. call: the model as a
-    function of the mean.
+    Gaussians has the same numbers and none of the zeros between the rows.
     """
+    (x,) = call.inputs
     rows = x.event_shape[0] if len(x.event_shape) > 1 else 0
     if len(x.batch_shape) or rows <= 1 or not x.covariance.independent:
         return
-    if not _treats_rows_alike(call, x):
+    if not _treats_rows_alike(eager(call.on_tensors), x):
         return
     warn_user(
         f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
@@ -363,9 +372,12 @@ def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:
 
     With the model as it is then: where its weights have changed since, nothing is estimated.
     """
-    module = call.module
-    parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
-    weights = [(parameter, parameter._version) for parameter in parameters]
+    weights = [
+        (parameter, parameter._version)
+        for _, layer in call.layers
+        for parameter in layer._parameters.values()
+        if parameter is not None
+    ]
     shared: list[tuple[ErrorEstimate, ...]] = []
 
     def estimates() -> tuple[ErrorEstimate, ...] | None:
@@ -382,8 +394,10 @@ def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:
 
         return Deferred(estimate)
 
-    plain = map_leaves(nest, lambda leaf: leaf.detach() if isinstance(leaf, Gaussian) else leaf)
-    places = iter(range(len(gaussians(nest))))
+    plain = nest
+    if torch.is_grad_enabled():  # an estimate, which may outlive it, does not hold the graph
+        plain = map_leaves(nest, lambda leaf: leaf.detach() if isinstance(leaf, Gaussian) else leaf)
+    places = itertools.count()
     return map_leaves(
         nest,
         lambda leaf: (

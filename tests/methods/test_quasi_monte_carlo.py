@@ -206,7 +206,9 @@ def test_results_have_the_skewness_of_the_points(
     name: str, dtype: torch.dtype, batch: tuple[int, ...]
 ) -> None:
     function, expected = SKEWNESSES[name]
-    x = cp.Gaussian.isotropic(torch.zeros(*batch, 3, dtype=dtype), stddev=1.0, batch_dims=len(batch))
+    x = cp.Gaussian.isotropic(
+        torch.zeros(*batch, 3, dtype=dtype), stddev=1.0, batch_dims=len(batch)
+    )
     y = cp.propagate(lambda t: function(t[..., :1]), x, cp.QuasiMonteCarlo(16384))
     assert y.skewness is not None
     assert y.skewness.shape == y.mean.shape

@@ -1,7 +1,7 @@
 """The full covariance of every tensor, and of any two tensors through the edges between them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from covprop.flow.carrier import (
     Term,
     Times,
     Transfer,
+    pushed_by,
     transfer_of,
 )
 from covprop.flow.lineage import Lineage
@@ -46,6 +47,8 @@ class Full(Carrier):
 
     activated, products: the activation that made it, or the products of which it is made.
     """
+
+    may_pile_up: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -266,7 +269,7 @@ class Full(Carrier):
         edges = [(carrier, transfer_of(part)) for carrier, part in terms]
         matrix = size = torch.zeros((), dtype=loc.dtype, device=loc.device)
         for i, (carrier, part) in enumerate(terms):
-            own = _pushed(carrier.covariance, part)
+            own = pushed_by(part, carrier.covariance)
             size = size + own.diagonal(dim1=-2, dim2=-1)
             matrix = matrix + own if i else own
             del own  # matrices are large: none is held longer than it is needed
@@ -387,13 +390,6 @@ class Full(Carrier):
         del others
         nodes = {carrier for carrier in held if isinstance(carrier, Full)}
         release(nodes, [node for node in nodes if not node.covariance.constant])
-
-
-def _pushed(covariance: Covariance, part: LinearMap | float) -> Tensor:
-    """The matrix of a term of a sum."""
-    if isinstance(part, LinearMap):
-        return covariance.push(part).matrix()
-    return covariance.matrix() if part**2 == 1 else part**2 * covariance.matrix()
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ as it takes vectors, so the sum keeps its form; docs/mathematics.md has the deri
 """
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class ThirdCumulant(Full):
     Of a vector that the program no longer holds but that others may ask for, large blocks are
     released: what it made itself stays, and the rest is moved along its edges again when asked for.
     """
+
+    may_pile_up: ClassVar[bool] = False  # blocks are not counted
 
     def __init__(
         self,

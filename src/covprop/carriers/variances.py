@@ -26,6 +26,7 @@ class Variances(Carrier):
     """A vector of variances (*batch, n)."""
 
     joint_maxima: ClassVar[bool] = False
+    may_pile_up: ClassVar[bool] = True
 
     def __init__(self, values: Tensor, lineage: Lineage) -> None:
         self.values = values

@@ -46,11 +46,11 @@ STRIP = 256
 """Rows of a larger one that are read at a time."""
 
 
-def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part of a matrix that is symmetric but for rounding."""
+def symmetric(matrix: Tensor, out: Tensor | None = None) -> Tensor:
+    """The symmetric part of a matrix that is symmetric but for rounding; out: a place for it."""
     if matrix.requires_grad or matrix.numel() <= SMALL:
-        return (matrix + matrix.mT).mul_(0.5)
-    result = torch.empty_like(matrix)
+        return torch.add(matrix, matrix.mT, out=out).mul_(0.5)
+    result = torch.empty_like(matrix) if out is None else out
     for start in range(0, matrix.shape[-1], STRIP):
         stop = min(matrix.shape[-1], start + STRIP)
         below = matrix[..., start:, start:stop].contiguous().mT.contiguous()
@@ -99,6 +99,10 @@ class Layer(Protocol):
     def without_buffers(self) -> "Layer":
         """The same without its buffers."""
 
+    @property
+    def matrix(self) -> Tensor | None:
+        """A of the last dimension of the event, if it is held as a matrix (m, n)."""
+
 
 @final
 @dataclass(frozen=True)
@@ -120,9 +124,9 @@ class LinearMap:
         """Map vectors (*batch, count, n) to (*batch, count, m), some at a time."""
         count = vectors.shape[-2]
         step = max(1, CHUNK * count // max(1, vectors.numel()))
-        first = self._of(vectors[..., :step, :])
         if step >= count:
-            return first
+            return self._of(vectors)
+        first = self._of(vectors[..., :step, :])
         if first.requires_grad:
             return self._of(vectors)
         result = first.new_empty(*first.shape[:-2], count, first.shape[-1])
@@ -190,6 +194,9 @@ class Covariance(ABC):
 
     factored: ClassVar[bool] = False
     """Whether it is held without a matrix, which an activation makes of it."""
+
+    nonnegative: bool = False
+    """Whether it is known that no variance is negative, nor NaN."""
 
     @property
     @abstractmethod
@@ -370,9 +377,10 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     scale: what was added up to each variance (*batch, n), by its size; asked for only if one is
     negative.
     """
+    if covariance.nonnegative:
+        return covariance
     variance = covariance.diagonal().detach()
-    varies = variance >= 0
-    if bool(varies.all()) or not is_finite(variance):
+    if not variance.numel() or float(variance.min()) >= 0 or not is_finite(variance):
         return covariance
     rounding = torch.finfo(variance.dtype).eps * covariance.size
     below = variance < -rounding * scale().detach().abs()
@@ -382,4 +390,4 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
             "it are known too roughly here; use smaller noise, or sampling",
             below.any(-1),
         )
-    return covariance.scale(varies.to(covariance.dtype))
+    return covariance.scale((variance >= 0).to(covariance.dtype))

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
+from covprop.kernels import compiled
+from covprop.kernels.gradients import followed
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
+COMPILED = 128
+"""Features from which two products by torch are as fast."""
 WIDE = 2**24
 """Entries of a covariance that is worth not to be written out."""
 TOGETHER = 16
@@ -20,6 +24,16 @@ TOGETHER = 16
 cache."""
 COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
+
+
+def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | None:
+    """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
+    fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
+    if not fits or max(weight.shape) > COMPILED:
+        return None
+    if followed(values, weight) or not compiled.usable(values, weight):
+        return None
+    return compiled.congruence(values, weight)
 
 
 def half_congruence(values: Tensor, linear: LinearMap) -> Tensor:
@@ -46,11 +60,13 @@ def complete_congruence(half: Tensor, linear: LinearMap) -> Tensor:
     size = half.shape[-1]
     if half.numel() <= ROWS or half.requires_grad:
         return symmetric(linear(half.mT))
-    if linear.layer is not None and _many_small(half):  # whole matrices, some at a time
-        parts = half.flatten(0, -3).split(max(1, ROWS // half.shape[-2:].numel()))
-        results = [symmetric(linear(part.mT)) for part in parts]
-        return torch.cat(results).reshape(*half.shape[:-2], size, size)
     result = half.new_empty(*half.shape[:-2], size, size)
+    if linear.layer is not None and _many_small(half):  # whole matrices, some at a time
+        together = max(1, ROWS // half.shape[-2:].numel())
+        parts, results = half.flatten(0, -3).split(together), result.flatten(0, -3).split(together)
+        for part, written in zip(parts, results, strict=True):
+            symmetric(linear(part.mT), written)
+        return result
     for start, stop in _steps(size, max(half.numel(), result.numel()) // size):
         columns = half[..., start:stop]
         if not half.mT.is_contiguous():

@@ -18,7 +18,12 @@ from covprop.covariance.base import (
     symmetric,
     symmetrised,
 )
-from covprop.covariance.congruence import WIDE, complete_congruence, half_congruence
+from covprop.covariance.congruence import (
+    WIDE,
+    complete_congruence,
+    half_congruence,
+    small_congruence,
+)
 from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCovariance, Result
 from covprop.covariance.semidefinite import matrix_flaw
 from covprop.covariance.streamed import PlannedStreamed, Streamed
@@ -45,11 +50,27 @@ class Dense(Covariance):
     """Every covariance, written out: matrix (*batch, n, n)."""
 
     values: Tensor
+    nonnegative: bool = False
 
     @property
     def batch_shape(self) -> torch.Size:
         """The leading dimensions."""
         return self.values.shape[:-2]
+
+    @property
+    def size(self) -> int:
+        """The number of features n."""
+        return self.values.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the matrix."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the matrix."""
+        return self.values.device
 
     def diagonal(self) -> Tensor:
         """Variances (*batch, n)."""
@@ -73,6 +94,11 @@ class Dense(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T: the map on the rows, then on the columns; where that is far wider, on demand."""
+        weight = None if linear.layer is None else linear.layer.matrix
+        if weight is not None and not streams(self.size, len(weight), self.batch_shape):
+            found = small_congruence(self.values, weight)
+            if found is not None:
+                return Dense(found[0], nonnegative=found[1] >= 0)
         half = half_congruence(self.values, linear)
         if streams(self.size, half.shape[-1], self.batch_shape) and not half.requires_grad:
             return Streamed.through(half, linear, Dense)

@@ -76,6 +76,9 @@ class Carrier(ABC):
     joint_maxima: ClassVar[bool] = True
     """Whether maxima make use of the dependence of their arguments."""
 
+    may_pile_up: ClassVar[bool] = False
+    """Whether a little of what is no longer needed may be kept; `Lineage.expect` counts it."""
+
     def __init__(
         self,
         lineage: Lineage,
@@ -91,8 +94,13 @@ class Carrier(ABC):
         self.dtype: torch.dtype | None = None
         """That of the tensors of this vector, which set it."""
         self.serial = next(_serials)
-        self.depth: int = max((parent.depth for parent, _ in self.edges), default=0) + nonlinear
+        depth = 0
+        for parent, _ in self.edges:
+            depth = max(depth, parent.depth)
+        self.depth: int = depth + nonlinear
         self.rank = self.depth, not nonlinear, self.serial
+        if opaque or not self.may_pile_up:
+            lineage.patient = False
 
     @property
     @abstractmethod
@@ -286,3 +294,10 @@ class Deferred:
 def transfer_of(part: LinearMap | float) -> Along | Times:
     """What a term of a sum does to a cross-covariance."""
     return Along(part.without_buffers()) if isinstance(part, LinearMap) else Times(part)
+
+
+def pushed_by(part: LinearMap | float, covariance: Covariance) -> Tensor:
+    """What it does to a covariance: the matrix."""
+    if isinstance(part, LinearMap):
+        return covariance.push(part).matrix()
+    return covariance.matrix() if part**2 == 1 else part**2 * covariance.matrix()

@@ -14,6 +14,8 @@ from covprop.errors import ApproximationWarning, warn_user
 
 LARGE = 2**26
 """Bytes of covariances, all that are made, from which it is asked before whether they fit."""
+UNRELEASED, UNSEEN = 2**20, 256
+"""Bytes of covariances, and tensors, from which it is asked what of them may be released."""
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
 """Activations to use in place of the declared ones, by torch function."""
 
@@ -77,13 +79,16 @@ class Lineage:
         self.observe: Callable[[Activation], Activation] | None = None
         """Replaces the activation that a carrier sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
+        self.patient = True
+        """Whether a little memory may pile up before it is released, as all carriers allow: in a
+        small network it takes longer to see what is needed than to compute it."""
         self.notes: dict[str, None] = {}
         """What the results have to say of how they were computed, in order."""
         self.crosses: dict[tuple[int, int], torch.Tensor | None] = {}
         """Covariances of two vectors by their serials, for carriers that remember them."""
-        self._expected = 0
+        self._expected = self._unreleased = 0
         self._holders: list[weakref.ref[Holder]] = []
-        self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._carriers: list[weakref.ref[Any]] = []
         self._sources: set[int] = set()
 
     def observed(self, activation: Activation) -> Activation:
@@ -106,6 +111,7 @@ class Lineage:
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
         self._expected += nbytes
+        self._unreleased += nbytes
         if self.guard is not None and self._expected > LARGE:
             guard, self.guard = self.guard, None
             guard()
@@ -113,17 +119,21 @@ class Lineage:
     def add(self, holder: Holder) -> None:
         """Watch a tensor for as long as the program holds it."""
         self._holders.append(weakref.ref(holder))
-        self._carriers.add(holder.carrier)
+        self._carriers.append(weakref.ref(holder.carrier))
 
     def revisit(self, carrier: Any) -> None:
         """Have a carrier that has been released once more among those to be released."""
-        self._carriers.add(carrier)
+        self._carriers.append(weakref.ref(carrier))
 
     def collect(self) -> None:
         """Release what no two living tensors, nor what comes of them, can meet at."""
+        if self.patient and self._unreleased < UNRELEASED and len(self._holders) < UNSEEN:
+            return
         self._holders = [ref for ref in self._holders if ref() is not None]
         living = (holder for ref in self._holders if (holder := ref()) is not None)
         held = {holder.carrier for holder in living if not holder.is_pending}
-        for kind in {type(carrier) for carrier in held}:
-            kind.collect(held, self._carriers)
-        self._carriers = weakref.WeakSet(held)  # the others have been released
+        others = {one for ref in self._carriers if (one := ref()) is not None}
+        for kind in {type(one) for one in held}:
+            kind.collect(held, others)
+        self._carriers = [weakref.ref(one) for one in held]  # the others have been released
+        self._unreleased = 0

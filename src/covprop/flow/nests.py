@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor, nn
+
+Kind = TypeVar("Kind")
 
 PLAIN = (Tensor, bool, int, float, str, type(None))
 """What is a leaf for certain."""
@@ -48,6 +50,15 @@ def leaves(nest: Any, around: tuple[Any, ...] = ()) -> Iterator[Any]:
     found: list[Any] = []
     _collect((nest,), around, found)
     return iter(found)
+
+
+def instances(kind: type[Kind], args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Kind]:
+    """The leaves of this type among the arguments of a function, in order."""
+    found: list[Any] = []
+    _collect(args, (), found)
+    if kwargs:
+        _collect(kwargs.values(), (), found)
+    return [leaf for leaf in found if isinstance(leaf, kind)]
 
 
 def _collect(items: Iterable[Any], around: tuple[Any, ...], found: list[Any]) -> None:

@@ -32,17 +32,19 @@ class Pending:
         self.base, self.expression = base, expression
         self._evaluate, self._again = evaluate, again
         self.evaluated: Any = None
-        self._modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        self._modes = _modes()
         self._layer = calling_module()
 
     def result(self) -> Any:
         """The tensor with numbers; what it raises names the module that asked for the function."""
         if self.evaluated is None:
-            inference, gradients = self._modes
-            try:
+            if self._modes != _modes():
+                inference, gradients = self._modes
                 with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-                    self.evaluated = self._evaluate(self)
-                    self.evaluated.materialize()
+                    return self.result()
+            try:
+                self.evaluated = self._evaluate(self)
+                self.evaluated.materialize()
             except CovpropError as error:
                 error.layer = error.layer or self._layer
                 raise
@@ -58,3 +60,8 @@ class Pending:
     def of(self, base: Any) -> Any:
         """The same function of another tensor."""
         return self._again(lambda x: base if x.pending is None else x.pending.of(base))
+
+
+def _modes() -> tuple[bool, bool]:
+    """Those of autograd that are set."""
+    return torch.is_inference_mode_enabled(), torch.is_grad_enabled()

@@ -62,8 +62,9 @@ class Rule:
 
     body: (function, *args, **kwargs) -> what the model sees; name, treatment: for the table of the
     documentation; in_place_of: the function that it is the in-place form of; compose: extends a
-    pending function of a tensor, (function, args, kwargs) -> a pending tensor or None; weights:
-    what holds the random weights of a call, None where they may enter a pass more than once.
+    pending function of a tensor, (function, args, kwargs, those that are in flight) -> a pending
+    tensor or None; weights: what holds the random weights of a call, None where they may enter a
+    pass more than once.
     """
 
     name: str

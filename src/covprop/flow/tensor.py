@@ -1,6 +1,6 @@
 """The in-flight Gaussian: what a module's forward sees instead of a tensor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
@@ -12,7 +12,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.flow.nests import leaves
+from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
 from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, spelled, unsupported, with_batch_first
 from covprop.validation import SUPPORTED, unsupported_dtype
@@ -40,9 +40,7 @@ class GaussianTensor:
     `evaluate`. Rules see tensors that have them, but for those made of steps.
     """
 
-    __slots__ = (
-        "__weakref__", "_storage", "_version", "batch_at", "carrier", "loc", "pending",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_storage", "_version", "batch_at", "carrier", "loc", "pending")
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
     def __init__(
@@ -125,7 +123,10 @@ class GaussianTensor:
     @property
     def flat(self) -> Tensor:
         """The mean of the flattened event, (*batch, n)."""
-        return self.loc.reshape(*self.batch_shape, self.event_shape.numel())
+        batch = self.batch_shape
+        if self.loc.dim() == len(batch) + 1:
+            return self.loc
+        return self.loc.reshape(*batch, self.event_shape.numel())
 
     @property
     def lineage(self) -> Lineage:
@@ -309,7 +310,7 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     function = spelled(function)
     if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
         function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
-    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    tensors = instances(GaussianTensor, args, kwargs)
     for tensor in tensors:
         tensor.check_current()
     if kwargs.get("out") is not None:
@@ -323,22 +324,22 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if row.in_place_of is not None:
         return _in_place(function, row.in_place_of, args, kwargs)
     watcher = tensors[0].lineage.watcher
-    if watcher is None:
-        return _run(function, args, kwargs)
-    return watcher.run(function, args, kwargs, lambda: _run(function, args, kwargs))
+
+    def run() -> Any:
+        """Compose a function of a tensor, or run the rule on tensors that have numbers."""
+        made = row.compose(function, args, kwargs, tensors) if row.compose else None
+        return run_rule(function, args, kwargs, tensors) if made is None else made
+
+    return run() if watcher is None else watcher.run(function, args, kwargs, run)
 
 
-def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compose a function of a tensor, or run the rule on tensors that have numbers."""
-    compose = TABLE[function].compose
-    if compose is not None and (composed := compose(function, args, kwargs)) is not None:
-        return composed
-    return run_rule(function, args, kwargs)
-
-
-def run_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the rule of a function on tensors that have numbers, the batch where it wants it."""
-    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+def run_rule(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Sequence[GaussianTensor],
+) -> Any:
+    """Run the rule on tensors, those among the arguments, the batch where it wants it."""
     row = TABLE[function]
     if row.kind is not Kind.MAXIMUM and row.batch is not Batch.STEPWISE:
         for tensor in tensors:

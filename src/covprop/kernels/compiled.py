@@ -114,6 +114,9 @@ def load(path: Path) -> ctypes.CDLL:
     for name in NAMES.values():
         getattr(found, f"pairs_{name}").restype = ctypes.c_int64
         getattr(found, f"largest_{name}").restype = ctypes.c_double
+        congruence = getattr(found, f"congruence_{name}")
+        congruence.restype, pointer = ctypes.c_double, ctypes.c_void_p
+        congruence.argtypes = (*(ctypes.c_int64,) * 3, pointer, pointer, pointer, ctypes.c_int)
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
     found.piecewise_moments.restype = ctypes.c_int64
@@ -217,6 +220,18 @@ def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
     count = (ctypes.c_int64(number) for number in (len(matrix), size))
     found: float = function(*count, first, strides, second, threads(matrix.numel()))
     return found
+
+
+def congruence(covariance: Tensor, weight: Tensor) -> tuple[Tensor, float]:
+    """A S A^T of S (*batch, n, n) and A (m, n); the smallest of its variances, NaN if one is."""
+    (m, n), batch = weight.shape, covariance.shape[:-2]
+    result = torch.empty((*batch, m, m), dtype=weight.dtype)
+    covariance, weight = covariance.contiguous(), weight.contiguous()
+    least: float = _function("congruence", result)(
+        batch.numel(), m, n, weight.data_ptr(), covariance.data_ptr(), result.data_ptr(),
+        threads(covariance.numel()),
+    )  # fmt: skip
+    return result, least
 
 
 def plackett(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 _forward_mode = threading.RLock()
 """torch counts the levels of forward mode for the whole process, so that two threads would take
 each other's tangents or crash. Reentrant: derivatives of derivatives are nested."""
+
+
+def followed(*tensors: Tensor) -> bool:
+    """Whether autograd follows any of them, backwards or forwards."""
+    backwards = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return backwards or any(
+        is_functorch_wrapped_tensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+    )
 
 
 def jvp(function: Callable[[Tensor], Any], point: Tensor, direction: Tensor) -> Any:

@@ -58,7 +58,7 @@ def partial_expectation(z: Tensor) -> Tensor:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite."""
-    numbers = tensor.detach()
+    numbers = tensor.detach() if tensor.requires_grad else tensor
     # A finite sum proves it in one pass; finite numbers may yet have an infinite one.
     return math.isfinite(float(numbers.sum())) or bool(torch.isfinite(numbers).all())
 

@@ -29,7 +29,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
 from covprop.methods.plan import Plan, Planner, Step
-from covprop.modules import eager, path_of, raising_module
+from covprop.modules import eagerly, path_of, raising_module
 from covprop.text_table import in_bytes
 
 Result = TypeVar("Result")
@@ -67,6 +67,11 @@ class Call:
         given = leaves((self.arguments, self.named_arguments))
         return tuple(leaf for leaf in given if isinstance(leaf, Gaussian))
 
+    @cached_property
+    def layers(self) -> tuple[tuple[str, nn.Module], ...]:
+        """The modules of the model with their paths, itself first; a function has none."""
+        return tuple(self.module.named_modules()) if isinstance(self.module, nn.Module) else ()
+
     @property
     def means(self) -> list[Tensor]:
         """The means of the inputs."""
@@ -93,9 +98,10 @@ class Call:
         """What the model returns for tensors in flight; an error names the module that raised."""
         try:
             # No name for the arguments: it would keep the inputs, and all that came of them, alive.
-            result = eager(self.module)(
-                *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
-            )
+            with eagerly():
+                result = self.module(
+                    *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
+                )
             for leaf in leaves(result):
                 if isinstance(leaf, GaussianTensor):
                     leaf.materialize()
@@ -225,8 +231,10 @@ def random_state_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]
 
 def random_state(tensors: Sequence[Tensor]) -> Tensor:
     """The state of the generators that a model of these tensors may draw from."""
-    states = [torch.cuda.get_rng_state(device) for device in _cuda(tensors)]
-    return torch.cat([torch.get_rng_state(), *states])
+    state, others = torch.get_rng_state(), _cuda(tensors)
+    if not others:
+        return state
+    return torch.cat([state, *(torch.cuda.get_rng_state(device) for device in others)])
 
 
 def _cuda(tensors: Sequence[Tensor]) -> list[int]:

@@ -3,6 +3,7 @@
 // A library is built for each instruction set; covprop/kernels/compiled.py chooses one and calls it.
 // Tensors are contiguous but for strides that are arguments; counts are in elements.
 
+#include "congruence.h"
 #include "elementwise.h"
 #include "moments.h"
 #include "quadrature.h"
@@ -21,6 +22,10 @@
     EXPORTED void plackett_backward_##NAME(const int64_t* shape, const Argument<T>* x,           \
                                              T* const* to, double degenerate, int threads) {       \
         plackett_backward(shape, x, to, degenerate, threads);                                      \
+    }                                                                                              \
+    EXPORTED double congruence_##NAME(int64_t batch, int64_t m, int64_t n, const T* a, const T* s,  \
+                                      T* result, int threads) {                                    \
+        return congruences(batch, m, n, a, s, result, threads);                                    \
     }                                                                                              \
     EXPORTED void series_backward_##NAME(const SeriesBackward<T>* job, int threads) {            \
         series_backward(*job, threads);                                                            \

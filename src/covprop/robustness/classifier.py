@@ -33,7 +33,7 @@ class Classifier:
         """Inspect the model; a batch norm in training mode is refused, as by `cp.propagate`."""
         check_gaussian(x)
         if isinstance(model, nn.Module):
-            check_module(model, x)
+            check_module(model.named_modules(), x)
         self.network = Network(model, [x])
         if len(self.network.outputs) != 1:
             raise UnsupportedOperation(

@@ -55,48 +55,41 @@ def affine(
     entries tells the one number that all entries of its matrix are that are not zero, if it is one.
     """
     x = the_gaussian(function, args, kwargs)
-    loc = of_tensor(function, args, kwargs)(x.loc)
-    check_batch_shape(function, x, loc.shape)
-    stripped = strip(args, kwargs) if strip else (args, kwargs)
-    if not gaussians(*stripped):
-        raise UnsupportedOperation(
-            f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
-        )
-    linear = of_tensor(function, *stripped)
     leads = leads_with(x, args, kwargs)
-    known = None
-    if layer is not None and leads and not is_moved(function):
-        known = layer(x, *args, **kwargs)
+    call = of_tensor(function, args, kwargs)
+    loc = call(x.loc)
+    check_batch_shape(function, x, loc.shape)
+    linear, stripped = call, (args, kwargs)
+    if strip is not None:
+        stripped = strip(args, kwargs)
+        if not leads and not gaussians(*stripped):
+            raise UnsupportedOperation(
+                f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
+            )
+        linear = of_tensor(function, *stripped)
+    known = squared = None
+    if leads and layer is not None:
+        squared = _with_squared_weight(function, *stripped)
+        known = None if is_moved(function) else layer(x, *args, **kwargs)
+    elif leads and entries is not None:
+        value = entries(x, loc, *stripped[0], **stripped[1])
+        squared = None if value is None else lambda vector: value * linear(vector)
     if known is None:
         check_batch_is_separate(function, linear, x, x.shape)
-    squared = None
-    if leads:
-        squared = _squared(function, x, loc, stripped, entries, linear, layer is not None)
     return x.through(loc, LinearMap(linear, x.event_shape, layer=known, squared=squared))
 
 
-def _squared(
-    function: Callable[..., Any],
-    x: GaussianTensor,
-    loc: Tensor,
-    stripped: tuple[tuple[Any, ...], dict[str, Any]],
-    entries: Callable[..., float | None] | None,
-    linear: Callable[[Tensor], Tensor],
-    has_weight: bool,
-) -> Callable[[Tensor], Tensor] | None:
-    """The function whose matrix has the squares of the entries, if there is a short way to it."""
-    if has_weight:
-        args, kwargs = with_slots(stripped)  # and not x, which what outlives this must not hold
-        return lambda vector: of_slots(function, *_with_squared_weight(args, kwargs))(vector)
-    value = entries(x, loc, *stripped[0], **stripped[1]) if entries is not None else None
-    return None if value is None else lambda vector: value * linear(vector)
-
-
-def _with_squared_weight(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of a layer whose matrix has the squares of its entries."""
+def _with_squared_weight(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Tensor], Tensor]:
+    """A layer, as a function of its input, whose matrix has the squares of the entries."""
     if len(args) > 1:
-        return (args[0], args[1].square(), *args[2:]), kwargs
-    return args, {**kwargs, "weight": kwargs["weight"].square()}
+        weight, others = args[1], args[2:]
+        return lambda vector: function(vector, weight.square(), *others, **kwargs)
+    slots, named = with_slots((args, kwargs))
+    return lambda vector: of_slots(function, slots, {**named, "weight": named["weight"].square()})(
+        vector
+    )
 
 
 def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -109,10 +102,12 @@ def scaling(
 ) -> GaussianTensor:
     """An affine function that multiplies each element by a number of its own."""
     x = the_gaussian(function, args, kwargs)
-    loc = of_tensor(function, args, kwargs)(x.loc)
+    linear = of_tensor(function, args, kwargs)
+    loc = linear(x.loc)
     if loc.shape != x.shape:  # a constant that broadcasts the event
         return affine(function, *args, strip=strip, **kwargs)
-    linear = of_tensor(function, *(strip(args, kwargs) if strip else (args, kwargs)))
+    if strip is not None:
+        linear = of_tensor(function, *strip(args, kwargs))
     factor = linear(torch.ones_like(x.loc)).reshape(x.flat.shape)
     return GaussianTensor(loc, x.carrier.scale(loc, factor))
 

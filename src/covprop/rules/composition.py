@@ -3,11 +3,11 @@
 Each torch function says what operation it is, on which operands; `compose` makes the expression.
 """
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -39,11 +39,16 @@ from covprop.errors import (
     name_of,
     warn_user,
 )
-from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.nests import map_leaves
 from covprop.flow.pending import Pending
 from covprop.flow.table import composes
 from covprop.flow.tensor import GaussianTensor, dispatch, run_rule
 from covprop.kernels.normal import standard_deviation
+
+FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
+"""Options that may not be infinite; bounds may."""
+ITSELF = Expression()
+"""The function that leaves a tensor as it is."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,16 @@ def register_reading(
     """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
 
     def composer(
-        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[GaussianTensor],
     ) -> GaussianTensor | None:
         try:
             call = reading(*args, **kwargs)
         except (TypeError, ValueError, CovpropError):  # which the rule tells of
             return None
-        return None if call is None else _composed(function, args, kwargs, call, carry)
+        return None if call is None else _composed(function, args, kwargs, tensors, call, carry)
 
     composes(functions, composer)
 
@@ -83,6 +91,7 @@ def _composed(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    given: Sequence[GaussianTensor],
     call: Application,
     carry: Carry,
 ) -> GaussianTensor | None:
@@ -91,7 +100,6 @@ def _composed(
     None where it is not one: tensors of different origin, constants that change shape or dtype or
     that autograd follows, functions that a Gaussian has no moments of.
     """
-    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
     base = given[0].base
     arguments = []
     for operand in call.operands:
@@ -103,23 +111,34 @@ def _composed(
     if call.operation.partial and all(one.affine for one in expression.inner):
         return None
     aliases = {id(tensor): tensor.alias() for tensor in given}
-    held = map_leaves((args, kwargs), lambda leaf: aliases.get(id(leaf), leaf))
-
-    def evaluate(pending: Pending) -> GaussianTensor:
-        return _evaluated(pending, lambda: run_rule(function, *held), carry)
-
-    def again(of: Callable[[GaussianTensor], Any]) -> GaussianTensor:
-        others = map_leaves(
-            held, lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
+    held = tuple([aliases.get(id(argument), argument) for argument in args])
+    named = {name: aliases.get(id(argument), argument) for name, argument in kwargs.items()}
+    one_by_one = partial(run_rule, function, held, named, list(aliases.values()))
+    result = GaussianTensor.pending_on(
+        Pending(
+            aliases.get(id(base), base),  # no program holds that of a pending function
+            expression,
+            partial(_evaluated, one_by_one=one_by_one, carry=carry),
+            partial(_again, function, held, named),
         )
-        result: GaussianTensor = dispatch(function, *others)
-        return result
-
-    result = GaussianTensor.pending_on(Pending(base.alias(), expression, evaluate, again))
+    )
     if not call.in_place:
         return result
     given[0].become(result)
     return given[0]
+
+
+def _again(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    of: Callable[[GaussianTensor], Any],
+) -> Any:
+    """An operation on others in place of the tensors among its arguments."""
+    both = map_leaves(
+        (args, kwargs), lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
+    )
+    return dispatch(function, *both)
 
 
 def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | float | None:
@@ -130,7 +149,7 @@ def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | fl
         return float(operand) if isinstance(operand, int | float) else None
     if not operand.base.is_same(base):
         return None
-    return Expression() if operand.pending is None else operand.pending.expression
+    return ITSELF if operand.pending is None else operand.pending.expression
 
 
 def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None:
@@ -153,6 +172,10 @@ def _evaluated(
     """Operation by operation where that is exact and simple, else as one function."""
     expression, base = pending.expression, pending.base
     operation = expression.operation
+    first = base.with_batch_at(0)
+    if expression.known is not None and operation is not None:
+        base.lineage.collect()
+        return carry(operation.function, expression.known, first).with_batch_at(base.batch_at)
     # A function of a Gaussian, or a product of two: coefficients of y^k would cancel far from zero.
     plain = operation is not None and operation.kind in (
         OperationKind.FUNCTION,
@@ -167,8 +190,8 @@ def _evaluated(
         return one_by_one()
     try:
         if activation is not None:
-            return carry(expression, activation, base.with_batch_at(0)).with_batch_at(base.batch_at)
-        return _integrated(expression, base.with_batch_at(0), carry).with_batch_at(base.batch_at)
+            return carry(expression, activation, first).with_batch_at(base.batch_at)
+        return _integrated(expression, first, carry).with_batch_at(base.batch_at)
     except (QuadratureError, UnsupportedOperation):
         result = one_by_one()
         warn_user(
@@ -202,23 +225,28 @@ def activation_reading(
     spelled: Sequence[Callable[..., Any]],
 ) -> Reading:
     """How the calls of an activation are read: its first argument, and options."""
+    names = list(signature.parameters)
+    place = names.index("inplace") if "inplace" in names else len(names)
 
     def reading(*args: Any, **kwargs: Any) -> Application | None:
-        if any(isinstance(v, float) and math.isnan(v) for v in (*args, *kwargs.values())):
+        x, options = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+        in_place = kwargs.pop("inplace", False) if place < len(names) else False
+        if len(options) > place:
+            in_place, options = options[place], options[:place] + options[place + 1 :]
+        given = (*options, *kwargs.values())
+        if any(isinstance(value, float) and math.isnan(value) for value in given):
             return None  # NaN, which the rule refuses
-        x = args[0] if args else kwargs.pop("input")
-        in_place = bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
-        names = zip(signature.parameters, args[1:], strict=False)
-        options = tuple(value for name, value in names if name != "inplace")
-        named = tuple((name, value) for name, value in kwargs.items() if name != "inplace")
-        replaced = any(other in x.lineage.activations for other in spelled)
-        operation = _operation(function, factory, replaced, options, named)
-        return Application(operation, (x,), in_place)
+        own = x.lineage.activations
+        replaced = bool(own) and any(other in own for other in spelled)
+        varies = any(isinstance(value, Tensor) for value in given)
+        make = _operation.__wrapped__ if varies else _operation
+        operation = make(function, factory, replaced, options, tuple(kwargs.items()))
+        return Application(operation, (x,), bool(in_place))
 
     return reading
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _operation(
     function: Callable[..., Any],
     factory: Callable[..., Activation],
@@ -228,8 +256,10 @@ def _operation(
 ) -> Operation:
     """The same object for the same options, so that equal functions are equal."""
     activation = factory(*options, **dict(named))
+    given = inspect.signature(factory).bind(*options, **dict(named))
+    check_options(function, given.arguments)
 
-    @functools.wraps(function)
+    @wraps(function)
     def plain(y: Tensor) -> Tensor:
         if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
             known = activation.value(y)
@@ -241,6 +271,18 @@ def _operation(
     return Operation(
         OperationKind.FUNCTION, plain, activation, kinks_of(activation), replaced=replaced
     )
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Blame an option for moments that are not finite, and not the input."""
+    for name, value in options.items():
+        if isinstance(value, float) and (
+            math.isnan(value) or (math.isinf(value) and name in FINITE)
+        ):
+            raise UnsupportedOperation(
+                f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
+                "number"
+            )
 
 
 def kinks_of(activation: Activation) -> tuple[float, ...]:
@@ -260,9 +302,9 @@ _RECIPROCAL, _SQRT = _partial(torch.reciprocal), _partial(torch.sqrt)
 _RSQRT, _LOG = _partial(torch.rsqrt), _partial(torch.log)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _power(exponent: float) -> Operation:
-    return _partial(functools.partial(torch.pow, exponent=exponent))
+    return _partial(partial(torch.pow, exponent=exponent))
 
 
 def power_reading(whole: Reading) -> Reading:

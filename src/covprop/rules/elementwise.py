@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar, overload
 
@@ -25,13 +25,11 @@ from covprop.kernels.normal import is_finite
 from covprop.rules.composition import (
     Application,
     activation_reading,
+    check_options,
     power_reading,
     register_reading,
 )
 from covprop.rules.operands import check_finite
-
-FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
-"""Options that may not be infinite; bounds may."""
 
 
 def apply(
@@ -51,19 +49,8 @@ def apply(
             f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
             "convert model and Gaussian to float64"
         )
-    return GaussianTensor(mean.reshape(x.loc.shape), carrier)
-
-
-def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Blame an option for moments that are not finite, and not the input."""
-    for name, value in options.items():
-        if isinstance(value, float) and (
-            math.isnan(value) or (math.isinf(value) and name in FINITE)
-        ):
-            raise UnsupportedOperation(
-                f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
-                "number"
-            )
+    shape = x.loc.shape
+    return GaussianTensor(mean if mean.shape == shape else mean.reshape(shape), carrier)
 
 
 def register(
@@ -94,7 +81,7 @@ def register(
         chosen = x.lineage.activations[replaced[0]] if replaced else factory
         if not isinstance(chosen, Activation):
             chosen = chosen(*options.args, **options.kwargs)
-        _check_options(function, options.arguments)
+        check_options(function, options.arguments)
         result = apply(function, chosen, x)
         if not changes_input:
             return result

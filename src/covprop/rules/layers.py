@@ -13,11 +13,10 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from covprop.covariance.congruence import TOGETHER
 from covprop.flow.tensor import GaussianTensor
+from covprop.kernels.gradients import followed
 
 IMAGE = 3
 """Channels, rows and columns."""
@@ -127,6 +126,11 @@ class Linear:
             return rows @ self.weight
         return (rows.unflatten(-1, (-1, self.weight.shape[0])) @ self.weight).flatten(-2)
 
+    @property
+    def matrix(self) -> Tensor:
+        """W."""
+        return self.weight
+
     def without_buffers(self) -> "Linear":
         """It needs no buffers."""
         return self
@@ -150,7 +154,7 @@ class Convolution:
         if self.groups == 1 and vectors.shape[-1] == self.image.numel():
             first = start // self.places
         weight = self.weight[first:] if first else self.weight
-        if self._by_products and not _followed(vectors, weight):
+        if self._by_products and not followed(vectors, weight):
             mapped = self._convolver(vectors.reshape(-1, self.image.numel()), first)
         else:
             mapped = F.conv2d(
@@ -158,6 +162,10 @@ class Convolution:
                 self.stride, self.padding, self.dilation, self.groups,
             )  # fmt: skip
         return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
+
+    @property
+    def matrix(self) -> None:
+        """There is none."""
 
     def transposed(self, rows: Tensor) -> Tensor | None:
         """A transposed convolution; one sided padding has no torch function for it."""
@@ -245,15 +253,6 @@ class Convolution:
             self.weight.shape[-2:], self.dilation, self.stride, strict=True,
         )  # fmt: skip
         return tuple((side - gap * (k - 1) - 1) // step + 1 for side, k, gap, step in sides)
-
-
-def _followed(*tensors: Tensor) -> bool:
-    """Whether autograd follows any of them, backwards or forwards."""
-    backwards = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return backwards or any(
-        is_functorch_wrapped_tensor(tensor) or unpack_dual(tensor).tangent is not None
-        for tensor in tensors
-    )
 
 
 def linear(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:

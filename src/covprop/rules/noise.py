@@ -4,7 +4,7 @@ z = x m / (1 - p), m ~ Bernoulli(1 - p) independent of x and shared within a gro
 channel):  E z = E x,  Cov(z) = Cov(x) + p / (1 - p) (Cov(x) + mu mu^T) within each group.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -52,9 +52,9 @@ _wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
 """The layers that `dropout_active` has switched on."""
 
 
-def warn_of_dropout(model: nn.Module) -> None:
-    """Say that dropout is on for no better reason than `model.train()`."""
-    for name, layer in model.named_modules():
+def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Say that dropout is on for no better reason than `model.train()`; layers: with names."""
+    for name, layer in layers:
         if layer.training and id(layer) not in _wanted.get() and (p := _probability(layer)) > 0:
             warn_user(
                 f"dropout of {name or 'the model'} ({layer._get_name()}, p = {p:g}) is in training "

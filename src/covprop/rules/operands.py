@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covprop.errors import BatchDimensionError, MomentOverflow, UnsupportedOperation, name_of
 from covprop.flow.carrier import Carrier
-from covprop.flow.nests import leaves, map_leaves
+from covprop.flow.nests import instances, map_leaves
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import SUMMATION_ORDER
@@ -21,7 +21,7 @@ PROBE_SCALES = 31
 
 def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
     """The in-flight Gaussians among the arguments, in order."""
-    return [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, GaussianTensor)]
+    return instances(GaussianTensor, args, kwargs)
 
 
 def check_finite(function: Callable[..., Any], x: GaussianTensor) -> None:
@@ -96,8 +96,15 @@ def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def of_tensor(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Tensor], Any]:
-    """The torch function as a function of what stands where the Gaussian stands."""
-    return of_slots(function, with_slots(args), with_slots(kwargs))
+    """The torch function as a function of what stands where the one Gaussian stands.
+
+    It does not hold the Gaussian, which would keep its covariance alive.
+    """
+    for place, argument in enumerate(args):
+        if isinstance(argument, GaussianTensor):
+            before, after = args[:place], args[place + 1 :]
+            return lambda value: function(*before, value, *after, **kwargs)
+    return of_slots(function, *with_slots((args, kwargs)))
 
 
 def of_slots(function: Callable[..., Any], slots: Any, named: Any) -> Callable[[Tensor], Any]:
