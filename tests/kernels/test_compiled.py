@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import covprop as cp
 from covprop.kernels import compiled
@@ -192,3 +193,5 @@ def test_what_is_not_plain_numbers_is_left_to_torch() -> None:
     torch.func.vmap(lambda x: seen.append(compiled.usable(x)) or x)(plain[:, None])
     jvp(lambda x: seen.append(compiled.usable(x)) or x, plain, plain)
     assert seen == [False, False]
+    with forward_ad.dual_level():
+        assert not compiled.usable(forward_ad.make_dual(plain, plain))

@@ -26,9 +26,10 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods import LayerwiseMethod, Root, Series, as_method, is_method
+from covprop.methods.arguments import checked, warn_of_arguments
 from covprop.methods.plan import short_name
 from covprop.modules import eager, module_names, running_module
-from covprop.propagate import GAUSSIAN_LAYERS, checked, warn_of_arguments
+from covprop.propagate import GAUSSIAN_LAYERS
 
 LEAST = 100  # samples that are needed, at least, to describe their distribution
 CHUNK = 2**25  # bytes of samples of all steps that are held at a time

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 from covprop.kernels.rounding import DEGENERATE, rounding
 from covprop.native.build import library_path
@@ -153,6 +154,7 @@ def usable(*tensors: Tensor) -> bool:
         and first.numel() > 0
         and all(_plain(t) and t.dtype == first.dtype for t in tensors)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and forward_ad._current_level < 0  # whose tangents would be lost
         and not torch.compiler.is_compiling()
         and library() is not None
     )

@@ -18,9 +18,10 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
 from covprop.methods import Auto, LayerwiseMethod, Method, Network
 from covprop.methods.accuracy import Estimator
+from covprop.methods.arguments import checked
 from covprop.methods.choice import FEW, POINT_WORK
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
-from covprop.propagate import checked, propagate, with_deferred_errors
+from covprop.propagate import propagate, with_deferred_errors
 from covprop.robustness.classifier import Model
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
