@@ -117,7 +117,8 @@ class Correlated(Activation, ABC):
         """The series, tile by tile, and pairs that it does not reach by the direct formula."""
         if not compiled.usable(covariance, variance, *elements):
             return None
-        return self._compiled(tuple(elements), tuple(elements), covariance, variance)
+        own = tuple(elements)
+        return self._compiled(own, own, covariance, variance)
 
     def _compiled(
         self, left: Elements, right: Elements, covariance: Tensor, diagonal: Tensor | None
@@ -149,6 +150,15 @@ class Correlated(Activation, ABC):
         if diagonal is not None:
             result[*index[:-2], index[-1], index[-2]] = found
         return result
+
+    def terms(self, left: Elements, right: Elements, covariance: Tensor) -> int:
+        """How many terms of the series `pair` would take, 0 for the direct formula alone."""
+        if not len(left[2]):
+            return 0
+        rho = correlation(covariance, left[0][..., :, None], right[0][..., None, :]).detach()
+        if left is right:
+            rho = rho - torch.diag_embed(rho.diagonal(dim1=-2, dim2=-1))
+        return self.split(rho, left[1][..., :, None], right[1][..., None, :])[0]
 
     def split(self, rho: Tensor, tails_i: Tensor, tails_j: Tensor) -> tuple[int, Tensor | None]:
         """The cheapest order of the series for a block, and which pairs are beyond it, if any."""

@@ -203,7 +203,8 @@ class MomentTests:
         """
         resolved = math.sqrt(torch.finfo(self.dtype).eps) * self.sampled_mean.square()
         centred = self.shift.abs() <= self.mean_rounding
-        return ~self.varied & centred & (self.variance > resolved) & (self.variance > 0)
+        other = (self.variance - self.sampled_variance).abs() > self.rounding * self.variance
+        return ~self.varied & centred & other & (self.variance > resolved)
 
     def _allowed(self, relative: Tensor) -> Tensor:
         """Allowed standard errors of moments with these relative standard errors."""

@@ -24,7 +24,6 @@ from covprop.flow.table import TABLE, spelled
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
-from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.methods import LayerwiseMethod, Root, Series, as_method, is_method
 from covprop.methods.arguments import checked, warn_of_arguments
 from covprop.methods.plan import short_name
@@ -195,7 +194,8 @@ class Tracer:
             shape.insert(batch_at, shape.pop(0))
         return TraceStep(
             module, name, tuple(shape), mean.clone(), variance.reshape(mean.shape).clone(),
-            _largest_correlation(covariance, variance), (), 0.0, whole,
+            math.nan if covariance is None else min(1.0, covariance.largest_correlation()),
+            (), 0.0, whole,
         )  # fmt: skip
 
 
@@ -210,16 +210,6 @@ def operation_name(function: Callable[..., Any]) -> str | None:
         return None
     name = short_name(row.in_place_of or function)
     return ALIASES.get(name, name).strip("_")
-
-
-def _largest_correlation(covariance: Covariance | None, variance: Tensor) -> float:
-    if covariance is None:
-        return math.nan
-
-    def pair(left: Any, right: Any, entry: Tensor) -> Tensor:
-        return correlation(entry, left[0], right[0])
-
-    return min(1.0, covariance.largest(pair, (inverse_deviation(variance),)))
 
 
 def _observed(
@@ -249,6 +239,7 @@ def _observed(
     elif isinstance(activation, Rescaled):
         object.__setattr__(copied, "inner", _observed(activation.inner, method, note))
     elif isinstance(activation, Correlated):
+        watch("_compiled", lambda args, made: None if made is None else activation.terms(*args[:3]))
         watch("split", lambda _, result: result[0] or None)
         watch("direct", lambda *_: DIRECT)
     return copied

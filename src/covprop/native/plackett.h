@@ -138,6 +138,39 @@ static void in_tail(const T* a, const T* b, const T* gap, T* first, T* second, i
     }
 }
 
+// Single precision near rho = 1: far out, differences of probabilities need more digits than it has.
+template <class Formula>
+static void in_double(Formula formula, const float* a, const float* b, const float* gap, float* first,
+                      float* second, int n) {
+    constexpr int SOME = 64;
+    double x[SOME], y[SOME], z[SOME], k0[SOME], k1[SOME];
+    for (int at = 0; at < n; at += SOME) {
+        const int count = n - at < SOME ? n - at : SOME;
+        for (int i = 0; i < SOME; i++) {
+            x[i] = i < count ? a[at + i] : 0.5;
+            y[i] = i < count ? b[at + i] : 0.5;
+            z[i] = i < count ? gap[at + i] : 0.5;
+        }
+        formula(x, y, z, k0, k1, count);
+        for (int i = 0; i < count; i++) {
+            first[at + i] = float(k0[i]);
+            second[at + i] = float(k1[i]);
+        }
+    }
+}
+static void near_one(const double* a, const double* b, const double* gap, double* first, double* second, int n) {
+    from_one(a, b, gap, first, second, n);
+}
+static void near_one(const float* a, const float* b, const float* gap, float* first, float* second, int n) {
+    in_double(from_one<double>, a, b, gap, first, second, n);
+}
+static void far_out(const double* a, const double* b, const double* gap, double* first, double* second, int n) {
+    in_tail(a, b, gap, first, second, n);
+}
+static void far_out(const float* a, const float* b, const float* gap, float* first, float* second, int n) {
+    in_double(in_tail<double>, a, b, gap, first, second, n);
+}
+
 // Pairs of one regime, gathered from a chunk.
 template <class T> struct Gathered {
     T a[CHUNK], b[CHUNK], last[CHUNK], first[CHUNK], second[CHUNK];
@@ -188,8 +221,15 @@ template <class T> static void plackett(Workspace<T>& w, int n, T degenerate) {
         for (Gathered<T>* part : {&w.central, &w.near, &w.far}) {
             if (!part->count) continue;
             part->pad();
-            auto formula = part == &w.central ? from_zero<T> : part == &w.near ? from_one<T> : in_tail<T>;
-            formula(part->a, part->b, part->last, part->first, part->second, part->count);
+            const auto apply = [&](auto&& formula) {
+                formula(part->a, part->b, part->last, part->first, part->second, part->count);
+            };
+            if (part == &w.central)
+                apply(from_zero<T>);
+            else if (part == &w.near)
+                apply([](auto... x) { near_one(x...); });
+            else
+                apply([](auto... x) { far_out(x...); });
             for (int i = 0; i < part->count; i++) {
                 w.first[part->place[i]] = part->first[i];
                 w.second[part->place[i]] = part->second[i];
