@@ -16,10 +16,11 @@ from covprop.carriers.cross_covariance import (
     release,
     without_rows,
 )
+from covprop.carriers.recurrent import recurrent_layer
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric, without_negative_variances
 from covprop.errors import InconsistentBranches, name_of
-from covprop.flow.algebra import Contraction, GroupBases, Groups
+from covprop.flow.algebra import Contraction, GroupBases, Groups, Recurrence
 from covprop.flow.carrier import (
     Along,
     Carrier,
@@ -355,6 +356,13 @@ class Full(Carrier):
             mixed = _outer(other_mean, mean) * cross
             linear = linear + mixed + mixed.mT
         return linear, [(self, Scaled(other_mean)), (other, Scaled(mean))]
+
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Full"] | None:
+        """A small propagation for each step; what is outside of it meets it to first order."""
+        if self.covariance.constant or self.covariance.distributed:
+            return None
+        value, matrix, edge = recurrent_layer(self, mean, recurrence)
+        return value, self._new(Dense(matrix), [(self, edge)])
 
     # Covariances of two vectors.
 

@@ -1,5 +1,6 @@
 """One propagation: the tensors that the program still holds, and the memory that is free."""
 
+import copy
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -85,6 +86,13 @@ class Lineage:
         self._holders: list[weakref.ref[Holder]] = []
         self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._sources: set[int] = set()
+
+    def inner(self) -> "Lineage":
+        """A propagation inside this one, of tensors of its own that nothing watches or guards."""
+        made = copy.copy(self)
+        made.watcher, made.guard, made.crosses = None, None, {}
+        made._holders, made._carriers = [], weakref.WeakSet()
+        return made
 
     def observed(self, activation: Activation) -> Activation:
         """The activation, or what `observe` puts in its place."""
