@@ -9,6 +9,7 @@ from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import Ledger, Planned
 from covprop.carriers.third_cumulant import KEPT, PRODUCTS
 from covprop.covariance.planned import Cost, PlannedCovariance
+from covprop.flow.algebra import Recurrence
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage
 
@@ -97,6 +98,10 @@ class PlannedCumulants(Planned):
             work += 2 * own * moved / result.itemsize
         cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
         return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
+
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> None:
+        """Step by step."""
+        del mean, recurrence
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:

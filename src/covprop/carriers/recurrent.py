@@ -142,9 +142,7 @@ def unrolled(
     for t, reads in enumerate(places.reads):
         at, after = t * each, (t + 1) * each
         inputs = matrix.index_select(-2, reads)
-        joint = symmetric_blocks(
-            inputs.index_select(-1, reads), rows.index_select(-1, reads), own
-        )
+        joint = symmetric_blocks(inputs.index_select(-1, reads), rows.index_select(-1, reads), own)
         known = to_inputs[..., :at, :].index_select(-1, reads).mT
         rows = torch.cat([torch.cat([inputs, known], -1), rows], -2)
         state, own, gain = step(torch.cat([mean[..., reads], state], -1), joint)

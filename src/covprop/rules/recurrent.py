@@ -34,7 +34,9 @@ def _squashed(gates: Any, sigmoids: Sequence[bool]) -> Any:
     """
     if isinstance(gates, GaussianTensor) and gates.lineage.activations:  # each may have its own
         pairs = zip(gates.chunk(len(sigmoids), -1), sigmoids, strict=True)
-        return [torch.sigmoid(part) if is_sigmoid else torch.tanh(part) for part, is_sigmoid in pairs]
+        return [
+            torch.sigmoid(part) if is_sigmoid else torch.tanh(part) for part, is_sigmoid in pairs
+        ]
     rates = torch.tensor([0.5 if one else 1.0 for one in sigmoids])
     rate = rates.to(gates.device, gates.dtype).repeat_interleave(gates.shape[-1] // len(sigmoids))
     return (torch.tanh(gates * rate) * rate + (1 - rate)).chunk(len(sigmoids), -1)
@@ -175,9 +177,9 @@ def recurrent_network(
     for layer in range(num_layers):
         x = x if layer == 0 else F.dropout(x, dropout, train)
         places = range(layer * directions, (layer + 1) * directions)
-        own = cell.weights([weights[each * place : each * (place + 1)] for place in places])
+        own = [weights[each * place : each * (place + 1)] for place in places]
         state = [start[places.start : places.stop].transpose(0, 1).flatten(1) for start in initial]
-        x, *final = _layer(cell, own, x, state, directions)
+        x, *final = _layer(cell, own, x, state)
         last.append([part.unflatten(-1, (directions, -1)) for part in final])
     states = (
         (torch.cat(parts, 1) if num_layers > 1 else parts[0]).transpose(0, 1)
@@ -187,30 +189,37 @@ def recurrent_network(
 
 
 def _layer(
-    cell: Cell, weights: Weights, x: Any, state: Sequence[Any], directions: int
+    cell: Cell, parameters: Sequence[Sequence[Tensor]], x: Any, state: Sequence[Any]
 ) -> tuple[Any, ...]:
     """The outputs (batch, length, features) and the last state of a layer, parts (batch, features).
 
-    state: the initial one; those of both directions are side by side.
+    parameters: of each direction; state: the initial one, those of both directions side by side.
     """
-    length, features, size = x.shape[1], x.shape[2], state[0].shape[-1]
+    length, features = x.shape[1:]
+    size, directions = state[0].shape[-1], len(parameters)
     steps = torch.arange(length, device=x.device)
     reads = torch.stack([steps, steps.flip(0)][:directions], -1)  # (step, direction)
     inputs = reads[..., None] * features + torch.arange(features, device=x.device)
     hidden = torch.arange(size, device=x.device).reshape(directions, -1)
     order = reads[..., None] * size + hidden  # a direction reads at t in the step that writes at t
-    made = _repeated(cell, weights, x.flatten(1), state, inputs.flatten(1))
+    made = _repeated(cell, parameters, x.flatten(1), state, inputs.flatten(1))
     output = made[:, order.flatten()].unflatten(-1, (length, size))
-    first = length * size
-    return output, made[:, first - size : first], *made[:, first:].split(size, -1)
+    last = range((length - 1) * size, made.shape[-1], size)
+    return output, *(made[:, place : place + size] for place in last)
 
 
-def _repeated(cell: Cell, weights: Weights, x: Any, state: Sequence[Any], index: Tensor) -> Any:
+def _repeated(
+    cell: Cell,
+    parameters: Sequence[Sequence[Tensor]],
+    x: Any,
+    state: Sequence[Any],
+    index: Tensor,
+) -> Any:
     """Outputs in the order of the steps, then the other parts of the last state, side by side.
 
     index (length, inputs): what of x (batch, any) each step reads.
     """
-    split, size = index.shape[-1], state[0].shape[-1]
+    split, size, weights = index.shape[-1], state[0].shape[-1], cell.weights(parameters)
     both = torch.cat([weights.of_input, weights.of_state], -1)
 
     def step(joint: Any) -> tuple[Any, ...]:
@@ -221,7 +230,7 @@ def _repeated(cell: Cell, weights: Weights, x: Any, state: Sequence[Any], index:
     vector = torch.cat([x, *state], -1) if varies else x
     initial = None if varies else torch.cat(list(state), -1)
     recurrence = Recurrence(step, index, size, len(state), initial)
-    made = dispatch(recurrent_layer, (vector, recurrence), {})
+    made = dispatch(recurrent_layer, (vector, recurrence, parameters), {})
     if made is None:
         outputs = []
         for place in index:
@@ -231,16 +240,20 @@ def _repeated(cell: Cell, weights: Weights, x: Any, state: Sequence[Any], index:
     return made
 
 
-def recurrent_layer(vector: Tensor, recurrence: Recurrence) -> Tensor:
+def recurrent_layer(vector: Tensor, recurrence: Recurrence, parameters: Any) -> Tensor:
     """What is dispatched for each layer, so that plans and bars have a name for it."""
     raise NotImplementedError
 
 
 @rule(recurrent_layer, kind=Kind.RECURRENT, batch=Batch.STEPWISE)
 def repeated(
-    function: Callable[..., Any], vector: GaussianTensor, recurrence: Recurrence
+    function: Callable[..., Any],
+    vector: GaussianTensor,
+    recurrence: Recurrence,
+    parameters: Any,
 ) -> GaussianTensor | None:
     """By the carrier, (batch, any) to (batch, any); None if it cannot."""
+    del parameters  # a plan asks whether they have gradients
     vector.materialize()
     if vector.batch_shape and vector.batch_at:
         raise batch_error(function, vector)
