@@ -169,7 +169,8 @@ class Planner:
         before = ledger.taps, ledger.followed
         given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
         ledger.taps = taps_of(given)
-        ledger.followed = self._follows and any(leaf.requires_grad for leaf in given)
+        # What an operation is made of may have weights that are made of those it was given.
+        ledger.followed |= self._follows and any(leaf.requires_grad for leaf in given)
         self._inside = not made_of_steps
         try:
             yield
