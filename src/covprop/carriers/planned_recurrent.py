@@ -1,13 +1,11 @@
 """What a plan counts of recurrent layers: one step, and all of them as so many of its kind."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from covprop.activations.base import LADDER
 from covprop.activations.moments import NODES, panel_count
 from covprop.activations.quadrature import Quadrature
 from covprop.carriers.planned_cross import ancestors, between
@@ -62,7 +60,7 @@ def recurrent_cost(
     vectors = list(dict.fromkeys(part.carrier for part in parts))
     crossed = between([*vectors, base])
     meanwhile = 0 if followed else crossed.meanwhile  # kept already, of the operations before
-    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, item)), 0.0)
+    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype)), 0.0)
     events = ledger.pop()
     inside = max(event.peak for event in events) + unit * wide**2
     # Rows of a state have a column for each input, and for each output so far.
@@ -95,7 +93,7 @@ def _at_means(places: Places, mean: Tensor) -> tuple[Tensor, Tensor]:
     return values[..., places.results], joint
 
 
-def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, itemsize: int) -> int:
+def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dtype) -> int:
     """Coefficients of nearly parallel units: the first step has more units than inputs.
 
     Of n random directions in d dimensions two have 1 - |rho| = (2 / n^2)^(2 / (d - 1)), about.
@@ -105,9 +103,7 @@ def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, itemsize: int) 
         return 0
     units, inputs = max(one.size for one in grids), recurrence.index.shape[-1]
     apart = (2 / max(2, units) ** 2) ** (2 / max(1, inputs - 1))
-    accuracy = Quadrature.accuracy[torch.float32 if itemsize < 8 else torch.float64]  # noqa: PLR2004
-    needed = math.log(accuracy) / math.log1p(-min(apart, 0.9))
-    order = next((order for order in LADDER if order >= needed), LADDER[-1])
+    order = Quadrature(torch.tanh).order(1 - min(apart, 0.9), dtype)
     panels = panel_count(torch.zeros(1), order)
     grid = max(one.grid for one in grids) * (panels / panel_count(torch.zeros(1)) - 1)
     return int(grid) + 8 * order * (COEFFICIENT_ROWS * units + NODES * panels)
