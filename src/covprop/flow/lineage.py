@@ -1,6 +1,5 @@
 """One propagation: the tensors that the program still holds, and the memory that is free."""
 
-import copy
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -89,9 +88,8 @@ class Lineage:
 
     def inner(self) -> "Lineage":
         """A propagation inside this one, of tensors of its own that nothing watches or guards."""
-        made = copy.copy(self)
-        made.watcher, made.guard, made.crosses = None, None, {}
-        made._holders, made._carriers = [], weakref.WeakSet()
+        made = Lineage(self.method)
+        made.observe, made.notes = self.observe, self.notes
         return made
 
     def observed(self, activation: Activation) -> Activation:
