@@ -94,16 +94,28 @@ def _at_means(places: Places, mean: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dtype) -> int:
-    """Coefficients of nearly parallel units: the first step has more units than inputs.
+    """What the series of nearly parallel units takes beyond that of others, where there is one."""
+    grids = [one for vector in vectors for one in ancestors(vector) if one.grid]
+    if not grids:
+        return 0
+    units = max(one.size for one in grids)
+    order = series_order(units, recurrence, dtype)
+    panels = panel_count(torch.zeros(1), order) / panel_count(torch.zeros(1))
+    grid = int(max(one.grid for one in grids) * (panels - 1))
+    return grid + 8 * order * COEFFICIENT_ROWS * units + table_bytes(order)
+
+
+def series_order(units: int, recurrence: Recurrence, dtype: torch.dtype) -> int:
+    """Terms for nearly parallel units: the first step often has more units than inputs.
 
     Of n random directions in d dimensions two have 1 - |rho| = (2 / n^2)^(2 / (d - 1)), about.
     """
-    grids = [one for vector in vectors for one in ancestors(vector) if one.grid]
-    if not grids or recurrence.initial is None:
-        return 0
-    units, inputs = max(one.size for one in grids), recurrence.index.shape[-1]
+    inputs = recurrence.index.shape[-1]
     apart = (2 / max(2, units) ** 2) ** (2 / max(1, inputs - 1))
-    order = Quadrature(torch.tanh).order(1 - min(apart, 0.9), dtype)
-    panels = panel_count(torch.zeros(1), order)
-    grid = max(one.grid for one in grids) * (panels / panel_count(torch.zeros(1)) - 1)
-    return int(grid) + 8 * order * (COEFFICIENT_ROWS * units + NODES * panels)
+    varied = recurrence.initial is None  # then the state has as many directions as units
+    return Quadrature(torch.tanh).order(1 - (0.9 if varied else min(apart, 0.9)), dtype)
+
+
+def table_bytes(order: int) -> int:
+    """The Hermite functions at the nodes of a grid, a table that is kept."""
+    return 8 * order * NODES * panel_count(torch.zeros(1), order)
