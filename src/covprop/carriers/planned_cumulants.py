@@ -4,16 +4,26 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import Ledger, Planned
-from covprop.carriers.planned_recurrent import series_order, table_bytes
+from covprop.carriers.planned_recurrent import (
+    Taps,
+    at_means,
+    extrapolated,
+    series_order,
+    table_bytes,
+)
+from covprop.carriers.recurrent import Places
 from covprop.carriers.third_cumulant import KEPT, PRODUCTS
+from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance
 from covprop.flow.algebra import Recurrence
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage
+from covprop.flow.tensor import GaussianTensor
 
 BESIDE = 5
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
@@ -25,6 +35,8 @@ SLICED = 3
 """Products of the factors of its argument that autograd keeps of a nonlinear operation."""
 FOLLOWED = 40
 """Those that autograd keeps of them."""
+FEW_STEPS = (4, 6, 8)
+"""Steps of a recurrent layer that are planned one by one; all grows with the square of them."""
 REPLAYED = 2
 """Vectors, an argument and what it came of, whose blocks are moved again for a tensor beside it."""
 
@@ -130,10 +142,54 @@ class PlannedCumulants(Planned):
         cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
         return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
 
-    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> None:
-        """Step by step; the table of a long series stays."""
-        order = series_order(recurrence.size, recurrence, mean.dtype)
-        self.ledger.keep(table_bytes(order))
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, Planned] | None:
+        """Step by step; what many steps take is told from few."""
+        table = table_bytes(series_order(recurrence.size, recurrence, mean.dtype))
+        steps = len(recurrence.index)
+        if steps <= FEW_STEPS[-1]:
+            self.ledger.keep(table)  # which stays
+            return None
+        followed = self._result(mean).followed
+        counted = [self._few_steps(mean, recurrence, few, followed) for few in FEW_STEPS]
+        peak, kept, work = (
+            extrapolated(FEW_STEPS, [row[i] for row in counted], steps) for i in range(3)
+        )
+        places = Places(recurrence, self.batch_shape, self.size, mean.shape[:-1].numel())
+        value = at_means(places, mean.reshape(*self.batch_shape, self.size))[0]
+        value = value.reshape(*mean.shape[:-1], -1)
+        made = PlannedDense(
+            self.batch_shape, value.numel() // self.batch_shape.numel(), mean.itemsize
+        )
+        columns = counted[-1][3] * steps // FEW_STEPS[-1]
+        cost = Cost(made, int(peak) + table, work, int(kept), writes=True)
+        return value, super()._new(value, cost, own=columns)
+
+    def _few_steps(
+        self, mean: Tensor, recurrence: Recurrence, steps: int, followed: bool
+    ) -> tuple[int, int, float, int]:
+        """Peak, what autograd keeps, work and columns of the first steps."""
+        ledger, lineage = Ledger(), self.lineage.inner()
+        lineage.watcher, ledger.followed = Taps(ledger), followed
+        vector = PlannedCumulants(
+            self.planned, mean, lineage, ledger, followed=followed, saved=True
+        )
+        x: Any = GaussianTensor(mean, vector)
+        state: Any = recurrence.initial
+        if state is None:
+            state = x[..., -recurrence.size * recurrence.parts :]
+        outputs, parts = [], tuple[Any, ...]()
+        for index in recurrence.index[:steps]:
+            parts = recurrence.step(torch.cat([x[..., index], state], -1))
+            state = torch.cat(list(parts), -1) if len(parts) > 1 else parts[0]
+            outputs.append(parts[0])
+        made: Any = torch.cat([*outputs, *parts[1:]], -1)
+        events = ledger.pop()
+        return (
+            max(event.peak for event in events),
+            ledger.kept,
+            sum(event.work for event in events),
+            sum(made.carrier.columns.values()),
+        )
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:

@@ -1,5 +1,6 @@
 """What a plan counts of recurrent layers: one step, and all of them as so many of its kind."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -28,7 +29,7 @@ def taps_of(arguments: Any) -> float:
 
 
 @final
-class _Taps:
+class Taps:
     """Tells a ledger what its carriers do not see of the operations of a step."""
 
     def __init__(self, ledger: Any) -> None:
@@ -48,11 +49,11 @@ def recurrent_cost(
     batch, size = carrier.batch_shape, carrier.size
     count = mean.shape[len(batch) : -1].numel()
     places = Places(recurrence, batch, size, count)
-    values, joint = _at_means(places, mean.reshape(*batch, size))
+    values, joint = at_means(places, mean.reshape(*batch, size))
     unit, item = max(1, batch.numel()) * mean.itemsize, mean.itemsize
     wide, width, each = len(places.joint), places.width, places.outputs
     inner = carrier.lineage.inner()
-    inner.watcher, ledger.followed = _Taps(ledger), followed
+    inner.watcher, ledger.followed = Taps(ledger), followed
     base = type(carrier)(PlannedDense(batch, wide, item), joint, inner, ledger, followed=followed)
     parts = recurrence.step(GaussianTensor(joint, base))
     for part in parts:
@@ -80,7 +81,7 @@ def recurrent_cost(
     )
 
 
-def _at_means(places: Places, mean: Tensor) -> tuple[Tensor, Tensor]:
+def at_means(places: Places, mean: Tensor) -> tuple[Tensor, Tensor]:
     """All results at the mean, and the argument of the last step, (*batch, N, any)."""
     state, outputs, joint = places.initial(mean), [], mean
     for reads in places.reads:
@@ -119,3 +120,12 @@ def series_order(units: int, recurrence: Recurrence, dtype: torch.dtype) -> int:
 def table_bytes(order: int) -> int:
     """The Hermite functions at the nodes of a grid, a table that is kept."""
     return 8 * order * NODES * panel_count(torch.zeros(1), order)
+
+
+def extrapolated(steps: Sequence[int], values: Sequence[float], count: int) -> float:
+    """A polynomial through the values at these steps (Lagrange), at another number of them."""
+    total = 0.0
+    for i, value in enumerate(values):
+        others = [step for j, step in enumerate(steps) if j != i]
+        total += value * math.prod((count - step) / (steps[i] - step) for step in others)
+    return total

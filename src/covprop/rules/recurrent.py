@@ -230,17 +230,20 @@ def _repeated(
     vector = torch.cat([x, *state], -1) if varies else x
     initial = None if varies else torch.cat(list(state), -1)
     recurrence = Recurrence(step, index, size, len(state), initial)
-    made = dispatch(recurrent_layer, (vector, recurrence, parameters), {})
-    if made is None:
-        outputs = []
+
+    def one_by_one() -> Any:
+        current, outputs = state, []
         for place in index:
-            state = _next(cell, weights, x[:, place], state)
-            outputs.append(state[0])
-        made = torch.cat([*outputs, *state[1:]], -1)
-    return made
+            current = _next(cell, weights, x[:, place], current)
+            outputs.append(current[0])
+        return torch.cat([*outputs, *current[1:]], -1)
+
+    return dispatch(recurrent_layer, (vector, recurrence, one_by_one, parameters), {})
 
 
-def recurrent_layer(vector: Tensor, recurrence: Recurrence, parameters: Any) -> Tensor:
+def recurrent_layer(
+    vector: Tensor, recurrence: Recurrence, one_by_one: Callable[[], Any], parameters: Any
+) -> Tensor:
     """What is dispatched for each layer, so that plans and bars have a name for it."""
     raise NotImplementedError
 
@@ -250,12 +253,13 @@ def repeated(
     function: Callable[..., Any],
     vector: GaussianTensor,
     recurrence: Recurrence,
+    one_by_one: Callable[[], Any],
     parameters: Any,
-) -> GaussianTensor | None:
-    """By the carrier, (batch, any) to (batch, any); None if it cannot."""
+) -> Any:
+    """By the carrier, (batch, any) to (batch, any), or one step after another."""
     del parameters  # a plan asks whether they have gradients
     vector.materialize()
     if vector.batch_shape and vector.batch_at:
         raise batch_error(function, vector)
     made = vector.carrier.recurrent(vector.loc, recurrence)
-    return None if made is None else GaussianTensor(*made)
+    return one_by_one() if made is None else GaussianTensor(*made)
