@@ -67,7 +67,8 @@ def recurrent_cost(
     # Rows of a state have a column for each input, and for each output so far.
     dense, most = PlannedDense(batch, values.shape[-1], item), size + places.steps * each
     mean_columns = (size + most) / 2
-    meanwhile = unit * wide * most + max(inside, unit * width * most)
+    joined = unit * (2 * wide - width) * most  # rows of inputs and states before they are one
+    meanwhile = unit * wide * most + max(inside, joined)
     if count > 1:
         meanwhile = max(meanwhile, 2 * dense.nbytes)
     held = unit * places.steps * (each * size + width * wide) + carrier.planned.to_write
