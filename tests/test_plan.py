@@ -729,6 +729,12 @@ def test_no_operation_is_left_unguarded(name: str, small_machine: Callable[[int]
         propagate(SAME_SIZE[name], gaussian((30,), (1,)))
 
 
+def test_a_recurrent_layer_is_guarded(small_machine: Callable[[int], None]) -> None:
+    small_machine(10)
+    with pytest.raises(cp.TooLarge, match="at recurrent_layer"):
+        propagate(frozen(nn.GRU(2, 5, batch_first=True)), gaussian((6, 2), (1,)))
+
+
 def test_many_small_covariances_are_guarded_as_one_large_one(
     small_machine: Callable[[int], None],
 ) -> None:

@@ -56,6 +56,11 @@ class Places:
         return self.count * self.recurrence.size
 
     @property
+    def total(self) -> int:
+        """Elements of the result."""
+        return (self.steps - 1) * self.outputs + self.width
+
+    @property
     def results(self) -> Tensor:
         """Those of the result, outside, among those inside."""
         first = torch.arange(self.steps * self.outputs, device=self.reads.device)
@@ -129,14 +134,13 @@ def unrolled(
     mean (*batch, n), matrix (*batch, n, n): those of the input.
     """
     batch, size, each = places.batch, mean.shape[-1], places.outputs
-    total = places.steps * each + places.width - each
     state = places.initial(mean)
     # Rows: the state; columns: all inputs, then the outputs so far.
     rows = _initial_rows(places, matrix)
     own = matrix.new_zeros(*batch, places.width, places.width)
     if places.begins is not None:
         own = rows.index_select(-1, places.begins)
-    made = matrix.new_zeros(*batch, total, total)
+    made = matrix.new_zeros(*batch, places.total, places.total)
     to_inputs = matrix.new_zeros(*batch, places.steps * each, size)
     means, gains = [], []
     for t, reads in enumerate(places.reads):
@@ -215,5 +219,6 @@ def recurrent_layer(
         return made._replace(gain=made.gain.index_select(-1, back))
 
     flat = mean.reshape(*batch, carrier.size)
+    carrier.lineage.expect(mean.itemsize * max(1, batch.numel()) * places.total**2)
     values, matrix, edge = unrolled(places, flat, carrier.covariance.matrix(), step)
     return values.reshape(*mean.shape[:-1], -1), matrix, edge
