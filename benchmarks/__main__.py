@@ -20,6 +20,7 @@ from benchmarks import (
     layers,
     mnist,
     networks,
+    recurrent,
     scaling,
     sketched,
 )
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "memory": scaling.matrices,
     "accuracy": accuracy.run,
     "cumulants": cumulants.run,
+    "recurrent": recurrent.run,
     "bayes-step": bayes.step,
     "bayes-deep": bayes.deep,
     "bayes-members": bayes.members,

@@ -40,8 +40,7 @@ RELATED = {
     "rules": "rules test_branches",
     "rules/affine": "rules/test_affine rules/test_calls methods/test_assumed",
     "rules/aten": "test_exported",
-    "rules/composed": "rules/test_composed rules/test_affine rules/test_attention "
-    "rules/test_recurrent",
+    "rules/composed": "rules/test_composed rules/test_affine rules/test_attention",
     "rules/composition": "rules/test_composition rules/test_elementwise",
     "rules/elementwise": "rules/test_elementwise rules/test_prelu rules/test_user_rules",
     "rules/joint": "rules/test_product test_contraction methods/test_assumed test_lineage "
@@ -52,6 +51,7 @@ RELATED = {
     "rules/noise": "rules/test_noise rules/test_attention rules/test_recurrent",
     "rules/norms": "rules/test_normalised rules/test_delta",
     "rules/operands": "rules/test_affine rules/test_arguments rules/test_batch_layout",
+    "rules/recurrent": "rules/test_recurrent",
     "rules/smooth": "rules/test_delta rules/test_normalised",
 }
 """Tests of a source, or of its folder: files or folders in the order in which they run."""

@@ -66,6 +66,14 @@ def test_third_cumulants_are_measured_beside_exact_propagation(monkeypatch):
     assert len(result["figures"]) == 6
 
 
+def test_recurrent_networks_are_measured_beside_samples():
+    result = bench.measured("recurrent", smoke=True)
+    assert result.get("failure") is None
+    assert result["steps"] == [2, 4]
+    assert [figure["target"] for figure in result["figures"][:2]] == ["at most 3", "at most 1.3"]
+    assert all(figure["reached"] > 0 for figure in result["figures"])
+
+
 def test_sketches_of_residual_networks_are_measured(monkeypatch):
     with monkeypatch.context() as here:  # one process of its own is enough, below
         here.setattr("benchmarks.memory.spawned", lambda function, *given: function(*given))

@@ -496,6 +496,35 @@ def test_blocks_of_third_cumulants_are_counted(name: str) -> None:
     assert LEAST <= share <= 2
 
 
+RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "LSTM, both ways": (lambda: nn.LSTM(4, 12, batch_first=True, bidirectional=True), (24, 4)),
+    "RNN of two layers": (lambda: nn.RNN(20, 80, 2, batch_first=True), (12, 20)),
+    "RNN, relu": (lambda: nn.RNN(20, 60, nonlinearity="relu", batch_first=True), (12, 20)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_many_steps_are_planned_by_one(name: str) -> None:
+    make, event = RECURRENT[name]
+    torch.manual_seed(0)
+    model, x = frozen(make().double()), gaussian(event, (1,), torch.float64)
+    assert LEAST <= share_planned(model, x) <= MOST
+    longer = gaussian((2 * event[0], event[1]), (1,), torch.float64)
+    assert len(cp.plan(model, longer).steps) == len(cp.plan(model, x).steps)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("steps", [4, 9], ids=["step by step", "told from few"])
+def test_third_cumulants_of_recurrent_layers_are_counted(steps: int) -> None:
+    torch.manual_seed(0)
+    model = frozen(nn.LSTM(4, 8, batch_first=True, bidirectional=True).double())
+    x = gaussian((steps, 4), (1,), torch.float64)
+    assert LEAST <= share_planned(model, x, cp.Cumulants()) <= MOST
+
+
 # It refuses what propagate refuses.
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
@@ -699,6 +728,12 @@ def test_no_operation_is_left_unguarded(name: str, small_machine: Callable[[int]
     small_machine(10)
     with pytest.raises(cp.TooLarge, match="the function, 30 features"):
         propagate(SAME_SIZE[name], gaussian((30,), (1,)))
+
+
+def test_a_recurrent_layer_is_guarded(small_machine: Callable[[int], None]) -> None:
+    small_machine(10)
+    with pytest.raises(cp.TooLarge, match="at recurrent_layer"):
+        propagate(frozen(nn.GRU(2, 5, batch_first=True)), gaussian((6, 2), (1,)))
 
 
 def test_many_small_covariances_are_guarded_as_one_large_one(

@@ -1,5 +1,6 @@
 """Recurrent networks: torch at no noise, its Jacobian at little, sampling at some."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
 from tests.gaussians import numbers
@@ -234,6 +236,124 @@ def test_a_batch_left_second_comes_back_first() -> None:
     parts = [t.mean.flatten(1) for t in (output, h, c)]
     assert_close(torch.cat(parts, 1), both.mean, atol=1e-13)
     assert_close(h.mean[:, -1], output.mean[:, -1], rtol=0.0)
+
+
+# A step is a propagation of its own, and all else meets it in one product.
+
+
+def joint_batch(function: Function) -> tuple[Function, cp.Gaussian]:
+    """Sequences of one batch that depend on each other: the batch is part of the event."""
+    size = BATCH * LENGTH * INSIDE
+    factor = 0.3 * (torch.eye(size, dtype=D) + numbers(size, size, seed=1) / 2) / 2
+    return function, cp.Gaussian(numbers(BATCH, LENGTH, INSIDE, seed=2), factor @ factor.mT)
+
+
+def beside(x: Any) -> Any:
+    """Outputs beside the input that they came of, and the last states."""
+    return torch.cat([everything(NETWORKS["LSTM"])(x), x.flatten(1)], 1)
+
+
+REPEATED: dict[str, tuple[Function, cp.Gaussian]] = {
+    **{name: (FUNCTIONS[name], gaussian(0.3)) for name in (*NETWORKS, "random initial state")},
+    "beside the input": (beside, gaussian(0.3)),
+    "joint batch": joint_batch(sequences(NETWORKS["LSTM of two layers"])),
+    "joint batch, random initial state": joint_batch(with_random_initial),
+    "many steps": (
+        sequences(NETWORKS["GRU, both ways, two layers"]), gaussian(0.3, (7, INSIDE))
+    ),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "method", [cp.GaussianLayers(), cp.Series(order=3)], ids=["exact", "series"]
+)
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeated_steps_are_the_operations_one_after_another(
+    name: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Covariances along the edges of all operations, none of which knows of steps."""
+    function, x = REPEATED[name]
+    y = propagate(function, x, method)
+    monkeypatch.setattr("covprop.carriers.full.Full.recurrent", lambda *_: None)
+    expected = propagate(function, x, method)
+    # Hundreds of operations of a few roundings each; series end at 1e-11 of the deviations.
+    scale = float(expected.covariance_matrix.abs().max())
+    assert_close(y.mean, expected.mean, atol=1e-12)
+    assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-11 * scale)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["LSTM, both ways", "GRU", "RNN, relu"])
+def test_single_precision_is_double_precision_rounded(name: str) -> None:
+    module, x = NETWORKS[name], gaussian(0.3)
+    expected = propagate(sequences(module), x)
+    single = copy.deepcopy(module).float()
+    y = propagate(sequences(single), cp.Gaussian(x.mean.float(), x.covariance_matrix.float()))
+    assert y.mean.dtype == y.covariance_matrix.dtype == torch.float32
+    # A few dozen operations of two steps, and a series that ends at 2e-6.
+    assert_close(y.mean.double(), expected.mean, atol=1e-5)
+    scale = float(expected.covariance_matrix.abs().max())
+    assert_close(y.covariance_matrix.double(), expected.covariance_matrix, atol=2e-5 * scale)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["LSTM, both ways", "GRU, both ways, two layers"])
+def test_covariances_of_many_steps_are_semidefinite(name: str) -> None:
+    """Each step gives exact moments of what is taken as jointly Gaussian."""
+    y = propagate(sequences(NETWORKS[name]), gaussian(1.0, (9, INSIDE)))
+    values = torch.linalg.eigvalsh(y.covariance_matrix)
+    assert float(values.min()) > -1e-11 * float(values.max())
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operators that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_the_number_of_operators_is_linear_in_the_number_of_steps() -> None:
+    """Of a series, which is as long whatever the numbers."""
+    counts, method = [], cp.Series(order=2)
+    for length in (4, 8, 16):
+        x = gaussian(0.3, (length, INSIDE), 1)
+        with Counted() as counted:
+            propagate(NETWORKS["RNN, relu, both ways, two layers"], x, method)
+        counts.append(counted.count)
+    assert counts[2] - counts[1] < 2.02 * (counts[1] - counts[0])  # blocks of larger matrices
+
+
+@torch.no_grad()
+def test_activations_of_the_user_take_the_place_of_the_gates() -> None:
+    """The sigmoid of a GRU's and of an LSTM's gates is torch's, and may be replaced."""
+    x, tanh = gaussian(0.0), cp.activations.Quadrature(torch.tanh)
+    for name in ("LSTM", "GRU"):
+        module = NETWORKS[name]
+        method = cp.GaussianLayers(activations={torch.sigmoid: tanh})
+        y = propagate(sequences(module), x, method)
+        w_ih, w_hh, b_ih, b_hh = module._flat_weights
+        h = c = torch.zeros(BATCH, HIDDEN, dtype=D)
+        for t in range(LENGTH):
+            of_x, of_h = x.mean[:, t] @ w_ih.mT + b_ih, h @ w_hh.mT + b_hh
+            if name == "LSTM":
+                i, f, g, o = torch.tanh(of_x + of_h).chunk(4, -1)
+                c = f * c + i * g
+                h = o * torch.tanh(c)
+            else:
+                parts = zip(of_x.chunk(3, -1), of_h.chunk(3, -1), strict=True)
+                (r, r_h), (z, z_h), (n, n_h) = parts
+                r, z = torch.tanh(r + r_h), torch.tanh(z + z_h)
+                n = torch.tanh(n + r * n_h)
+                h = n + z * (h - n)
+        assert_close(y.mean[:, -1], h, atol=1e-13)
 
 
 # Dropout between layers.

@@ -3,8 +3,8 @@
 from covprop.carriers.cross_covariance import Treatment
 from covprop.carriers.cumulants import Cumulants
 from covprop.carriers.full import Full
-from covprop.carriers.independent_maxima import IndependentMaxima
-from covprop.carriers.planned import Ledger, Planned, PlannedIndependentMaxima
+from covprop.carriers.independent_maxima import IndependentMaxima, PlannedIndependentMaxima
+from covprop.carriers.planned import Ledger, Planned
 from covprop.carriers.planned_cumulants import PlannedCumulants
 from covprop.carriers.sketched_activations import SketchSettings
 from covprop.carriers.tangents import Tangents

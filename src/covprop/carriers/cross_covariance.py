@@ -7,7 +7,7 @@ share more than that: all orders of their pairs.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, final
 
@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.covariance import Covariance
-from covprop.errors import UnsupportedOperation
+from covprop.covariance import Covariance, Dense
+from covprop.errors import InconsistentBranches, UnsupportedOperation, name_of
 from covprop.flow.algebra import Contraction
 from covprop.flow.carrier import Transfer
 from covprop.kernels.normal import SQRT_2, inverse_deviation
+from covprop.kernels.rounding import CANCELLATION
+
+INCONSISTENT = 1e-3
+"""A variance below minus this part of what was joined is no rounding."""
 
 Known: TypeAlias = dict[tuple[int, int], Tensor | None]
 
@@ -218,7 +222,39 @@ def second_order(vector: Vector) -> SecondOrder:
     return SecondOrder((parent, parent), contraction, (inverse_deviation(variance), half))
 
 
-def without_rows(rows: Tensor, transfer: Transfer) -> Transfer:
+def consistent(
+    operation: Callable[..., Any],
+    matrix: Tensor,
+    size: Tensor,
+    edges: Sequence[tuple[Any, Transfer]],
+) -> tuple[Dense, Sequence[tuple[Any, Transfer]]]:
+    """Covariance and edges of a sum; size: the variances of the terms, added up.
+
+    Cross-covariances are approximate beyond one activation: they must not outweigh the rest. An
+    element that differs from zero by the rounding of its terms alone is zero, which only its
+    gradient does not tell, and so are its covariances with others. So is a variance below zero
+    to which no cross-covariance adds, or that is rounding of the largest one.
+    """
+    variance, size = matrix.detach().diagonal(dim1=-2, dim2=-1), size.detach()
+    scale, epsilon = size.clamp(min=0), torch.finfo(matrix.dtype).eps
+    below = (variance != size) & (variance < -INCONSISTENT * scale) & (scale > 0)
+    if bool(below.any()):
+        below &= variance < -epsilon * scale.shape[-1] * scale.amax(-1, keepdim=True)
+    if bool(below.any()):
+        raise InconsistentBranches(
+            f"{name_of(operation)} joins branches whose dependence is known too roughly here: "
+            "a variance comes out negative; use smaller noise, or sampling",
+            below.any(-1),
+        )
+    gone = (variance <= CANCELLATION * epsilon * scale) & ((variance != 0) | (scale > 0))
+    if bool(gone.any()):
+        rows = gone[..., :, None] | gone[..., None, :]
+        matrix = torch.where(rows, matrix - matrix.detach(), matrix)
+        edges = [(carrier, _without_rows(gone, transfer)) for carrier, transfer in edges]
+    return Dense(matrix), edges
+
+
+def _without_rows(rows: Tensor, transfer: Transfer) -> Transfer:
     """A transfer whose result is zero in some rows, which only its gradient does not tell."""
 
     def zeroed(cross: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
 from covprop.errors import name_of
-from covprop.flow.algebra import Contraction, Groups
+from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
     Coefficients,
@@ -234,6 +234,10 @@ class Cumulants(ThirdCumulant):
             made.own = ProductOrigin(self, other)
             made.add_block(made.own, block)
         return centre, made
+
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> None:
+        """Step by step: what a step makes of third cumulants, all later ones meet."""
+        del mean, recurrence
 
     def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
         """Independent noise; that of single elements has a third cumulant of its own."""

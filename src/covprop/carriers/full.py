@@ -12,14 +12,14 @@ from covprop.carriers.cross_covariance import (
     Known,
     SecondOrder,
     Treatment,
+    consistent,
     cross_covariance,
     release,
-    without_rows,
 )
+from covprop.carriers.recurrent import recurrent_layer
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric, without_negative_variances
-from covprop.errors import InconsistentBranches, name_of
-from covprop.flow.algebra import Contraction, GroupBases, Groups
+from covprop.flow.algebra import Contraction, GroupBases, Groups, Recurrence
 from covprop.flow.carrier import (
     Along,
     Carrier,
@@ -36,10 +36,6 @@ from covprop.flow.carrier import (
 )
 from covprop.flow.lineage import Lineage
 from covprop.kernels.directions import direction, length
-from covprop.kernels.rounding import CANCELLATION
-
-INCONSISTENT = 1e-3
-"""A variance below minus this part of what was joined is no rounding."""
 
 
 class Full(Carrier):
@@ -280,39 +276,7 @@ class Full(Carrier):
                     del cross
                     matrix = matrix + (half + half.mT)
                     del half
-        return self._consistent(operation, symmetric(matrix), size, edges)
-
-    def _consistent(
-        self,
-        operation: Callable[..., Any],
-        matrix: Tensor,
-        size: Tensor,
-        edges: Sequence[tuple[Carrier, Transfer]],
-    ) -> "Full":
-        """The random vector of a sum, of which `size` are the variances of the terms, added up.
-
-        Cross-covariances are approximate beyond one activation: they must not outweigh the rest. An
-        element that differs from zero by the rounding of its terms alone is zero, which only its
-        gradient does not tell, and so are its covariances with others. So is a variance below zero
-        to which no cross-covariance adds, or that is rounding of the largest one.
-        """
-        variance, size = matrix.detach().diagonal(dim1=-2, dim2=-1), size.detach()
-        scale, epsilon = size.clamp(min=0), torch.finfo(matrix.dtype).eps
-        below = (variance != size) & (variance < -INCONSISTENT * scale) & (scale > 0)
-        if bool(below.any()):
-            below &= variance < -epsilon * scale.shape[-1] * scale.amax(-1, keepdim=True)
-        if bool(below.any()):
-            raise InconsistentBranches(
-                f"{name_of(operation)} joins branches whose dependence is known too roughly here: "
-                "a variance comes out negative; use smaller noise, or sampling",
-                below.any(-1),
-            )
-        gone = (variance <= CANCELLATION * epsilon * scale) & ((variance != 0) | (scale > 0))
-        if bool(gone.any()):
-            rows = gone[..., :, None] | gone[..., None, :]
-            matrix = torch.where(rows, matrix - matrix.detach(), matrix)
-            edges = [(carrier, without_rows(gone, transfer)) for carrier, transfer in edges]
-        return self._new(Dense(matrix), edges)
+        return self._new(*consistent(operation, symmetric(matrix), size, edges))
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -358,6 +322,13 @@ class Full(Carrier):
             mixed = _outer(other_mean, mean) * cross
             linear = linear + mixed + mixed.mT
         return linear, [(self, Scaled(other_mean)), (other, Scaled(mean))]
+
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Full"] | None:
+        """A small propagation for each step; what is outside of it meets it to first order."""
+        if self.covariance.constant or self.covariance.distributed:
+            return None
+        value, matrix, edge = recurrent_layer(self, mean, recurrence)
+        return value, self._new(Dense(matrix), [(self, edge)])
 
     # Covariances of two vectors.
 

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from covprop.activations.piecewise import relu
 from covprop.carriers.full import Full
+from covprop.carriers.planned import PRODUCT, Planned
 from covprop.covariance import Dense
+from covprop.covariance.planned import Cost
 from covprop.flow.carrier import Carrier, Scaled, Transfer
 
 
@@ -27,6 +29,27 @@ class IndependentMaxima(Full):
         matrix = parts[0].matrix() + parts[1].matrix() + torch.diag_embed(found.added)
         edges: list[tuple[Carrier, Transfer]] = [(self, Scaled(first)), (other, Scaled(second))]
         return found.mean, self._new(Dense(matrix), edges)
+
+
+@final
+class PlannedIndependentMaxima(Planned):
+    """The same, with the arguments of a maximum taken as independent."""
+
+    joint_maxima: ClassVar[bool] = False
+
+    def maximum(self, other: Self, mean: Tensor, other_mean: Tensor) -> tuple[Tensor, Planned]:
+        """Two matrices, each scaled, and their sum."""
+        value = torch.maximum(mean, other_mean)
+        result = self._result(value, other)
+        cost = self.planned.joined(result)
+        if cost is None:
+            dense = self._dense(result)
+            held = PRODUCT * dense.nbytes
+            pair: list[Planned] = [self] if other is self else [self, other]
+            held += sum(one.planned.to_write for one in pair)
+            work = 4.0 * self.batch_shape.numel() * self.size**2
+            cost = Cost(dense, held, work, held, writes=True)
+        return value, self._new(value, cost, other)
 
 
 @final

@@ -6,7 +6,7 @@ tensor of the size of a covariance is made.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Self, final
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from covprop.activations.moments import PART
 from covprop.activations.quadrature import Quadrature, Rescaled
 from covprop.carriers.cross_covariance import release
 from covprop.carriers.planned_cross import Crossed, between
+from covprop.carriers.planned_recurrent import recurrent_cost
 from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.flow.algebra import Contraction, Groups
+from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
 from covprop.flow.lineage import Lineage
 
@@ -72,6 +73,11 @@ class Ledger:
     def record(self, more: int, work: float, serial: int | None = None) -> None:
         """Write down an operation that takes so many bytes beside what is held."""
         self._events.append(Event(self.held() + more, work, serial))
+
+    @property
+    def kept(self) -> int:
+        """Bytes that autograd keeps."""
+        return self._graph
 
     def keep(self, nbytes: int) -> None:
         """Autograd keeps so many bytes until the end."""
@@ -350,6 +356,14 @@ class Planned(Carrier):
             cost = self._joined(result, pair, crossed, held + crossed.matrix, held)
         return value, self._new(value, cost, other, nonlinear=True)
 
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Planned"] | None:
+        """One step is planned, and multiplied."""
+        planned, result = self.planned, self._result(mean)
+        if planned.constant or planned.joined(result) is not None or planned.processes > 1:
+            return None
+        value, cost = recurrent_cost(self, mean, recurrence, Ledger(), result.followed)
+        return value, self._new(value, cost)
+
     def forget(self) -> None:
         """Cut the edges to what it came from."""
         self.edges, self.grid, self.nonlinear = (), None, False
@@ -364,27 +378,6 @@ class Planned(Carrier):
         for one in others:
             if isinstance(one, Planned) and one not in nodes and one.structure is not None:
                 one.structure = one.structure.released
-
-
-@final
-class PlannedIndependentMaxima(Planned):
-    """The same, with the arguments of a maximum taken as independent."""
-
-    joint_maxima: ClassVar[bool] = False
-
-    def maximum(self, other: Self, mean: Tensor, other_mean: Tensor) -> tuple[Tensor, Planned]:
-        """Two matrices, each scaled, and their sum."""
-        value = torch.maximum(mean, other_mean)
-        result = self._result(value, other)
-        cost = self.planned.joined(result)
-        if cost is None:
-            dense = self._dense(result)
-            held = PRODUCT * dense.nbytes
-            pair: list[Planned] = [self] if other is self else [self, other]
-            held += sum(one.planned.to_write for one in pair)
-            work = 4.0 * self.batch_shape.numel() * self.size**2
-            cost = Cost(dense, held, work, held, writes=True)
-        return value, self._new(value, cost, other)
 
 
 def _same(cross: Tensor) -> Tensor:

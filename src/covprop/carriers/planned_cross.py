@@ -61,7 +61,7 @@ def _depend(u: Any, v: Any, entries: dict[tuple[int, int], int]) -> bool:
 
 def _of_activations(first: Any, second: Any) -> tuple[int, int]:
     """Numbers of the series and coefficients of activations on the way; bytes of a grid."""
-    ways = [_ancestors(first), _ancestors(second)]
+    ways = [ancestors(first), ancestors(second)]
     both = ways[0] & ways[1]
     separate = [[one for one in way - both if one.grid is not None] for way in ways]
     grid = max((one.grid for one in itertools.chain(*separate)), default=0)
@@ -70,7 +70,7 @@ def _of_activations(first: Any, second: Any) -> tuple[int, int]:
     return SERIES * math.prod(sizes) + COEFFICIENTS * met, grid
 
 
-def _ancestors(vector: Any) -> set[Any]:
+def ancestors(vector: Any) -> set[Any]:
     """A vector and all that it came from."""
     known, pending = {vector}, [vector]
     while pending:

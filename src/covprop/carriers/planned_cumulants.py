@@ -1,23 +1,42 @@
 """Sizes of third cumulants: blocks of columns beside what a plan counts of covariances."""
 
+import weakref
 from collections.abc import Iterable
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import Ledger, Planned
+from covprop.carriers.planned_recurrent import (
+    Taps,
+    at_means,
+    extrapolated,
+    series_order,
+    table_bytes,
+)
+from covprop.carriers.recurrent import Places
 from covprop.carriers.third_cumulant import KEPT, PRODUCTS
+from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance
+from covprop.flow.algebra import Recurrence
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage
+from covprop.flow.tensor import GaussianTensor
 
 BESIDE = 5
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
 HELD = 12
 """Matrices that the corrections of a nonlinear operation hold at a time."""
+JOINED = 3
+"""Copies of the blocks of several vectors that are held while they are added up."""
+SLICED = 3
+"""Products of the factors of its argument that autograd keeps of a nonlinear operation."""
 FOLLOWED = 40
 """Those that autograd keeps of them."""
+FEW_STEPS = (4, 6, 8)
+"""Steps of a recurrent layer that are planned one by one; all grows with the square of them."""
 REPLAYED = 2
 """Vectors, an argument and what it came of, whose blocks are moved again for a tensor beside it."""
 
@@ -42,17 +61,21 @@ class PlannedCumulants(Planned):
         **options: Any,
     ) -> None:
         before = [parent for parent in parents if isinstance(parent, PlannedCumulants)]
+        self._beside: dict[int, int] = {}
+        self._bases: dict[int, tuple[weakref.ref[PlannedCumulants], ...]] = {}
         self.columns: dict[int, int] = {}
         self.replays: dict[int, int] = {}
         for parent in before:
             self.columns.update(parent.columns)
             self.replays.update(parent.replays)
+            self._bases.update(parent._bases)
         self._own, self._released = own, False
         self._simple = bool(before) and all(one.columns == self.columns for one in before)
         super().__init__(structure, loc, lineage, ledger, before, **options)
         if own:
             self.columns[self.serial] = own
             self.replays[self.serial] = replayed
+            self._bases[self.serial] = tuple(map(weakref.ref, before))
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +85,25 @@ class PlannedCumulants(Planned):
         blocks = self._blocks(self.size, self.columns.values())
         if self._released and self._simple and blocks > KEPT:
             blocks = self._blocks(self.size, [self._own])
-        return super().nbytes + blocks
+        return super().nbytes + blocks + self._shares()
+
+    def _shares(self) -> int:
+        """Bytes of what it has in the blocks of others, and of all in order, once asked for."""
+        beside = self._blocks(self.size, self._beside.values())
+        aligned = self._blocks(self.size, self.columns.values()) if beside else 0
+        return beside + (0 if self._released else beside + aligned)
+
+    def _ask(self, columns: dict[int, int], bases: dict[int, Any]) -> None:
+        """It is asked for its share in blocks, and so is what these were made of, for its own."""
+        missing = columns.keys() - self.columns.keys() - self._beside.keys()
+        self._beside.update({serial: columns[serial] for serial in missing})
+        for serial in missing:
+            for ref in bases[serial]:
+                base = ref()
+                if base is not None:
+                    base._beside.update(
+                        {k: v for k, v in self.columns.items() if k not in base.columns}
+                    )
 
     def _blocks(self, size: int, columns: Iterable[int]) -> int:
         unit = self.batch_shape.numel() * self._zeros.itemsize
@@ -73,14 +114,17 @@ class PlannedCumulants(Planned):
     ) -> Planned:
         """The result of an operation; a nonlinear one has a block of its own."""
         vectors = [v for v in dict.fromkeys((self, *others)) if isinstance(v, PlannedCumulants)]
-        columns, replays = dict[int, int](), dict[int, int]()
+        columns, replays, bases = dict[int, int](), dict[int, int](), dict[int, Any]()
         for one in vectors:
             columns.update(one.columns)
             replays.update(one.replays)
+            bases.update(one._bases)
+        for one in vectors:
+            one._ask(columns, bases)
         result = self._result(loc, *others)
         moved = self._blocks(result.size, columns.values())
         work = cost.work + 2 * result.taps * moved / result.itemsize
-        held, kept, own, replayed = moved, moved, 0, 0
+        held, kept, own, replayed = (JOINED if len(vectors) > 1 else 1) * moved, moved, 0, 0
         for one in vectors:  # what each has in the blocks of the others
             missing = columns.keys() - one.columns.keys()
             beside = (1 + BESIDE) * self._blocks(one.size, (columns[serial] for serial in missing))
@@ -93,10 +137,59 @@ class PlannedCumulants(Planned):
             replayed = argument if argument > KEPT else 0
             products = 2 * min(PRODUCTS * result.itemsize, argument)
             held += FACTORS * matrix + max(HELD * matrix, products)
-            kept += moved + FOLLOWED * matrix
+            kept += moved + SLICED * argument + FOLLOWED * matrix
             work += 2 * own * moved / result.itemsize
         cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
         return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
+
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, Planned] | None:
+        """Step by step; what many steps take is told from few."""
+        table = table_bytes(series_order(recurrence.size, recurrence, mean.dtype))
+        steps = len(recurrence.index)
+        if steps <= FEW_STEPS[-1]:
+            self.ledger.keep(table)  # which stays
+            return None
+        followed = self._result(mean).followed
+        counted = [self._few_steps(mean, recurrence, few, followed) for few in FEW_STEPS]
+        peak, kept, work = (
+            extrapolated(FEW_STEPS, [row[i] for row in counted], steps) for i in range(3)
+        )
+        places = Places(recurrence, self.batch_shape, self.size, mean.shape[:-1].numel())
+        value = at_means(places, mean.reshape(*self.batch_shape, self.size))[0]
+        value = value.reshape(*mean.shape[:-1], -1)
+        made = PlannedDense(
+            self.batch_shape, value.numel() // self.batch_shape.numel(), mean.itemsize
+        )
+        columns = counted[-1][3] * steps // FEW_STEPS[-1]
+        cost = Cost(made, int(peak) + table, work, int(kept), writes=True)
+        return value, super()._new(value, cost, own=columns)
+
+    def _few_steps(
+        self, mean: Tensor, recurrence: Recurrence, steps: int, followed: bool
+    ) -> tuple[int, int, float, int]:
+        """Peak, what autograd keeps, work and columns of the first steps."""
+        ledger, lineage = Ledger(), self.lineage.inner()
+        lineage.watcher, ledger.followed = Taps(ledger), followed
+        vector = PlannedCumulants(
+            self.planned, mean, lineage, ledger, followed=followed, saved=True
+        )
+        x: Any = GaussianTensor(mean, vector)
+        state: Any = recurrence.initial
+        if state is None:
+            state = x[..., -recurrence.size * recurrence.parts :]
+        outputs, parts = [], tuple[Any, ...]()
+        for index in recurrence.index[:steps]:
+            parts = recurrence.step(torch.cat([x[..., index], state], -1))
+            state = torch.cat(list(parts), -1) if len(parts) > 1 else parts[0]
+            outputs.append(parts[0])
+        made: Any = torch.cat([*outputs, *parts[1:]], -1)
+        events = ledger.pop()
+        return (
+            max(event.peak for event in events),
+            ledger.kept,
+            sum(event.work for event in events),
+            sum(made.carrier.columns.values()),
+        )
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:

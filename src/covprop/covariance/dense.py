@@ -205,11 +205,6 @@ class PlannedDense(PlannedCovariance):
     """A matrix."""
 
     @property
-    def processes(self) -> int:
-        """How many have a share of it."""
-        return 1
-
-    @property
     def nbytes(self) -> int:
         """Every entry of the rows that a process has."""
         rows = -(-self.size // self.processes)
@@ -237,7 +232,7 @@ class PlannedDense(PlannedCovariance):
         """Rows, then columns."""
         del index
         half = self.batch * result.itemsize * result.size * self.size // self.processes
-        return Cost(self._like(result), half, 2.0 * self.batch * result.size**2, graph=half)
+        return Cost(self._like(result), half, 2.0 * self.batch * result.size**2)
 
     def scale(self, result: Result) -> Cost:
         """The outer product of the factors beside the result."""

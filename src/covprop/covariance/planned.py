@@ -69,6 +69,11 @@ class PlannedCovariance(ABC):
         """Bytes that it holds."""
 
     @property
+    def processes(self) -> int:
+        """How many have a share of it."""
+        return 1
+
+    @property
     def to_write(self) -> int:
         """Bytes of its matrix, where that is not held, and of what it takes to write it."""
         return 0

@@ -140,6 +140,24 @@ class Contraction:
 
 @final
 @dataclass(frozen=True)
+class Recurrence:
+    """A step that is repeated along sequences: (input, state) -> state.
+
+    step: takes an in-flight tensor (*batch, N, inputs + parts * size) of N sequences and gives the
+    parts of the next state, each (*batch, N, size), the output first; index (T, inputs): what each
+    step reads of a sequence; initial: the state (N, parts * size), or (*batch, parts * size) of one
+    sequence each, at the beginning, None where it is the end of each sequence.
+    """
+
+    step: Callable[[Any], tuple[Any, ...]]
+    index: Tensor
+    size: int
+    parts: int
+    initial: Tensor | None
+
+
+@final
+@dataclass(frozen=True)
 class Groups:
     """Which elements of a flat event have a length together, index (G, n), less their mean or not.
 

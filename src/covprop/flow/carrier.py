@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covprop.activations import Activation
 from covprop.covariance import Covariance, LinearMap
-from covprop.flow.algebra import Contraction, Groups
+from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.lineage import Lineage
 
 Transfer: TypeAlias = Callable[[Tensor], Tensor]
@@ -180,6 +180,14 @@ class Carrier(ABC):
     ) -> tuple[Tensor, "Carrier"] | None:
         """Mean and carrier of max(x, y), None to take it as x + relu(y - x)."""
         del other, mean, other_mean
+        return None
+
+    def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Carrier"] | None:
+        """Outputs of all steps and the rest of the last state, None to take the steps one by one.
+
+        mean (*batch, N, any), or (*batch, any) of one sequence each: the result is alike.
+        """
+        del mean, recurrence
         return None
 
     @abstractmethod

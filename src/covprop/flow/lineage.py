@@ -91,6 +91,12 @@ class Lineage:
         self._carriers: list[weakref.ref[Any]] = []
         self._sources: set[int] = set()
 
+    def inner(self) -> "Lineage":
+        """A propagation inside this one, of tensors of its own that nothing watches or guards."""
+        made = Lineage(self.method)
+        made.observe, made.notes = self.observe, self.notes
+        return made
+
     def observed(self, activation: Activation) -> Activation:
         """The activation, or what `observe` puts in its place."""
         return activation if self.observe is None else self.observe(activation)

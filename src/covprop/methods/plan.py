@@ -14,6 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.carriers.planned import Event, Ledger
+from covprop.carriers.planned_recurrent import taps_of
 from covprop.errors import OutsideDomain, UnsupportedOperation, name_of
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import leaves, map_leaves
@@ -167,9 +168,9 @@ class Planner:
         ledger = self._ledger
         before = ledger.taps, ledger.followed
         given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
-        weights = [leaf for leaf in given if leaf.dim() > 1 and len(leaf)]
-        ledger.taps = weights[0].numel() / len(weights[0]) if weights else 1.0
-        ledger.followed = self._follows and any(leaf.requires_grad for leaf in given)
+        ledger.taps = taps_of(given)
+        # What an operation is made of may have weights that are made of those it was given.
+        ledger.followed |= self._follows and any(leaf.requires_grad for leaf in given)
         self._inside = not made_of_steps
         try:
             yield

@@ -11,6 +11,7 @@ from covprop.rules import (
     movement,
     noise,
     norms,
+    recurrent,
     smooth,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "movement",
     "noise",
     "norms",
+    "recurrent",
     "smooth",
 ]
 

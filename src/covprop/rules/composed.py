@@ -1,7 +1,6 @@
 """Operations that are made of others: step by step where several arguments vary."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batc
 FAR = 1e4
 """How far below all others the score of what is left out is at least."""
 COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
-STEPWISE = "step by step: activations exact, products as if jointly Gaussian"
-PACKED = "packed sequences have no rule; propagate through each sequence at its own length"
 
 
 def _linear_in_both(call: Callable[[Any, Any], Any], first: Any, second: Any) -> GaussianTensor:
@@ -257,120 +254,3 @@ def _longer(x: Any, row: Tensor | float) -> Any:
     """One more row at the end: the same for every element of the batch."""
     last = torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
     return torch.cat([x, last + (row if isinstance(row, float) else row.reshape(-1))])
-
-
-def _lstm_step(x: Any, state: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
-    """(h, c) -> (o tanh(c'), c'),  c' = f c + i g."""
-    h, c = state
-    gates = F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
-    i, f, g, o = gates.chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def _gru_step(x: Any, state: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
-    """H -> n + z (h - n),  n = tanh(x_n + r h_n)."""
-    (h,) = state
-    x_r, x_z, x_n = F.linear(x, w_ih, b_ih).chunk(3, -1)
-    h_r, h_z, h_n = F.linear(h, w_hh, b_hh).chunk(3, -1)
-    r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
-    n = torch.tanh(x_n + r * h_n)
-    return (n + z * (h - n),)
-
-
-def _plain_step(
-    activation: Callable[..., Any],
-    x: Any,
-    state: Sequence[Any],
-    w_ih: Any,
-    w_hh: Any,
-    b_ih: Any,
-    b_hh: Any,
-) -> Any:
-    """H -> g(x_h + h_h)."""
-    (h,) = state
-    return (activation(F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)),)
-
-
-STEPS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.lstm_cell: _lstm_step,
-    torch.lstm: _lstm_step,
-    torch.gru_cell: _gru_step,
-    torch.gru: _gru_step,
-    torch.rnn_tanh_cell: partial(_plain_step, torch.tanh),
-    torch.rnn_tanh: partial(_plain_step, torch.tanh),
-    torch.rnn_relu_cell: partial(_plain_step, torch.relu),
-    torch.rnn_relu: partial(_plain_step, torch.relu),
-}
-"""One step of each recurrent function: (input, state, weights) -> state; an LSTM has two states."""
-
-_recurrent = partial(rule, kind=Kind.RECURRENT, treatment=STEPWISE, batch=Batch.STEPWISE)
-
-
-@_recurrent(torch.rnn_tanh_cell, torch.rnn_relu_cell, name="RNNCell")
-@_recurrent(torch.gru_cell, name="GRUCell")
-@_recurrent(torch.lstm_cell, name="LSTMCell")
-def recurrent_cell(
-    function: Callable[..., Any],
-    input: Any,
-    hx: Any,
-    w_ih: Any,
-    w_hh: Any,
-    b_ih: Any = None,
-    b_hh: Any = None,
-) -> Any:
-    """One step."""
-    if function is torch.lstm_cell:
-        return _lstm_step(input, hx, w_ih, w_hh, b_ih, b_hh)
-    return STEPS[function](input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
-
-
-@_recurrent(torch.rnn_tanh, torch.rnn_relu, name="RNN")
-@_recurrent(torch.gru, name="GRU")
-@_recurrent(torch.lstm, name="LSTM")
-def recurrent_network(function: Callable[..., Any], input: Any, hx: Any, *options: Any) -> Any:
-    """All layers, directions and steps."""
-    initial = hx if function is torch.lstm else [hx]
-    if not isinstance(initial, list | tuple):
-        raise UnsupportedOperation(PACKED)
-    output, states = _run(STEPS[function], input, list(initial), *options)
-    return output, *states
-
-
-def _run(
-    step: Callable[..., Any],
-    input: Any,
-    initial: list[Any],
-    weights: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Any, list[Any]]:
-    if not isinstance(weights, list | tuple):
-        raise UnsupportedOperation(PACKED)
-    time, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
-    each = 4 if has_biases else 2
-    if len(weights) != num_layers * directions * each:
-        raise UnsupportedOperation("an LSTM with proj_size has no rule; use one without")
-    last: list[list[Any]] = [[] for _ in initial]
-    for layer in range(num_layers):
-        input = input if layer == 0 else F.dropout(input, dropout, train)
-        outputs = []
-        for direction in range(directions):
-            place = layer * directions + direction
-            parameters = list(weights[place * each : (place + 1) * each])
-            parameters += [None, None] if not has_biases else []
-            state = tuple(start[place] for start in initial)
-            steps = list(torch.unbind(input, time))
-            states = []
-            for x in reversed(steps) if direction else steps:
-                state = step(x, state, *parameters)
-                states.append(state[0])
-            outputs.append(torch.stack(states[::-1] if direction else states, time))
-            for collected, final in zip(last, state, strict=True):
-                collected.append(final)
-        input = torch.cat(outputs, -1) if directions > 1 else outputs[0]
-    return input, [torch.stack(collected, 0) for collected in last]

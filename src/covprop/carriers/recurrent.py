@@ -1,0 +1,224 @@
+"""Recurrent layers on full covariances, block by block.
+
+A step goes from b = (x_t, state) to the next state. It is a propagation of its own, from the joint
+covariance of b, which gives the covariance of the new state and its expected Jacobian G = E[J].
+What is outside of the step (all inputs, the outputs so far) meets it to first order (Stein):
+Cov(state', w) = G Cov(b, w), one matrix product for all w together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from covprop.carriers.cross_covariance import Known, cross_covariance
+from covprop.covariance import Dense
+from covprop.covariance.base import symmetric
+from covprop.flow.algebra import Recurrence
+from covprop.flow.tensor import GaussianTensor
+
+
+@final
+class Places:
+    """Where N sequences have what is read and written, in flat vectors.
+
+    Inside, states are (part, sequence, element), and results (step, sequence, element) with the
+    other parts of the last state behind; outside, sequences come first.
+
+    reads (T, N * inputs): inputs of each step; begins: the initial state among the inputs, None if
+    it does not vary; joint: (sequence, input or state) among inputs and states one after another.
+    """
+
+    def __init__(self, recurrence: Recurrence, batch: torch.Size, size: int, count: int) -> None:
+        """For vectors (*batch, size) of so many sequences."""
+        self.recurrence, self.batch, self.count = recurrence, batch, count
+        index, each, device = recurrence.index, size // count, recurrence.index.device
+        start = each * torch.arange(count, device=device)[:, None]
+        inputs, states = index.shape[-1], recurrence.parts * recurrence.size
+        self.reads = (start + index[:, None, :]).flatten(1)
+        self.width = count * states
+        ends = torch.arange(each - states, each, device=device)
+        self.begins = None if recurrence.initial is not None else self._by_part(start + ends)
+        every = torch.arange(count * (inputs + states), device=device)
+        x, state = every.split([count * inputs, count * states])
+        self.joint = torch.cat([x.reshape(count, -1), self._by_sequence(state)], -1).flatten()
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return len(self.reads)
+
+    @property
+    def outputs(self) -> int:
+        """Elements that a step gives."""
+        return self.count * self.recurrence.size
+
+    @property
+    def total(self) -> int:
+        """Elements of the result."""
+        return (self.steps - 1) * self.outputs + self.width
+
+    @property
+    def results(self) -> Tensor:
+        """Those of the result, outside, among those inside."""
+        first = torch.arange(self.steps * self.outputs, device=self.reads.device)
+        last = len(first) + torch.arange(self.width - self.outputs, device=self.reads.device)
+        parts = first.reshape(self.steps, self.count, -1).transpose(0, 1).flatten(1)
+        return torch.cat([parts, self._by_sequence(last)], -1).flatten()
+
+    def initial(self, mean: Tensor) -> Tensor:
+        """The mean of the state at the beginning, inside, given that of the vector."""
+        if self.begins is not None:
+            return mean[..., self.begins]
+        assert self.recurrence.initial is not None
+        return self._by_part(self.recurrence.initial.reshape(*self.batch, self.count, -1))
+
+    def _by_part(self, states: Tensor) -> Tensor:
+        """(*any, N, parts * size) -> (*any, parts * N * size)."""
+        parts = states.unflatten(-1, (self.recurrence.parts, self.recurrence.size))
+        return parts.transpose(-2, -3).flatten(-3)
+
+    def _by_sequence(self, states: Tensor) -> Tensor:
+        """(any parts * N * size) -> (N, any parts * size)."""
+        parts = states.reshape(-1, self.count, self.recurrence.size)
+        return parts.transpose(0, 1).flatten(1)
+
+
+class Stepped(NamedTuple):
+    """The next state: mean, covariance, and expected Jacobian by inputs and states."""
+
+    mean: Tensor
+    covariance: Tensor
+    gain: Tensor
+
+
+Step = Callable[[Tensor, Tensor], Stepped]
+"""Mean and covariance of inputs and state -> the next state."""
+
+
+@final
+@dataclass(frozen=True)
+class Unrolled:
+    """The edge of a recurrent layer: the expected Jacobians of all steps, one after another."""
+
+    places: Places
+    gains: tuple[Tensor, ...]
+
+    def __call__(self, cross: Tensor) -> Tensor:
+        """Cov(input, w) -> Cov(result, w)."""
+        places = self.places
+        state = _initial_rows(places, cross)
+        outputs = []
+        for reads, gain in zip(places.reads, self.gains, strict=True):
+            inputs = cross.index_select(-2, reads)
+            state = gain.to(cross.dtype) @ torch.cat([inputs, state], -2)
+            outputs.append(state[..., : places.outputs, :])
+        rows = torch.cat([*outputs, state[..., places.outputs :, :]], -2)
+        return rows.index_select(-2, places.results)
+
+
+def _initial_rows(places: Places, cross: Tensor) -> Tensor:
+    """Covariances of the initial state."""
+    if places.begins is not None:
+        return cross.index_select(-2, places.begins)
+    return cross.new_zeros(*cross.shape[:-2], places.width, cross.shape[-1])
+
+
+def unrolled(
+    places: Places, mean: Tensor, matrix: Tensor, step: Step
+) -> tuple[Tensor, Tensor, Unrolled]:
+    """Mean and covariance of the results of all steps, and how they depend on the input.
+
+    mean (*batch, n), matrix (*batch, n, n): those of the input.
+    """
+    batch, size, each = places.batch, mean.shape[-1], places.outputs
+    state = places.initial(mean)
+    # Rows: the state; columns: all inputs, then the outputs so far.
+    rows = _initial_rows(places, matrix)
+    own = matrix.new_zeros(*batch, places.width, places.width)
+    if places.begins is not None:
+        own = rows.index_select(-1, places.begins)
+    made = matrix.new_zeros(*batch, places.total, places.total)
+    to_inputs = matrix.new_zeros(*batch, places.steps * each, size)
+    means, gains = [], []
+    for t, reads in enumerate(places.reads):
+        at, after = t * each, (t + 1) * each
+        inputs = matrix.index_select(-2, reads)
+        joint = symmetric_blocks(inputs.index_select(-1, reads), rows.index_select(-1, reads), own)
+        known = to_inputs[..., :at, :].index_select(-1, reads).mT
+        rows = torch.cat([torch.cat([inputs, known], -1), rows], -2)
+        state, own, gain = step(torch.cat([mean[..., reads], state], -1), joint)
+        rows = gain @ rows
+        means.append(state[..., :each])
+        gains.append(gain)
+        to_inputs[..., at:after, :] = rows[..., :each, :size]
+        _put(made, at, rows[..., :each, size:], own[..., :each, :each])
+        rows = torch.cat([rows, own[..., :each]], -1)
+    _put(made, places.steps * each, rows[..., each:, size:], own[..., each:, each:])
+    values = torch.cat([*means, state[..., each:]], -1)
+    if places.count > 1:
+        order = places.results
+        values, made = values[..., order], made.index_select(-2, order).index_select(-1, order)
+    return values, made, Unrolled(places, tuple(gains))
+
+
+def symmetric_blocks(first: Tensor, cross: Tensor, second: Tensor) -> Tensor:
+    """A matrix of four blocks; cross: the lower left one."""
+    upper, lower = torch.cat([first, cross.mT], -1), torch.cat([cross, second], -1)
+    return torch.cat([upper, lower], -2)
+
+
+def _put(matrix: Tensor, start: int, before: Tensor, own: Tensor) -> None:
+    """Write rows from `start` on, up to the diagonal, and the columns that they are as well."""
+    stop = start + own.shape[-1]
+    matrix[..., start:stop, :start] = before
+    matrix[..., :start, start:stop] = before.mT
+    matrix[..., start:stop, start:stop] = own
+
+
+def stepped(parts: Sequence[Any], base: Any) -> Stepped:
+    """The parts of a state that a step has made, in flight, jointly, and by what they came of."""
+    carriers = [part.carrier for part in parts]
+    like, batch = base.covariance.matrix(), base.batch_shape
+    eye = torch.eye(base.size, dtype=like.dtype, device=like.device)
+    found: Known = {}
+    slopes: Known = {(base.serial, base.serial): eye.expand(*batch, -1, -1)}
+
+    def filled(cross: Tensor | None, one: Any, other: Any) -> Tensor:
+        return like.new_zeros(*batch, one.size, other.size) if cross is None else cross
+
+    rows = [
+        torch.cat([filled(cross_covariance(u, v, found), u, v) for v in carriers], -1)
+        for u in carriers
+    ]
+    gain = [filled(cross_covariance(u, base, slopes, gaussian=True), u, base) for u in carriers]
+    mean = torch.cat([part.flat for part in parts], -1)
+    return Stepped(mean, symmetric(torch.cat(rows, -2)), torch.cat(gain, -2))
+
+
+def recurrent_layer(
+    carrier: Any, mean: Tensor, recurrence: Recurrence
+) -> tuple[Tensor, Tensor, Unrolled]:
+    """Mean, covariance and edge of a recurrent layer of a `Full` carrier."""
+    batch = carrier.batch_shape
+    count = mean.shape[len(batch) : -1].numel()
+    places = Places(recurrence, batch, carrier.size, count)
+    back = places.joint.argsort()
+
+    def step(mean: Tensor, covariance: Tensor) -> Stepped:
+        joint = places.joint
+        matrix = covariance.index_select(-2, joint).index_select(-1, joint)
+        base = type(carrier)(Dense(matrix), carrier.lineage.inner(), carrier.treatment)
+        together = GaussianTensor(mean[..., joint].reshape(*batch, count, -1), base)
+        parts = recurrence.step(together)
+        for part in parts:
+            part.materialize()
+        made = stepped(parts, base)
+        return made._replace(gain=made.gain.index_select(-1, back))
+
+    flat = mean.reshape(*batch, carrier.size)
+    carrier.lineage.expect(mean.itemsize * max(1, batch.numel()) * places.total**2)
+    values, matrix, edge = unrolled(places, flat, carrier.covariance.matrix(), step)
+    return values.reshape(*mean.shape[:-1], -1), matrix, edge
