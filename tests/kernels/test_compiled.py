@@ -134,6 +134,12 @@ def test_a_batch_is_its_elements(size: int) -> None:
             assert_close(found[i, j], one, atol=1e-14)
 
 
+def test_a_series_may_be_long() -> None:
+    x = gaussian(70, 3, torch.float64)
+    found, expected = both(torch.relu, x, cp.Series(order=700))
+    assert_close(found.covariance_matrix, expected.covariance_matrix, atol=1e-13)
+
+
 def test_threads_change_nothing() -> None:
     x = gaussian(300, 4, torch.float64)
     before = torch.get_num_threads()

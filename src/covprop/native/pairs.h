@@ -13,6 +13,7 @@
 
 constexpr int TILE = 64;
 static_assert(TILE * TILE == CHUNK, "a tile is a chunk");
+constexpr int MOST_STEPS = 16;  // orders of a ladder, at most
 
 // What the kernel needs of the elements of one side; rows of numbers have a stride of all elements.
 template <class T> struct Side {
@@ -47,7 +48,7 @@ template <class T> struct TileSpace {
     Workspace<T> pairs;
     T rho[CHUNK], c[CHUNK], found[CHUNK];
     T inverse[TILE], units[TILE];
-    std::vector<T> coefficients;
+    std::vector<T> coefficients, row;
     int place[CHUNK];
     T gathered[8][CHUNK];
 };
@@ -71,7 +72,8 @@ template <class T> void series(const Pairs<T>& p, const Tile<T>& tile, TileSpace
     for (int j = 0; j < TILE; j++)
         w.units[j] = p.right.units && j < tile.columns ? p.right.units[first_column + j] : T(1);
     const T* b = w.coefficients.data();
-    T a[512];
+    w.row.resize(size_t(order));
+    T* a = w.row.data();
     for (int i = 0; i < tile.rows; i++) {
         for (int k = 0; k < order; k++) a[k] = p.left.coefficients[k * p.left.all + first_row + i];
         T unit = p.left.units ? p.left.units[first_row + i] : T(1);
@@ -251,7 +253,7 @@ template <class T> int64_t compute(const Pairs<T>& p, const Tile<T>& tile, TileS
     }
     T largest = 0;
     for (int j = 0; j < W; j++) largest = std::max(largest, most[j]);
-    double left[16], right[16], limit[16];
+    double left[MOST_STEPS], right[MOST_STEPS], limit[MOST_STEPS];
     heights(p.left, first_row, tile.rows, int(p.steps), left);
     heights(p.right, first_column, tile.columns, int(p.steps), right);
     const double goal = std::log(double(p.accuracy)), size = std::log(std::max(double(largest), 1e-300));
