@@ -86,7 +86,7 @@ import sys
 import covprop as cp
 assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
 import torch
-cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), 0.1))
+cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), stddev=0.1))
 late = {"bayes", "robustness", "diagnostics", "report", "cli"}
 early = [name for name in sys.modules if name.startswith("covprop.") and name.split(".")[1] in late]
 assert not early, early

@@ -351,7 +351,7 @@ def test_an_output_that_was_sampled_or_mixed_says_so() -> None:
     model, x = network(), gaussian()
     sampled = cp.propagate(model, x, cp.MonteCarlo(400))
     text = page.render(model_name="m", x=x, y=sampled)
-    assert "those of 400 samples of the network: each mean is known to about 0.05 standard" in text
+    assert "Mean and covariance are those of 400 evaluations of the network." in text
     mixed = cp.propagate(model, x, cp.Split(components=5))
     count = len(mixed.mixture.weights)
     text = page.render(model_name="m", x=x, y=mixed)

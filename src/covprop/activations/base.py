@@ -86,6 +86,11 @@ class Activation(ABC):
         return False
 
     @property
+    def compiles(self) -> bool:
+        """Whether a compiled kernel has its moments."""
+        return False
+
+    @property
     def degree(self) -> int | None:
         """The order at which its Hermite series ends, if it does."""
         return None

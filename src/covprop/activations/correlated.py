@@ -22,6 +22,8 @@ LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 """Orders that the series may have."""
 SAMPLED_PAIRS = 2048
 """Pairs of a block from which its order is chosen."""
+HELD_PAIRS = 2**16
+"""Pairs of which is found at a time whether a series reaches them."""
 SPLIT_COST = 8
 """Cost of computing some pairs of a block separately, in terms of the series for all of them."""
 LAST_COEFFICIENTS = 8
@@ -133,23 +135,36 @@ class Correlated(Activation, ABC):
         result, beyond = compiled.pairs(rows, columns, covariance, bound, direct, diagonal)
         if not beyond:
             return result
-        rho = correlation(covariance, left[0][..., :, None], right[0][..., None, :])
-        far = self._beyond_last(rho, left[1][..., :, None], right[1][..., None, :], orders[-1])
-        if diagonal is not None:
-            far.diagonal(dim1=-2, dim2=-1).fill_(False)
-            far = far.triu()
-        index = far.nonzero(as_tuple=True)
-        if not len(index[0]):
-            return result
-        first, second = (
-            tuple(select_pairs(t.unsqueeze(axis), index, rho.shape) for t in side[4:])
-            for side, axis in ((left, -1), (right, -2))
-        )
-        found = self.direct(first, second, covariance[index])
-        result[index] = found
-        if diagonal is not None:
-            result[*index[:-2], index[-1], index[-2]] = found
+        self._finish(result, left, right, covariance, diagonal is not None)
         return result
+
+    def _finish(
+        self, result: Tensor, left: Elements, right: Elements, covariance: Tensor, symmetric: bool
+    ) -> None:
+        """Write the pairs that the longest series does not reach, some rows at a time."""
+        order = max(k for k in LADDER if k <= len(left[2]))
+        rows = covariance.shape[-2]
+        step = max(1, HELD_PAIRS * rows // covariance.numel())
+        right = tuple(t[..., None, :] for t in right)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            upper = tuple(t[..., part, None] for t in left)
+            block = covariance[..., part, :]
+            rho = correlation(block, upper[0], right[0])
+            far = self._beyond_last(rho, upper[1], right[1], order)
+            far = far.triu(start + 1) if symmetric else far
+            index = far.nonzero(as_tuple=True)
+            if not len(index[0]):
+                continue
+            first, second = (
+                tuple(select_pairs(t, index, rho.shape) for t in side[4:])
+                for side in (upper, right)
+            )
+            found = self.direct(first, second, block[index])
+            *batch, row, column = index
+            result[*batch, row + start, column] = found
+            if symmetric:
+                result[*batch, column, row + start] = found
 
     def terms(self, left: Elements, right: Elements, covariance: Tensor) -> int:
         """How many terms of the series `pair` would take, 0 for the direct formula alone."""

@@ -98,14 +98,21 @@ class Piecewise(Correlated):
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """g(mu) + sum_t [ w_t sigma m(-|a_t|) -+ h_t Phi(-|a_t|) ], a_t = (mu - t) / sigma."""
+        found = self._compiled_moments(mean, variance, 0)
+        if found is not None:
+            return found.mean
         return self._mean(mean, variance, self._pieces(mean, variance))
 
     def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
         """The covariance at rho = 1."""
-        return self._pieces(mean, variance).variance()
+        found = self._compiled_moments(mean, variance, 0)
+        return self._pieces(mean, variance).variance() if found is None else found.variance
 
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = (-1)^k phi(a) [w sigma He_{k-2}(a) - h He_{k-1}(a)] / sqrt(k!), for every knot."""
+        found = self._compiled_moments(mean, variance, order)
+        if found is not None:
+            return found.coefficients
         return self._pieces(mean, variance).coefficients(order)
 
     def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,6 +73,11 @@ class Quadrature(Correlated):
     direct_cost: ClassVar[float] = 2e6
     accuracy: ClassVar[dict[torch.dtype, float]] = {torch.float32: 2e-6, torch.float64: 1e-11}
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a compiled kernel has it."""
+        return self.compiled is not None
+
     def at(self, y: Tensor) -> Tensor:
         """The function itself."""
         return self.function(y, *self.parameters)
@@ -162,6 +167,11 @@ class Rescaled(Activation):
     def at(self, y: Tensor) -> Tensor:
         """The function itself."""
         return self.function(y)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether h does."""
+        return self.inner.compiles
 
     @property
     def nondecreasing(self) -> bool:

@@ -23,11 +23,14 @@ from covprop.covariance.planned import Cost, PlannedCovariance, Result
 from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
 from covprop.flow.lineage import Lineage
+from covprop.kernels.compiled import library
 
 VECTORS = 7 * 2**8
 """Bytes of moments and coefficients of an activation for each feature."""
 GRID = 2**14
 """Bytes of the grid of a quadrature for each feature, of as many as have theirs at a time."""
+COMPILED_GRID = 256
+"""The same of a compiled one: what it finds of each feature."""
 SMOOTH, DIRECTIONS = 9, 2**24
 """Tensors in float64 of second derivatives along directions, and how many numbers each has."""
 PRODUCT, JOINED, SUMMED, CONTRACTED, MASKED = 4, 3, 2, 3, 4
@@ -221,7 +224,8 @@ class Planned(Carrier):
         """Its value at the mean; a kernel for every pair."""
         value = torch.nan_to_num(activation.at(mean.double()), 0.0, 0.0, 0.0).to(mean.dtype)
         integrated = isinstance(activation, Quadrature | Rescaled)
-        grid = GRID * min(PART, mean.numel()) if integrated else 0
+        each = COMPILED_GRID if activation.compiles and library() is not None else GRID
+        grid = each * min(PART, mean.numel()) if integrated else 0
         vectors = VECTORS * mean.numel()
         cost = self.planned.pairwise(self._result(mean), vectors, grid)
         return value, self._new(value, cost, grid=grid, nonlinear=True)

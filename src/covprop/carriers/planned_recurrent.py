@@ -16,7 +16,10 @@ from covprop.covariance.planned import Cost
 from covprop.flow.algebra import Recurrence
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
+from covprop.kernels.compiled import library
 
+CROSSED = 2
+"""Copies of cross-covariances that are held at a time: what a map takes and what it gives."""
 COEFFICIENT_ROWS = 3
 """Copies of the coefficients of a series that are held at a time."""
 
@@ -60,7 +63,9 @@ def recurrent_cost(
         part.materialize()
     vectors = list(dict.fromkeys(part.carrier for part in parts))
     crossed = between([*vectors, base])
-    meanwhile = 0 if followed else crossed.meanwhile  # kept already, of the operations before
+    meanwhile = (
+        0 if followed else CROSSED * crossed.meanwhile
+    )  # kept already, of the operations before
     ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype)), 0.0)
     events = ledger.pop()
     inside = max(event.peak for event in events) + unit * wide**2
@@ -104,7 +109,8 @@ def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dt
     order = series_order(units, recurrence, dtype)
     panels = panel_count(torch.zeros(1), order) / panel_count(torch.zeros(1))
     grid = int(max(one.grid for one in grids) * (panels - 1))
-    return grid + 8 * order * COEFFICIENT_ROWS * units + table_bytes(order)
+    table = 0 if library() is not None else table_bytes(order)  # its functions are compiled
+    return grid + 8 * order * COEFFICIENT_ROWS * units + table
 
 
 def series_order(units: int, recurrence: Recurrence, dtype: torch.dtype) -> int:

@@ -178,7 +178,7 @@ def activation(
 def _check_one_function(function: Callable[[Tensor], Tensor], x: GaussianTensor) -> None:
     """Refuse a function with a parameter for each channel or element, of which grids know none."""
     value = function(torch.zeros(1, dtype=x.dtype, device=x.device))
-    if isinstance(value, Tensor) and value.shape != (1,):
+    if isinstance(value, Tensor) and value.dim() > 0 and value.shape != (1,):
         raise UnsupportedOperation(
             f"{name_of(function)} has parameters of shape {tuple(value.shape)}, and an activation "
             "is one function for all elements; keep such parameters outside of it, as in "
