@@ -19,6 +19,7 @@ LAYERS = (
     "demo",
     "report",
     "robustness",
+    "sklearn_models",
     "bayes",
     "diagnostics",
     "operations",

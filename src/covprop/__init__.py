@@ -1,5 +1,8 @@
 """covprop: the mean and full covariance of a neural network's output for Gaussian input."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from torch.serialization import add_safe_globals
 
 from covprop import activations, bayes, covariance, report, robustness
@@ -55,6 +58,9 @@ from covprop.rules.elementwise import activation, register_activation
 from covprop.rules.noise import dropout_active
 from covprop.skewed import Skewed
 
+if TYPE_CHECKING:
+    from covprop.sklearn_models import NoisyInputRegressor, from_sklearn
+
 __version__ = "0.1.0"
 
 # Values that torch.load reads without weights_only=False: they run no code of a file.
@@ -93,6 +99,7 @@ __all__ = [
     "Mixture",
     "MomentOverflow",
     "MonteCarlo",
+    "NoisyInputRegressor",
     "PiecewiseLinear",
     "Plan",
     "QuadratureError",
@@ -114,6 +121,7 @@ __all__ = [
     "compare",
     "covariance",
     "dropout_active",
+    "from_sklearn",
     "joint",
     "kl_divergence",
     "plan",
@@ -126,6 +134,21 @@ __all__ = [
     "trace",
     "wasserstein_distance",
 ]
+
+SKLEARN = ("NoisyInputRegressor", "from_sklearn")
+
+
+def __getattr__(name: str) -> Any:
+    # These need scikit-learn, so they are imported at first use.
+    if name not in SKLEARN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module("covprop.sklearn_models"), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"cp.{name} needs scikit-learn; install it with "
+            "pip install '.[bayes]' in covprop's folder"
+        ) from error
 
 
 def __dir__() -> list[str]:
