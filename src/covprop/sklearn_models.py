@@ -313,11 +313,7 @@ class NoisyInputRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
         """Fit a clone of the regressor, `estimator_`; `fit_params` go to its `fit`."""
-        if not is_regressor(self.estimator):
-            raise TypeError(
-                f"NoisyInputRegressor takes a regressor, not a {type(self.estimator).__name__}; "
-                "of a classifier, propagate noise through cp.from_sklearn(classifier)"
-            )
+        self._check_kind()
         self.estimator_ = clone(self.estimator).fit(X, y, **fit_params)
         return self
 
@@ -338,8 +334,7 @@ class NoisyInputRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
                     "return_std=True needs X_stddev, the standard deviation of the noise of X"
                 )
             return known
-        checked = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
-        features = _numbers(checked)
+        features = _numbers(validate_data(self, X, accept_sparse="csr", reset=False))
         moments = self._moments(from_sklearn(fitted), features, _noise(noise, features))
         mean, stddev = (np.concatenate(parts).reshape(known.shape) for parts in moments)
         return (mean, stddev) if return_std else mean
@@ -356,9 +351,17 @@ class NoisyInputRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
 
     def _fitted(self) -> Any:
         """The regressor that `fit` has made, or the one given where it is fitted."""
+        self._check_kind()
         fitted = getattr(self, "estimator_", self.estimator)
         check_is_fitted(fitted)
         return fitted
+
+    def _check_kind(self) -> None:
+        if not is_regressor(self.estimator):
+            raise TypeError(
+                f"NoisyInputRegressor takes a regressor, not a {type(self.estimator).__name__}; "
+                "of a classifier, propagate noise through cp.from_sklearn(classifier)"
+            )
 
     @property
     def n_features_in_(self) -> int:
