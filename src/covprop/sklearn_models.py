@@ -134,7 +134,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 def _numbers(values: Any) -> Tensor:
     """A copy in float64, also of a sparse matrix."""
     dense = values.toarray() if hasattr(values, "toarray") else values
-    return torch.tensor(np.asarray(dense), dtype=torch.float64)
+    return torch.as_tensor(np.array(np.asarray(dense), np.float64, order="C"))
 
 
 def _linear(weight: Any, bias: Any) -> nn.Linear:
@@ -160,7 +160,7 @@ def _perceptron(estimator: MLPRegressor | MLPClassifier) -> nn.Sequential:
                 f"{type(estimator).__name__} has the activation {name!r}, and cp.from_sklearn "
                 f"knows {', '.join(ACTIVATIONS)}; write the network as a module yourself"
             )
-        layers += [_linear(_numbers(weight).T, bias), ACTIVATIONS[name]()]
+        layers += [_linear(weight.T, bias), ACTIVATIONS[name]()]
     if isinstance(estimator, MLPClassifier) and estimator.n_outputs_ == 1:
         layers.append(_two_classes())
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
