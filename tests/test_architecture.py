@@ -23,6 +23,7 @@ LAYERS = (
     "bayes",
     "diagnostics",
     "operations",
+    "mc_dropout",
     "propagate",
     "methods",
     "rules",

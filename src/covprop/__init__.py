@@ -33,6 +33,7 @@ from covprop.flow.carrier import Carrier as Carrier
 from covprop.flow.table import Batch, rule
 from covprop.flow.tensor import GaussianTensor as GaussianTensor
 from covprop.gaussian import Gaussian
+from covprop.mc_dropout import mc_dropout
 from covprop.methods import (
     AssumedDensity,
     Auto,
@@ -124,6 +125,7 @@ __all__ = [
     "from_sklearn",
     "joint",
     "kl_divergence",
+    "mc_dropout",
     "plan",
     "propagate",
     "register_activation",
