@@ -125,6 +125,15 @@ def test_a_batch_is_a_loop_and_the_model_stays_as_it_is() -> None:
     torch.testing.assert_close(one.covariance_matrix, many.covariance_matrix[0])
 
 
+@pytest.mark.filterwarnings("error::covprop.DropoutWarning")
+def test_a_model_in_training_mode_gives_the_same_without_a_warning() -> None:
+    expected = cp.mc_dropout(shallow(), rows(4, 6), method="gaussian-layers")
+    model = shallow().train()
+    y = cp.mc_dropout(model, rows(4, 6), method="gaussian-layers")
+    assert torch.equal(y.variance, expected.variance)
+    assert all(layer.training for layer in model.modules())
+
+
 def test_noise_of_the_input_counts_as_well() -> None:
     """The law of total variance: that of the masks, averaged over inputs, and of the inputs."""
     model, x = shallow(), rows(4, 6)

@@ -46,7 +46,8 @@ def mc_dropout(
             "same; write F.dropout(x, p, self.training) as a layer, nn.Dropout(p)"
         )
     gaussian = x if isinstance(x, Gaussian) else Gaussian.constant(x, batch_dims)
-    return propagate(_WithDropout(model), gaussian, method=method)
+    with dropout_active(model):  # so that a model in training mode is not warned of
+        return propagate(_WithDropout(model), gaussian, method=method)
 
 
 @final

@@ -1,5 +1,7 @@
 """Fitted models of scikit-learn as modules, against its own predictions and samples of them."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import warnings
@@ -206,6 +208,14 @@ def test_the_module_is_a_copy_and_follows_the_dtype_of_its_numbers() -> None:
     single = module.float()(torch.as_tensor(X).float())
     assert single.dtype == torch.float32
     np.testing.assert_allclose(single[:, 0], before, rtol=1e-4)
+
+
+def test_the_module_can_be_copied_and_pickled() -> None:
+    steps = make_pipeline(MinMaxScaler(clip=True), linear.Ridge())
+    model = TransformedTargetRegressor(steps, func=np.log, inverse_func=np.exp).fit(X, Y)
+    module = cp.from_sklearn(model)
+    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(same(torch.as_tensor(X)), module(torch.as_tensor(X)))
 
 
 def test_a_network_fitted_in_single_precision_predicts_in_double() -> None:
