@@ -28,6 +28,7 @@ from covprop.flow.carrier import Carrier as Carrier
 from covprop.flow.table import Batch, rule
 from covprop.flow.tensor import GaussianTensor as GaussianTensor
 from covprop.gaussian import Gaussian
+from covprop.mc_dropout import mc_dropout
 from covprop.methods import (
     AssumedDensity,
     Auto,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from covprop.diagnostics.steps import Trace
     from covprop.diagnostics.trace import trace
     from covprop.diagnostics.verdict import kl_divergence, series_error_bound, wasserstein_distance
+    from covprop.sklearn_models import NoisyInputRegressor, from_sklearn
 
 __version__ = "0.1.0"
 
@@ -99,6 +101,7 @@ __all__ = [
     "Mixture",
     "MomentOverflow",
     "MonteCarlo",
+    "NoisyInputRegressor",
     "PiecewiseLinear",
     "Plan",
     "QuadratureError",
@@ -120,8 +123,10 @@ __all__ = [
     "compare",
     "covariance",
     "dropout_active",
+    "from_sklearn",
     "joint",
     "kl_divergence",
+    "mc_dropout",
     "plan",
     "propagate",
     "register_activation",
@@ -135,9 +140,11 @@ __all__ = [
 
 _IMPORTED_WHEN_USED = {
     "Comparison": "diagnostics.comparison",
+    "NoisyInputRegressor": "sklearn_models",
     "Trace": "diagnostics.steps",
     "bayes": "bayes",
     "compare": "diagnostics.compare",
+    "from_sklearn": "sklearn_models",
     "kl_divergence": "diagnostics.verdict",
     "report": "report",
     "robustness": "robustness",
@@ -153,7 +160,15 @@ def __getattr__(name: str) -> Any:
     if name not in _IMPORTED_WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = _IMPORTED_WHEN_USED[name]
-    module = import_module(f"{__name__}.{place}")
+    try:
+        module = import_module(f"{__name__}.{place}")
+    except ModuleNotFoundError as error:
+        if place != "sklearn_models":
+            raise
+        raise ImportError(
+            f"cp.{name} needs scikit-learn; install it with "
+            "pip install '.[bayes]' in covprop's folder"
+        ) from error
     globals()[name] = module if place == name else getattr(module, name)
     return globals()[name]
 

@@ -1,8 +1,7 @@
-"""Estimators inside scikit-learn's tools, and scikit-learn's networks inside covprop."""
+"""Estimators of covprop.bayes inside scikit-learn's tools."""
 
 import numpy as np
 import pytest
-import torch
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_diabetes, load_wine
 from sklearn.ensemble import VotingClassifier
@@ -14,17 +13,12 @@ from sklearn.model_selection import (
     cross_val_score,
     cross_validate,
 )
-from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import nn
 
-import covprop as cp
 from covprop.bayes import BayesClassifier, BayesRegressor
-from tests.layers import propagate
 
 QUICK = {"hidden": (8,), "epochs": 25, "learning_rate": 0.1, "batch_size": 200, "random_state": 0}
-SAMPLES = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -79,45 +73,3 @@ def test_a_target_may_be_transformed_outside(patients) -> None:
     model = TransformedTargetRegressor(BayesRegressor(**QUICK), func=np.log, inverse_func=np.exp)
     predicted = model.fit(*patients).predict(patients[0])
     assert np.corrcoef(predicted, patients[1])[0, 1] > 0.5
-
-
-def as_torch(scaler: StandardScaler, network: MLPRegressor | MLPClassifier) -> nn.Sequential:
-    """A fitted pipeline of scikit-learn as a module: the scaler, then the layers, in float64."""
-    first = nn.Linear(len(scaler.scale_), len(scaler.scale_))
-    weights = [np.diag(1 / scaler.scale_), *(w.T for w in network.coefs_)]
-    biases = [-scaler.mean_ / scaler.scale_, *network.intercepts_]
-    layers: list[nn.Module] = [first]
-    for weight in weights[1:]:
-        layers += [nn.Linear(weight.shape[1], weight.shape[0]), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1]).double().requires_grad_(requires_grad=False)
-    linear = [layer for layer in model if isinstance(layer, nn.Linear)]
-    for layer, weight, bias in zip(linear, weights, biases, strict=True):
-        layer.weight.copy_(torch.as_tensor(np.array(weight)))
-        layer.bias.copy_(torch.as_tensor(bias))
-    return model
-
-
-def test_noise_goes_through_a_fitted_pipeline_of_scikit_learn(patients) -> None:
-    """Sampled by scikit-learn's own predict, within 5 standard errors.
-
-    One hidden layer: what reaches its ReLUs is Gaussian, so that the moments are exact.
-    """
-    x, y = patients
-    pipeline = make_pipeline(
-        StandardScaler(), MLPRegressor(hidden_layer_sizes=(30,), max_iter=60, random_state=0)
-    )
-    with pytest.warns(UserWarning, match="hasn't converged"):  # sixty rounds are enough here
-        pipeline.fit(x, y)
-    model = as_torch(*(step for _, step in pipeline.steps))
-    points = torch.as_tensor(x[:2])
-    np.testing.assert_allclose(model(points)[:, 0], pipeline.predict(x[:2]), rtol=1e-9)
-    given = cp.Gaussian.isotropic(points, stddev=0.02, batch_dims=1)  # features have 0.048
-    found = propagate(model, given)
-    noise = np.random.default_rng(0).normal(size=(SAMPLES, x.shape[1]))
-    for i in range(2):
-        drawn = pipeline.predict(x[i] + 0.02 * noise)
-        error = drawn.std() / SAMPLES**0.5
-        assert abs(drawn.mean() - float(found.mean[i])) < 5 * error
-        spread = (drawn - drawn.mean()) ** 2
-        assert abs(spread.mean() - float(found.variance[i])) < 5 * spread.std() / SAMPLES**0.5
-        assert spread.std() / SAMPLES**0.5 < 0.01 * spread.mean()

@@ -243,7 +243,9 @@ class Estimator:
     def _check(self, outputs: int, work: float) -> list[Moments] | None:
         """Moments at points: as many as take no more time than layers do, else a few dozen."""
         network = self.network
-        if network is None or not self.directions or len(network.outputs) != outputs:
+        if network is None or len(network.outputs) != outputs:
+            return None
+        if not self.directions and not network.draws:  # every point would give the same
             return None
         count, held = FEW_POINTS, sum(output.shape.numel() for output in network.outputs)
         if network.vectorised and held:

@@ -55,7 +55,8 @@ _wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
 def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
     """Say that dropout is on for no better reason than `model.train()`; layers: with names."""
     for name, layer in layers:
-        if layer.training and id(layer) not in _wanted.get() and (p := _probability(layer)) > 0:
+        p = dropout_probability(layer)
+        if layer.training and id(layer) not in _wanted.get() and p > 0:
             warn_user(
                 f"dropout of {name or 'the model'} ({layer._get_name()}, p = {p:g}) is in training "
                 "mode: methods with a rule for it, such as cp.GaussianLayers(), and "
@@ -67,7 +68,7 @@ def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
             return
 
 
-def _probability(layer: nn.Module) -> float:
+def dropout_probability(layer: nn.Module) -> float:
     """That of a layer's own dropout."""
     if isinstance(layer, _DropoutNd):
         return layer.p
@@ -124,7 +125,8 @@ def alpha_dropout(
     """Nothing in evaluation mode."""
     if kwargs.get("train", training) and p > 0:
         raise RandomDraws(
-            "alpha dropout has a rule for evaluation mode alone; call model.eval() first"
+            "alpha dropout has a rule for evaluation mode alone; call model.eval() first, or "
+            "use cp.MonteCarlo()"
         )
     return input
 
