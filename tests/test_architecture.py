@@ -19,6 +19,7 @@ LAYERS = (
     "demo",
     "report",
     "robustness",
+    "filters",
     "bayes",
     "diagnostics",
     "operations",

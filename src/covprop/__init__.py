@@ -2,7 +2,7 @@
 
 from torch.serialization import add_safe_globals
 
-from covprop import activations, bayes, covariance, report, robustness
+from covprop import activations, bayes, covariance, filters, report, robustness
 from covprop import rules as rules
 from covprop.diagnostics.compare import compare
 from covprop.diagnostics.comparison import Comparison
@@ -114,6 +114,7 @@ __all__ = [
     "compare",
     "covariance",
     "dropout_active",
+    "filters",
     "joint",
     "kl_divergence",
     "plan",
