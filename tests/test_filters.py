@@ -414,3 +414,12 @@ def test_what_cannot_be_filtered_is_said() -> None:
     ):
         with pytest.raises(cp.InvalidGaussian, match=words):
             system.model(**({"process_covariance": None} | noise)).predict(state, "linearized")
+
+
+def test_a_method_that_makes_an_indefinite_covariance_is_told() -> None:
+    """Negative weights of sigma points: what is repaired is more than rounding."""
+    model = cp.filters.StateSpace(torch.exp, torch.exp, measurement_stddev=0.1)
+    state = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), stddev=1.0)
+    with pytest.warns(cp.ApproximationWarning, match="set to zero"):
+        after = model.update(state, torch.ones(2, dtype=D), cp.Unscented(kappa=-1.5)).state
+    assert float(torch.linalg.eigvalsh(after.covariance_matrix)[0]) >= 0

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
-from covprop.errors import InvalidGaussian, UnsupportedOperation
+from covprop.errors import ApproximationWarning, InvalidGaussian, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian, check_gaussian
 from covprop.kernels.normal import inverse_deviation
 from covprop.methods import LayerwiseMethod, Method, WrappingMethod, as_method
@@ -31,6 +31,8 @@ from covprop.propagate import AUTO, Model, joint
 __all__ = ["FilterResult", "StateSpace", "Update"]
 
 HALF_LOG_2_PI = math.log(2 * math.pi) / 2
+INDEFINITE = 1e-4
+"""Eigenvalues of correlations below zero by this part of the largest are no roundings."""
 
 
 @final
@@ -174,9 +176,6 @@ class StateSpace(nn.Module):
             reading: What was read, `(*batch, m)`; NaN where an element is missing.
             method: As for `cp.propagate`.
 
-        Returns:
-            The new state, the reading as it was expected, and the log-likelihood.
-
         Raises:
             InvalidGaussian: Where a shape is wrong, or a reading cannot vary.
 
@@ -197,9 +196,6 @@ class StateSpace(nn.Module):
             state: That one step *before* the first reading; a single one stands for a batch.
             readings: A tensor `(time, *batch, m)`, NaN where something is missing.
             method: As for `cp.propagate`: "linearized" is the extended Kalman filter.
-
-        Returns:
-            Predicted and filtered states and the log-likelihood, with `smooth()`.
 
         Example:
             model = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
@@ -270,7 +266,10 @@ def _moments(x: Gaussian, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
     noise: a covariance (*batch, m, m) to be added to the last m elements.
     """
-    covariance = nearest_semidefinite(x.covariance_matrix.double())[0]
+    covariance, lowest = nearest_semidefinite(x.covariance_matrix.double())
+    if lowest < -INDEFINITE:
+        text = f"eigenvalues of a covariance down to {lowest:.1e} of the largest are set to zero"
+        warn_user(f"{text}; use cp.GaussianLayers() or cp.Unscented()", ApproximationWarning)
     if noise is not None:
         before = covariance.shape[-1] - noise.shape[-1]
         covariance = covariance + pad(noise, (before, 0, before, 0))
