@@ -19,6 +19,7 @@ from experiments import (
     figure3,
     figure4,
     figure5,
+    filters,
     noisy,
     ood,
     record,
@@ -38,7 +39,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants, auto, sampling,
+        accuracy, cumulants, auto, sampling, filters,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"

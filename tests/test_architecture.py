@@ -20,6 +20,7 @@ LAYERS = (
     "report",
     "robustness",
     "sklearn_models",
+    "filters",
     "bayes",
     "diagnostics",
     "operations",

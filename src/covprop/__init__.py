@@ -55,7 +55,7 @@ from covprop.rules.noise import dropout_active
 from covprop.skewed import Skewed
 
 if TYPE_CHECKING:
-    from covprop import bayes, report, robustness
+    from covprop import bayes, filters, report, robustness
     from covprop.diagnostics.compare import compare
     from covprop.diagnostics.comparison import Comparison
     from covprop.diagnostics.steps import Trace
@@ -123,6 +123,7 @@ __all__ = [
     "compare",
     "covariance",
     "dropout_active",
+    "filters",
     "from_sklearn",
     "joint",
     "kl_divergence",
@@ -144,6 +145,7 @@ _IMPORTED_WHEN_USED = {
     "Trace": "diagnostics.steps",
     "bayes": "bayes",
     "compare": "diagnostics.compare",
+    "filters": "filters",
     "from_sklearn": "sklearn_models",
     "kl_divergence": "diagnostics.verdict",
     "report": "report",
