@@ -16,7 +16,6 @@ from covprop.covariance.planned import Cost
 from covprop.flow.algebra import Recurrence
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
-from covprop.kernels.compiled import library
 
 CROSSED = 2
 """Copies of cross-covariances that are held at a time: what a map takes and what it gives."""
@@ -109,8 +108,7 @@ def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dt
     order = series_order(units, recurrence, dtype)
     panels = panel_count(torch.zeros(1), order) / panel_count(torch.zeros(1))
     grid = int(max(one.grid for one in grids) * (panels - 1))
-    table = 0 if library() is not None else table_bytes(order)  # its functions are compiled
-    return grid + 8 * order * COEFFICIENT_ROWS * units + table
+    return grid + 8 * order * COEFFICIENT_ROWS * units + table_bytes(order)
 
 
 def series_order(units: int, recurrence: Recurrence, dtype: torch.dtype) -> int:

@@ -121,7 +121,7 @@ class _Quadrature(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("node", "weight", "cumulative")),
         *((name, ctypes.c_double) for name in ("reach", "rounding", "tiny")),
         *((name, ctypes.c_void_p) for name in ("mean_of", "variance", "mismatch", "floor")),
-        *((name, ctypes.c_void_p) for name in ("by_mean", "by_variance", "coefficients")),
+        *((name, ctypes.c_void_p) for name in ("by_mean", "by_variance", "coefficients", "slopes")),
     )
 
 
@@ -148,20 +148,27 @@ class Rule(NamedTuple):
 
 def quadrature(
     function: Compiled, kinks: Sequence[float], mean: Tensor, stddev: Tensor, centre: Tensor,
-    order: int, rule: Rule,
+    order: int, rule: Rule, basis: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The fields of `_Estimate` in activations/moments.py; centre: the function of the means."""
+    """The fields of `_Estimate` in activations/moments.py; centre: the function of the means.
+
+    basis: what turns the slopes at the nodes into coefficients, (order, nodes), if it is known.
+    """
     tensors = [tensor.contiguous() for tensor in (mean, stddev, centre)]
     rows = [function.parameters, kinks, rule.nodes, rule.weights, rule.cumulative]
     numbers = [(ctypes.c_double * len(row))(*row) for row in rows]
     results = torch.empty(6, len(mean), dtype=mean.dtype)
     coefficients = torch.empty(order, len(mean), dtype=mean.dtype)
+    slopes = None if basis is None else torch.empty(len(mean), basis.shape[1], dtype=mean.dtype)
     call = _Quadrature(
         len(mean), order, rule.panels, FUNCTIONS.index(function.name), len(kinks),
         *(tensor.data_ptr() for tensor in tensors), *(ctypes.addressof(row) for row in numbers),
         rule.reach, rule.rounding, torch.finfo(mean.dtype).tiny,
         *(row.data_ptr() for row in results), coefficients.data_ptr(),
+        None if slopes is None else slopes.data_ptr(),
     )  # fmt: skip
     work = len(mean) * rule.panels * (order + len(rule.nodes))
     compiled.loaded().quadrature_moments(ctypes.byref(call), compiled.threads(work))
+    if basis is not None and slopes is not None:
+        torch.mm(basis, slopes.mT, out=coefficients)
     return *results, coefficients

@@ -22,6 +22,7 @@ struct QuadratureCall {
     const double *node, *weight, *cumulative;  // on [-1, 1]; integrals of the interpolant to nodes
     double reach, rounding, tiny;
     double *result, *variance, *mismatch, *floor, *by_mean, *by_variance, *coefficients;
+    double* slopes;  // g' at the nodes, (n, nodes), where there are no kinks; or null
 };
 
 struct Value {
@@ -177,6 +178,10 @@ static void integrate(const QuadratureCall& p, int64_t i, Grid& g) {
     p.floor[i] = floor;
     p.by_mean[i] = 2 * expect([&](int64_t k) { return (load(&g.rise[k]) - shift) * load(&g.slope[k]); });
     p.by_variance[i] = stddev > 0 ? by_variance / stddev : slope * slope;
+    if (p.slopes) {  // coefficients are a matrix product of them
+        std::memcpy(p.slopes + i * count, g.slope.data(), size_t(count) * sizeof(double));
+        return;
+    }
     for (int64_t k = 0; k < p.order; k++) {  // wave is He_k phi / sqrt(k!)
         V sums{};
         const double up = 1 / std::sqrt(k + 1.0), down = std::sqrt(double(k)) * up;
