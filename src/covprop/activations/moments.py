@@ -153,8 +153,10 @@ def hermite_basis(panels: int, order: int) -> Tensor:
     """
     zero = torch.zeros((), dtype=torch.float64)
     grid = Panels(breakpoints((), zero, zero, panels), NODES)
-    rows = zip(range(1, order + 1), hermite_functions(grid.nodes), strict=False)
-    return torch.stack([(grid.weights * h / math.sqrt(k)).flatten() for k, h in rows])
+    basis = torch.empty(order, grid.nodes.numel(), dtype=zero.dtype)
+    for row, (k, h) in zip(basis, enumerate(hermite_functions(grid.nodes), start=1), strict=False):
+        row.copy_((grid.weights * h / math.sqrt(k)).flatten())
+    return basis
 
 
 def value_and_slope(scalar: Scalar, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from covprop.flow.algebra import Recurrence
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 
+TABLES = 2
+"""Tables of Hermite functions that are kept: steps have series of different lengths."""
 CROSSED = 2
 """Copies of cross-covariances that are held at a time: what a map takes and what it gives."""
 COEFFICIENT_ROWS = 3
@@ -65,7 +67,8 @@ def recurrent_cost(
     meanwhile = (
         0 if followed else CROSSED * crossed.meanwhile
     )  # kept already, of the operations before
-    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype)), 0.0)
+    tables = 1 if followed else TABLES  # with autograd the plan is generous without
+    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype, tables)), 0.0)
     events = ledger.pop()
     inside = max(event.peak for event in events) + unit * wide**2
     # Rows of a state have a column for each input, and for each output so far.
@@ -99,7 +102,9 @@ def at_means(places: Places, mean: Tensor) -> tuple[Tensor, Tensor]:
     return values[..., places.results], joint
 
 
-def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dtype) -> int:
+def series_bytes(
+    vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dtype, tables: int
+) -> int:
     """What the series of nearly parallel units takes beyond that of others, where there is one."""
     grids = [one for vector in vectors for one in ancestors(vector) if one.grid]
     if not grids:
@@ -108,7 +113,7 @@ def series_bytes(vectors: Sequence[Any], recurrence: Recurrence, dtype: torch.dt
     order = series_order(units, recurrence, dtype)
     panels = panel_count(torch.zeros(1), order) / panel_count(torch.zeros(1))
     grid = int(max(one.grid for one in grids) * (panels - 1))
-    return grid + 8 * order * COEFFICIENT_ROWS * units + table_bytes(order)
+    return grid + 8 * order * COEFFICIENT_ROWS * units + tables * table_bytes(order)
 
 
 def series_order(units: int, recurrence: Recurrence, dtype: torch.dtype) -> int:
