@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import covprop as cp
+from covprop.kernels.compiled import library
 from tests.cli.running import covprop
 from tests.pages import ROOT, assert_agree, blocks, examples, rewritten, run, words
 from tests.torchvision_names import without_torchvision
@@ -113,6 +114,8 @@ def test_no_page_is_listed_that_has_no_code() -> None:
 def test_a_page_shows_what_its_code_prints(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "docs/trust.md" and library() is None:
+        pytest.skip("it shows how many terms compiled kernels take")
     monkeypatch.chdir(tmp_path)
     page, text = PAGES.get(name, UNLISTED), (ROOT / name).read_text()
     for example, printed in run(text, page.names(), name):

@@ -16,6 +16,7 @@ from covprop.covariance.planned import Cost
 from covprop.flow.algebra import Recurrence
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
+from covprop.kernels.compiled import library
 
 TABLES = 2
 """Tables of Hermite functions that are kept: steps have series of different lengths."""
@@ -64,10 +65,10 @@ def recurrent_cost(
         part.materialize()
     vectors = list(dict.fromkeys(part.carrier for part in parts))
     crossed = between([*vectors, base])
-    meanwhile = (
-        0 if followed else CROSSED * crossed.meanwhile
-    )  # kept already, of the operations before
-    tables = 1 if followed else TABLES  # with autograd the plan is generous without
+    compiled = library() is not None  # else the grids of the torch code cover more
+    copies, tables = (CROSSED, TABLES) if compiled and not followed else (1, 1)
+    # With autograd they are kept already, of the operations before.
+    meanwhile = 0 if followed else copies * crossed.meanwhile
     ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype, tables)), 0.0)
     events = ledger.pop()
     inside = max(event.peak for event in events) + unit * wide**2
