@@ -182,7 +182,7 @@ def _logistic_regression(estimator: Any) -> nn.Sequential:
 
 
 def _center_and_scale(estimator: StandardScaler | RobustScaler | MaxAbsScaler) -> tuple[Any, Any]:
-    """What a scaler subtracts, and then divides by; ones and zeros where it was told not to."""
+    """What a scaler subtracts, and then divides by; zeros and ones where that is switched off."""
     if isinstance(estimator, StandardScaler):
         center = estimator.mean_ if estimator.with_mean else None
     else:

@@ -201,3 +201,16 @@ def test_what_is_not_plain_numbers_is_left_to_torch() -> None:
     assert seen == [False, False]
     with forward_ad.dual_level():
         assert not compiled.usable(forward_ad.make_dual(plain, plain))
+
+
+def test_numbers_of_elements_are_broadcast_over_a_batch_and_checked() -> None:
+    x = gaussian(5, 2, torch.float64, batch=(3,))
+    inverse, rows = x.variance[0].rsqrt(), torch.randn(2, 5, dtype=torch.float64)
+    one = compiled.Series(inverse, None, rows[:, None], torch.ones_like(inverse))
+    found, _ = compiled.pairs(one, one, x.covariance_matrix)
+    for i in range(3):
+        alone = compiled.Series(inverse, None, rows, torch.ones_like(inverse))
+        assert torch.equal(found[i], compiled.pairs(alone, alone, x.covariance_matrix[i])[0])
+    short = one._replace(inverse=inverse[:4])
+    with pytest.raises(RuntimeError, match="expanded size"):
+        compiled.pairs(short, one, x.covariance_matrix)

@@ -85,7 +85,7 @@ class Probit(Correlated):
         return self.height**2 * plackett(left[0], right[0], rho)[0]
 
     def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
-        """The same."""
+        """The formula of `direct`, and its numbers."""
         return compiled.Direct(
             "probit", torch.stack(left), torch.stack(right), COSTS["probit"], height=self.height
         )
@@ -140,7 +140,7 @@ class GaussianErrorLinear(Correlated):
         return result.masked_scatter(~small, _gelu_closed(*(t[~small] for t in tensors)))
 
     def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
-        """The same."""
+        """The formulas of `direct`, and their numbers."""
         return compiled.Direct("gelu", torch.stack(left), torch.stack(right), COSTS["gelu"])
 
 

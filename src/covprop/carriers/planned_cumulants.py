@@ -143,7 +143,7 @@ class PlannedCumulants(Planned):
         return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
 
     def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, Planned] | None:
-        """Step by step; what many steps take is told from few."""
+        """Step by step; what many steps take is extrapolated from few."""
         table = table_bytes(series_order(recurrence.size, recurrence, mean.dtype))
         steps = len(recurrence.index)
         if steps <= FEW_STEPS[-1]:

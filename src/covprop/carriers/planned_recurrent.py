@@ -123,9 +123,9 @@ def series_order(units: int, recurrence: Recurrence, dtype: torch.dtype) -> int:
     Of n random directions in d dimensions two have 1 - |rho| = (2 / n^2)^(2 / (d - 1)), about.
     """
     inputs = recurrence.index.shape[-1]
-    apart = (2 / max(2, units) ** 2) ** (2 / max(1, inputs - 1))
+    gap = (2 / max(2, units) ** 2) ** (2 / max(1, inputs - 1))
     varied = recurrence.initial is None  # then the state has as many directions as units
-    return Quadrature(torch.tanh).order(1 - (0.9 if varied else min(apart, 0.9)), dtype)
+    return Quadrature(torch.tanh).order(1 - (0.9 if varied else min(gap, 0.9)), dtype)
 
 
 def table_bytes(order: int) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
 from covprop.kernels import compiled
-from covprop.kernels.gradients import followed
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
@@ -31,7 +30,7 @@ def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | N
     fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
     if not fits or max(weight.shape) > COMPILED:
         return None
-    if followed(values, weight) or not compiled.usable(values, weight):
+    if not compiled.usable(values, weight):
         return None
     return compiled.congruence(values, weight)
 

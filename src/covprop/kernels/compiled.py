@@ -179,29 +179,34 @@ def pairs(
     it is symmetric: then the upper triangle is read. Also returns the number of pairs that neither
     the series nor a direct formula reaches.
     """
-    rows, columns = covariance.shape[-2:]
-    matrix = covariance.reshape(-1, rows, columns)
-    matrix = matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+    *batch, rows, columns = covariance.shape
+    matrix = _matrices(covariance)
     result = torch.empty(covariance.shape, dtype=covariance.dtype)
     orders, accuracy = bound or ((), 0.0)
     ladder = (ctypes.c_int64 * len(orders))(*orders)
     name, first, second, cost, knots, height = direct or ("", None, None, 0.0, (0, 0), 0.0)
     kept: list[Tensor] = []  # what the pointers point to
 
-    def pointer(tensor: Tensor | None) -> int | None:
+    def pointer(tensor: Tensor | None, *shape: int) -> int | None:
+        """Of numbers (*shape, *batch, n), which the kernel reads without a look at their count."""
         if tensor is None:
             return None
-        kept.append(tensor.contiguous())
+        kept.append(tensor.expand(*shape).contiguous())
         return kept[-1].data_ptr()
 
     def side(series: Series, numbers: Tensor | None, knots: int, size: int) -> _Side:
-        pointers = (pointer(tensor) for tensor in (*series, numbers))
+        single = [pointer(t, *batch, size) for t in (series.inverse, series.units)]
+        tails, coefficients, own = (
+            None if t is None else pointer(t, len(t), *batch, size)
+            for t in (series.tails, series.coefficients, numbers)
+        )
+        pointers = single[0], tails, coefficients, single[1], own
         return _Side(*pointers, knots, size, len(matrix) * size)
 
     call = _Pairs(
         side(left, first, knots[0], rows), side(right, second, knots[1], columns),
         len(matrix), matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
-        result.data_ptr(), pointer(diagonal), len(left.coefficients),
+        result.data_ptr(), pointer(diagonal, *batch, rows), len(left.coefficients),
         ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
         accuracy, cost, height, rounding(DEGENERATE, result.dtype),
     )  # fmt: skip
@@ -209,12 +214,16 @@ def pairs(
     return result, beyond
 
 
+def _matrices(covariance: Tensor) -> Tensor:
+    """The batch as one dimension, and rows without gaps."""
+    matrix = covariance.reshape(-1, *covariance.shape[-2:])
+    return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+
+
 def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
     """The largest |rho| of two elements, from Cov (*batch, n, n) and 1 / sigma (*batch, n)."""
-    size = covariance.shape[-1]
-    matrix = covariance.reshape(-1, size, size)
-    matrix = matrix if matrix.stride(-1) == 1 else matrix.contiguous()
-    inverse = inverse.contiguous()
+    size, matrix = covariance.shape[-1], _matrices(covariance)
+    inverse = inverse.expand(covariance.shape[:-1]).contiguous()
     strides = (ctypes.c_int64 * 2)(matrix.stride(0), matrix.stride(1))
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (matrix, inverse))
     first, second = pointers

@@ -126,7 +126,7 @@ class Probes:
         what = (
             "it is ambiguous which dimension is the batch, as nothing in it changes with the "
             f"input; propagate it with a batch size other than {batch.numel()}"
-            if fit else f"the elements of the batch {tuple(batch)} are not kept apart"
+            if fit else f"the elements of the batch {tuple(batch)} are mixed"
         )  # fmt: skip
         raise BatchDimensionError(
             f"the model returns a tensor of shape {tuple(old.shape)} in which {what}"

@@ -35,8 +35,8 @@ if platform.machine().lower() in {"x86_64", "amd64"}:
 
 @cache
 def digest() -> str:
-    """A few digits that change with the sources."""
-    sources = sorted([*DIRECTORY.glob("*.cpp"), *DIRECTORY.glob("*.h")])
+    """A few digits that change with the sources and the options of the compiler."""
+    sources = sorted([*DIRECTORY.glob("*.cpp"), *DIRECTORY.glob("*.h"), Path(__file__)])
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 

@@ -179,7 +179,7 @@ def _counted(
         known = known.map(lambda part: torch.where(helps.reshape(*x.batch_shape, 1), part, 0))
         largest = max(float(logits.abs().max()) for _, logits, _ in sets)
         rounding = ROUNDINGS * torch.finfo(output.dtype).eps * largest
-        apart = max(
+        difference = max(
             float((y - logits).abs().max())
             for (_, y), (_, logits, _) in zip(at_points, sets, strict=True)
         )
@@ -187,7 +187,7 @@ def _counted(
     return Decisions(
         output, Logits.of(output), points, found.reshape(shape),
         torch.stack(softmaxes).reshape(shape), known,
-        0 if known is not None and apart <= rounding else method.evaluations,
+        0 if known is not None and difference <= rounding else method.evaluations,
     )  # fmt: skip
 
 
