@@ -194,9 +194,11 @@ def test_a_single_start_and_noises_of_their_own_stand_for_a_batch() -> None:
         assert_close(result.filtered[:, i].mean, alone.filtered.mean, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "auto"])
 def test_the_likelihood_has_the_gradient_of_differences(method: str) -> None:
+    """But for the default, whose values may come from points, and gradients from layers."""
     readings = some_missing(0.5 * numbers(6, 2, seed=3))
+    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
     def log_likelihood(

@@ -115,7 +115,8 @@ class StateSpace(nn.Module):
     """Two networks or functions with additive Gaussian noise: how a state moves, what is read.
 
     A module: parameters of both functions, and noises that are parameters, are its parameters. It
-    is trained by the gradient of `filter(...).log_likelihood`.
+    is trained by the gradient of `filter(...).log_likelihood`; name a method for it, as the values
+    of the default may come from points, and its gradients from layers.
 
     Args:
         transition: From a state `(*batch, n)` to the next, without noise.
