@@ -65,8 +65,9 @@ class MaximumOfIndependent:
 def independent_maximum(
     a: Carrier, b: Carrier, mean: Tensor, other_mean: Tensor
 ) -> MaximumOfIndependent:
-    """d = b - a with variance A_ii + B_ii, p = P(d > 0):  E max = E a + E relu(d).
+    """d = b - a with variance A_ii + B_ii, p = P(d > 0):  E max = max(E a, E b) + E relu(-|E d|).
 
+    The larger mean comes first: E a + E relu(d) would lose the digits of a small b to a large a.
     Beyond (1 - p)^2 A + p^2 B the variance has Var relu(d) - p^2 Var d, which is never negative.
     """
     ramp = relu()
@@ -74,5 +75,6 @@ def independent_maximum(
     variance = a.variances().double() + b.variances().double()
     share = ramp.coefficients(distance, variance, 1)[0]
     rest = (ramp.variance(distance, variance) - share.square() * variance).clamp(min=0)
-    centre = mean + ramp.mean(distance, variance).to(mean.dtype)
+    above = ramp.mean(-distance.abs(), variance).to(mean.dtype)
+    centre = torch.maximum(mean, other_mean) + above
     return MaximumOfIndependent(centre, share.to(mean.dtype), rest.to(mean.dtype))
