@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import covprop as cp
-from covprop.activations.expression import Expression, closed_form
+from covprop.activations.composite import closed_form
+from covprop.activations.expression import Expression
 from covprop.methods import LayerwiseMethod
 from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
 from tests.fuzz.programs import Input

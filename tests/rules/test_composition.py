@@ -23,6 +23,10 @@ COVARIANCE = torch.tensor([[1.0, 0.5], [0.5, 0.8]], dtype=D)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
+R, T = 0.5**0.5, math.atanh(0.2)
+"""Where x^2 = 1/2, and where tanh(x) = 0.2."""
+
+
 def elu(x: Any) -> Any:
     return torch.where(x > 0, x, torch.exp(x) - 1)
 
@@ -39,6 +43,16 @@ FUNCTIONS: dict[str, tuple[Function, Sequence[float], Sequence[float]]] = {
     "filled": (lambda x: torch.tanh(x).masked_fill(x < 0, 0.0), [0.0], [0.0]),
     "jump": (lambda x: torch.where(x > 0.3, torch.tanh(x), x.sigmoid()), [0.3], [0.3]),
     "masked": (lambda x: x * (x > 0.3), [0.3], [0.3]),
+    "exp of a sign": (lambda x: torch.exp(torch.sign(x)), [0.0], [0.0]),
+    "sign of a parabola": (lambda x: torch.sign(x * x - 0.5), [-R, R], [-R, R]),
+    "outside a band": (lambda x: torch.where(x * x > 0.5, x, 0.0), [-R, R], [-R, R]),
+    "masked by a tanh": (lambda x: x * (x.tanh() > 0.2), [T], [T]),
+    "shrunk square": (lambda x: F.hardshrink(x.square()), [-R, R], [-R, R]),
+    "signs of a wave": (
+        lambda x: torch.tanh(x + torch.sign(torch.sin(2 * x))),
+        [k * np.pi / 2 for k in range(-8, 9)],
+        [k * np.pi / 2 for k in range(-8, 9)],
+    ),
     "sigmoid": (lambda x: 1 / (1 + torch.exp(-x)), [], []),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), [], []),
     "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), [], []),
@@ -158,7 +172,7 @@ def test_float32_is_near_float64() -> None:
         assert_close(y.covariance_matrix.double(), z.covariance_matrix, atol=atol)
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("jump", "masked")])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_the_moments(name: str) -> None:
     function = FUNCTIONS[name][0]
 

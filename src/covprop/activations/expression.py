@@ -1,15 +1,11 @@
-"""Element-wise operations on one tensor as one scalar function of its elements.
+"""Element-wise operations on one tensor as one scalar function of its elements: the tree.
 
 Taken one by one, as if Gaussian in between, they would be silently wrong: exp(-y^2) of a Gaussian
-y^2 has a mean above 1. Polynomials and piecewise-linear functions are recognised, and have closed
-forms; any other function is integrated by quadrature, between its kinks.
+y^2 has a mean above 1. `composite` has the moments of the function as a whole.
 """
 
-import itertools
-import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -19,16 +15,6 @@ import torch
 from torch import Tensor
 
 from covprop.activations.base import Activation
-from covprop.activations.closed import Polynomial
-from covprop.activations.moments import REACH, Scalar, value_and_slope
-from covprop.activations.piecewise import Piecewise
-from covprop.activations.quadrature import Quadrature, crossings
-from covprop.kernels.rounding import JUMP, rounding
-
-Coefficients: TypeAlias = list[float | Tensor]
-
-MAX_DEGREE = 16
-"""The largest degree of an expression that counts as a polynomial."""
 
 
 class OperationKind(Enum):
@@ -207,188 +193,3 @@ def _text(argument: Argument) -> str:
 
 def _varies(argument: Argument) -> bool:
     return isinstance(argument, Expression)
-
-
-class _NotInFamily(Exception):
-    """A function is not a polynomial, or not piecewise linear."""
-
-
-def closed_form(expression: Expression) -> Activation | None:
-    """The polynomial or the piecewise-linear function that an expression is, if it is one."""
-    with suppress(_NotInFamily):
-        coefficients = _polynomial(expression)
-        return Polynomial(coefficients + [0.0] * (2 - len(coefficients)))
-    with suppress(_NotInFamily):
-        return _piecewise(expression, sorted(_knots(expression)))
-    return None
-
-
-def by_quadrature(expression: Expression, mean: Tensor, stddev: Tensor) -> Quadrature:
-    """Any other one, with its kinks for elements of these moments (*batch, n)."""
-    kinks = tuple(_kinks(expression, mean, stddev))
-    parameters = tuple(parameter.expand_as(mean) for parameter in expression.parameters)
-    return Quadrature(
-        expression, kinks, parameters=parameters, nondecreasing=expression.nondecreasing
-    )
-
-
-def _polynomial(argument: Argument) -> Coefficients:
-    """The coefficients of y^0, y^1 ..., two at least where there is a power of y."""
-    if not isinstance(argument, Expression):
-        return [argument.values if isinstance(argument, Parameter) else argument]
-    if argument.operation is None:
-        return [0.0, 1.0]
-    kind, activation = argument.operation.kind, argument.operation.activation
-    if kind in (OperationKind.COMPARE, OperationKind.CHOOSE):
-        raise _NotInFamily
-    operands = [_polynomial(one) for one in argument.arguments]
-    if kind in (OperationKind.ADD, OperationKind.SUBTRACT):
-        sign = 1.0 if kind is OperationKind.ADD else -1.0
-        return [a + sign * b for a, b in itertools.zip_longest(*operands, fillvalue=0.0)]
-    if kind is OperationKind.MULTIPLY:
-        return _times(*operands)
-    if kind is OperationKind.DIVIDE and len(operands[1]) == 1:
-        return [a / operands[1][0] for a in operands[0]]
-    if not isinstance(activation, Polynomial):
-        raise _NotInFamily
-    result: Coefficients = [0.0]
-    for coefficient in reversed(activation.polynomial):  # Horner
-        result = _times(result, operands[0])
-        result[0] = result[0] + coefficient
-    return result
-
-
-def _times(a: Coefficients, b: Coefficients) -> Coefficients:
-    if len(a) + len(b) - 2 > MAX_DEGREE:
-        raise _NotInFamily
-    result: Coefficients = [0.0] * (len(a) + len(b) - 1)
-    for (i, first), (j, second) in itertools.product(enumerate(a), enumerate(b)):
-        result[i + j] = result[i + j] + first * second
-    return result
-
-
-def _knots(argument: Argument) -> set[float]:
-    """The knots of a piecewise-linear function without parameters."""
-    if isinstance(argument, Parameter):
-        raise _NotInFamily
-    if not isinstance(argument, Expression) or argument.operation is None:
-        return set()
-    kind, activation = argument.operation.kind, argument.operation.activation
-    if kind in (OperationKind.MULTIPLY, OperationKind.DIVIDE) and not argument.linear:
-        raise _NotInFamily
-    knots = set[float]().union(*(_knots(one) for one in argument.arguments))
-    if kind is OperationKind.COMPARE:
-        difference = Expression(SUBTRACT, argument.arguments)
-        knots |= set(_crossings(difference, sorted(knots), [0.0]))
-    if kind is OperationKind.FUNCTION:
-        if not isinstance(activation, Piecewise) or not activation.uniform:
-            raise _NotInFamily
-        (inner,) = argument.inner
-        knots |= set(_crossings(inner, sorted(knots), activation.knots))
-    return knots
-
-
-def steps_of(expression: Expression) -> Expression | None:
-    """The jumps of an expression without parameters, as a sum of steps; None if it has none."""
-    steps: Expression | None = None
-    for place in sorted(() if expression.parameters else _comparisons(expression)):
-        ends = torch.tensor([place, place], dtype=torch.float64)
-        ends = torch.nextafter(ends, ends.new_tensor([-math.inf, math.inf]))
-        low, high = expression(ends).tolist()
-        # A continuous function may move by its slope times the two roundings between the ends.
-        slope = float(value_and_slope(Scalar(expression), ends)[1].abs().max())
-        limit = rounding(JUMP, torch.float64) * (abs(low) + abs(high) + slope * abs(place))
-        if abs(high - low) > limit + slope * float(ends[1] - ends[0]):
-            step = Expression(COMPARE, (Expression(), place))
-            one = Expression(MULTIPLY, (high - low, step))
-            steps = one if steps is None else Expression(ADD, (steps, one))
-    return steps
-
-
-def _comparisons(argument: Argument) -> set[float]:
-    """Where comparisons of piecewise-linear functions change, in an expression."""
-    if not isinstance(argument, Expression) or argument.operation is None:
-        return set()
-    places = set[float]().union(*(_comparisons(one) for one in argument.arguments))
-    if argument.kind is OperationKind.COMPARE:
-        with suppress(_NotInFamily):
-            difference = Expression(SUBTRACT, argument.arguments)
-            knots = sorted(_knots(difference))
-            places |= set(_crossings(difference, knots, [0.0])) | set(knots)
-    return places
-
-
-def _segments(function: Expression, knots: Sequence[float]) -> list[tuple[float, float, float]]:
-    """A place within each segment, and value and slope there."""
-    edges = sorted(set(knots))
-    size = 1 + max((abs(edge) for edge in edges), default=0.0)
-    inner = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-    places = [edges[0] - size, *inner, edges[-1] + size] if edges else [0.0]
-    y = torch.tensor(places, dtype=torch.float64)
-    value, slope = value_and_slope(Scalar(function), y)
-    return list(zip(places, value.tolist(), slope.tolist(), strict=True))
-
-
-def _crossings(
-    function: Expression, knots: Sequence[float], levels: Sequence[float]
-) -> list[float]:
-    """Where a piecewise-linear function meets one of some values, beside its knots."""
-    crossings = []
-    edges = itertools.pairwise([-math.inf, *knots, math.inf])
-    for (place, value, slope), (low, high) in zip(_segments(function, knots), edges, strict=True):
-        if slope != 0:
-            roots = (place + (level - value) / slope for level in levels)
-            crossings += [root for root in roots if low < root < high]
-    return crossings
-
-
-def _piecewise(expression: Expression, knots: Sequence[float]) -> Activation:
-    """A piecewise-linear function by its pieces; knots where nothing changes are left out."""
-    pieces = _segments(expression, knots)
-    kept: list[tuple[float, float, float]] = []
-    start = 0.0
-    slopes = [pieces[0][2]]
-    for knot, left, right in zip(knots, pieces, pieces[1:], strict=False):
-        ends = [value + slope * (knot - place) for place, value, slope in (left, right)]
-        sizes = [abs(value) + abs(slope * (knot - place)) for place, value, slope in (left, right)]
-        jump = ends[1] - ends[0]
-        if abs(jump) <= rounding(JUMP, torch.float64) * max(sizes):
-            jump = 0.0
-        if jump == 0 and left[2] == right[2]:
-            continue
-        start = start if kept else ends[0]
-        kept.append((knot, ends[0], jump))
-        slopes.append(right[2])
-    if not kept:
-        place, value, slope = pieces[0]
-        return Polynomial([value - slope * place, slope])
-    jumps = [jump for _, _, jump in kept]
-    return Piecewise(expression, [knot for knot, _, _ in kept], slopes, start, jumps)
-
-
-def _kinks(expression: Argument, mean: Tensor, stddev: Tensor) -> list[float | Tensor]:
-    """The places where the derivative of an expression may jump, for every element."""
-    if not isinstance(expression, Expression) or expression.operation is None:
-        return []
-    kinks = [kink for one in expression.arguments for kink in _kinks(one, mean, stddev)]
-    if expression.kind is OperationKind.COMPARE:
-        kinks += _preimages(Expression(SUBTRACT, expression.arguments), 0.0, mean, stddev)
-    for kink in expression.operation.kinks:
-        kinks += _preimages(expression.inner[0], kink, mean, stddev)
-    numbers = dict.fromkeys(kink for kink in kinks if not isinstance(kink, Tensor))
-    return [*numbers, *(kink for kink in kinks if isinstance(kink, Tensor))]
-
-
-def _preimages(
-    expression: Expression, level: float, mean: Tensor, stddev: Tensor
-) -> list[float | Tensor]:
-    """Where an expression meets a value."""
-    if expression.affine:
-        offset, slope = _polynomial(expression)
-        if not isinstance(offset, Tensor) and not isinstance(slope, Tensor):
-            return [] if slope == 0 else [(level - offset) / slope]
-        flat = torch.as_tensor(slope == 0, device=mean.device)
-        root = (level - offset) / torch.where(flat, 1, torch.as_tensor(slope).to(mean))
-        return [torch.where(flat, mean + REACH * stddev, root).expand_as(mean)]
-    roots = crossings(Scalar(expression, parameters=expression.parameters), level, mean, stddev)
-    return [roots[..., i] for i in range(roots.shape[-1])]

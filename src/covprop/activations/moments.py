@@ -287,6 +287,10 @@ def _estimate(
     variance = expect(deviation.square())
     size = expect(value.square()) + (mean.abs() + stddev).square()
     floor = rounding(DEVIATION, size.dtype) ** 2 * size + torch.finfo(size.dtype).tiny
+    # A value at the mean alone, as of the sign at zero, has no part in moments.
+    around = expect(value - rise) / expect(torch.ones_like(value))
+    alone = (around - centre).square() > floor + MISMATCH**2 * variance
+    centre = torch.where(alone & varies, around, centre)
     excess = (expect((value - centre[..., None, None] - rise).square()) - floor).clamp(min=0)
     share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
     # 2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activation, Piecewise, Quadrature, spellings
+from covprop.activations.composite import by_quadrature, closed_form
 from covprop.activations.expression import (
     ADD,
     CHOOSE,
@@ -26,9 +27,6 @@ from covprop.activations.expression import (
     Operation,
     OperationKind,
     Parameter,
-    by_quadrature,
-    closed_form,
-    steps_of,
 )
 from covprop.activations.quadrature import Rescaled
 from covprop.errors import (
@@ -205,17 +203,13 @@ def _evaluated(
 
 def _integrated(expression: Expression, x: GaussianTensor, carry: Carry) -> GaussianTensor:
     """By quadrature; a function that jumps is the sum of a continuous one and of steps."""
-    steps = steps_of(expression)
-    if steps is not None:
-        stairs = closed_form(steps)
-        assert stairs is not None  # it is piecewise linear
-        rest = _integrated(Expression(SUBTRACT, (expression, steps)), x, carry)
-        result: GaussianTensor = dispatch(torch.add, (rest, carry(steps, stairs, x)), {})
-        result.materialize()
-        return result
     mean = x.flat.detach().double()
     stddev = standard_deviation(x.variances.detach().double())
-    return carry(expression, by_quadrature(expression, mean, stddev), x)
+    first, *rest = [carry(expression, one, x) for one in by_quadrature(expression, mean, stddev)]
+    for other in rest:
+        first = dispatch(torch.add, (first, other), {})
+        first.materialize()
+    return first
 
 
 def activation_reading(
