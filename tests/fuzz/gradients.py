@@ -111,15 +111,17 @@ def gradients(trial: Trial) -> None:
 def _has_second_derivatives(trial: Trial) -> bool:
     """Whether those of torch, which gradients of a Jacobian are, are finite at the mean.
 
-    They are not those of a norm at zero.
+    By the mean and by the weights; they are not those of a norm at zero.
     """
-    function, _ = trial.program.build(torch.float64)
-    mean = trial.input.mean.clone().requires_grad_()
-    jacobian = torch.autograd.functional.jacobian(function, mean, create_graph=True)
+    function, parameters = trial.program.build(torch.float64)
+    leaves = [trial.input.mean.clone(), *parameters]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    jacobian = torch.autograd.functional.jacobian(function, leaves[0], create_graph=True)
     if not jacobian.requires_grad:
         return True
-    (second,) = torch.autograd.grad(_weighed(jacobian), mean, allow_unused=True)
-    return second is None or bool(torch.isfinite(second).all())
+    second = torch.autograd.grad(_weighed(jacobian), leaves, allow_unused=True)
+    return all(one is None or bool(torch.isfinite(one).all()) for one in second)
 
 
 def differences(line: Line, found: list[Tensor | None]) -> None:

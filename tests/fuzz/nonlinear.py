@@ -72,21 +72,21 @@ def normed(w: Writer, x: Value) -> Value | None:
     last = x.shape[-1]
     if last < 3:  # two are plus and minus one after a layer norm: their variance is rounding
         return None
-    return other(
-        w,
-        w.random.choice([
-            f"F.softmax({x.name}, dim=-1)",
-            f"F.log_softmax({x.name}, dim=-1)",
-            f"{x.name}.softmax(-1)",
-            f"F.layer_norm({x.name}, ({last},))",
-            f"F.layer_norm({x.name}, ({last},), {w.constant(last)}, {w.constant(last)})",
-            f"F.rms_norm({x.name}, ({last},), eps=0.01)",
-            f"F.normalize({x.name}, dim=-1)",
-            f"{x.name} - torch.logsumexp({x.name}, dim=-1, keepdim=True)",
-            f"{x.name} / (1 + {x.name}.square().mean(-1, keepdim=True))",
-        ]),
-        x.shape, x,
-    )  # fmt: skip
+    norm = w.fresh("norm")  # a line of its own, as it cancels in what follows
+    before, text = w.random.choice([
+        ("", f"F.softmax({x.name}, dim=-1)"),
+        ("", f"F.log_softmax({x.name}, dim=-1)"),
+        ("", f"{x.name}.softmax(-1)"),
+        ("", f"F.layer_norm({x.name}, ({last},))"),
+        ("", f"F.layer_norm({x.name}, ({last},), {w.constant(last)}, {w.constant(last)})"),
+        ("", f"F.rms_norm({x.name}, ({last},), eps=0.01)"),
+        ("", f"F.normalize({x.name}, dim=-1)"),
+        (f"torch.logsumexp({x.name}, dim=-1, keepdim=True)", f"{x.name} - {norm}"),
+        (f"1 + {x.name}.square().mean(-1, keepdim=True)", f"{x.name} / {norm}"),
+    ])  # fmt: skip
+    if before:
+        w.line(f"{norm} = {before}", norm)
+    return other(w, text, x.shape, x)
 
 
 @operation(OTHER)
