@@ -49,9 +49,9 @@ FUNCTIONS: dict[str, tuple[Function, Sequence[float], Sequence[float]]] = {
     "masked by a tanh": (lambda x: x * (x.tanh() > 0.2), [T], [T]),
     "shrunk square": (lambda x: F.hardshrink(x.square()), [-R, R], [-R, R]),
     "signs of a wave": (
-        lambda x: torch.tanh(x + torch.sign(torch.sin(2 * x))),
-        [k * np.pi / 2 for k in range(-8, 9)],
-        [k * np.pi / 2 for k in range(-8, 9)],
+        lambda x: torch.tanh(x + torch.sign(torch.sin(0.5 * x))),
+        [k * np.pi * 2 for k in range(-3, 4)],
+        [k * np.pi * 2 for k in range(-3, 4)],
     ),
     "sigmoid": (lambda x: 1 / (1 + torch.exp(-x)), [], []),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), [], []),

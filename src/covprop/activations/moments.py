@@ -287,19 +287,23 @@ def _estimate(
     variance = expect(deviation.square())
     size = expect(value.square()) + (mean.abs() + stddev).square()
     floor = rounding(DEVIATION, size.dtype) ** 2 * size + torch.finfo(size.dtype).tiny
-    # A value at the mean alone, as of the sign at zero, has no part in moments.
-    around = expect(value - rise) / expect(torch.ones_like(value))
-    alone = (around - centre).square() > floor + MISMATCH**2 * variance
-    centre = torch.where(alone & varies, around, centre)
-    excess = (expect((value - centre[..., None, None] - rise).square()) - floor).clamp(min=0)
-    share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
+
+    def mismatch(level: Tensor) -> Tensor:
+        excess = (expect((value - level[..., None, None] - rise).square()) - floor).clamp(min=0)
+        return torch.where(excess > 0, excess / variance.where(variance > 0, excess), 0).sqrt()
+
+    error = mismatch(centre)
+    if bool((error > MISMATCH).any()):  # a value at the mean alone, as of the sign at zero?
+        around = expect(value - rise) / normal.sum((-2, -1))
+        continued = (error > MISMATCH) & (mismatch(around) <= MISMATCH)
+        centre, error = torch.where(continued, around, centre), torch.where(continued, 0, error)
     # 2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2.
     product = deviation * slope
     by_variance = expect(product * grid.nodes) / torch.where(varies, stddev, 1)
     return _Estimate(
         centre + expected,
         variance,
-        share.sqrt(),
+        error,
         floor,
         2 * expect(product),
         torch.where(varies, by_variance, expect(slope).square()),
