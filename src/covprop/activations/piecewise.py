@@ -33,7 +33,8 @@ class Piecewise(Correlated):
     """A piecewise-linear function.
 
     Args:
-        function: The function itself, which gives the value at a jump when nothing varies.
+        function: The function itself, which gives the value at a mean, and at a jump when nothing
+            varies.
         knots: Places where the slope changes or the function jumps, ascending.
         slopes: One more than knots; numbers, or tensors of shape (*batch, n).
         start: The value just left of the first knot.
@@ -162,7 +163,8 @@ class Piecewise(Correlated):
         pieces = [
             [float(number) for number in row] for row in (self.knots, self.slopes, self.jumps)
         ]
-        found = compiled_moments.piecewise(mean, variance, pieces, self.start, order, NARROW)
+        values = self.value(mean) if self.has_jumps else self.function(mean)
+        found = compiled_moments.piecewise(mean, variance, values, pieces, order, NARROW)
         if found is None or not self.has_jumps:
             return found
         centre = torch.where(variance > 0, found.mean, self.function(mean))
@@ -172,8 +174,12 @@ class Piecewise(Correlated):
         return Pieces(mean, variance, self.knots, self.slopes, self.jumps)
 
     def _mean(self, mean: Tensor, variance: Tensor, pieces: Pieces) -> Tensor:
-        result = pieces.mean(self._value(mean, pieces.slopes))
-        return torch.where(variance > 0, result, self.function(mean)) if self.has_jumps else result
+        at_mean = self._value(mean, pieces.slopes)
+        if self.has_jumps:
+            return torch.where(variance > 0, pieces.mean(at_mean), self.function(mean))
+        # Not added up from the first knot, which rounds; with the slope right of a knot.
+        own = self.function(mean.detach()).detach() + (at_mean - at_mean.detach())
+        return pieces.mean(torch.where(pieces.narrow, at_mean, own))
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """The fields of `Side`."""

@@ -258,7 +258,7 @@ def _operation(
         if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
             known = activation.value(y)
             value = activation.function(y.detach())  # torch's own at a jump
-            return known + (value - known).detach()
+            return value.detach() + (known - known.detach())
         result: Tensor = function(y, *options, **dict(named))
         return result
 
