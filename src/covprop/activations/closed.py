@@ -22,8 +22,8 @@ from covprop.kernels.normal import (
     cumulative,
     density,
     partial_expectation,
+    rectified_moments,
     standard_deviation,
-    standardise,
 )
 from covprop.kernels.plackett import bivariate_density, gap_to_one, plackett
 from covprop.kernels.polynomials import hermite_functions, unit_interval
@@ -177,14 +177,12 @@ def _gelu_closed(
     """E[G_i G_j] by the relu of u and its conditional expectations given u = 0, less the means."""
     rho = c / (s1 * s2)
     gap = gap_to_one(rho)
-    root = standard_deviation(gap * (2 - gap))  # sqrt(1 - rho^2), 0 for huge variances
+    rest = gap * (2 - gap)  # 1 - rho^2, 0 for huge variances
     relu = s1 * s2 * (rho * cumulative(a) * cumulative(b) + plackett(a, b, rho)[1])
 
     def given_zero(a: Tensor, b: Tensor, ratio: Tensor) -> Tensor:
-        shift = b - rho * a
-        tail = partial_expectation(-standardise(shift, root).abs())
-        inner = shift.clamp(min=0) + root * tail - partial_expectation(b)
-        return density(a) * ratio * inner
+        above, _ = rectified_moments(b - rho * a, rest)
+        return density(a) * ratio * (above - partial_expectation(b))
 
     both = (bivariate_density(a, b, rho) - density(a) * density(b)) / (s1 * s2)
     return relu - given_zero(a, b, s2 / s1) - given_zero(b, a, s1 / s2) + both
