@@ -109,9 +109,16 @@ class Layer(Protocol):
 class LinearMap:
     """The linear part of an operation on the event, for any number of vectors at once.
 
-    function takes a tensor (*batch, *event_shape) as the operation itself does; `leading` says that
-    it also takes any further leading dimensions as they are; layer knows more of the map; squared,
-    where there is one, is the map whose matrix has the squares of the entries.
+    Args:
+        function: Takes a tensor (*batch, *event_shape) as the operation itself does.
+        event_shape: The shape of what it takes, without the batch.
+        leading: Whether it also takes any further leading dimensions as they are.
+        layer: Knows more of the map.
+        squared: The map whose matrix has the squares of the entries, where there is one.
+
+    Example:
+        total = cp.extending.LinearMap(lambda t: t.sum(-1, keepdim=True), torch.Size((3,)))
+        total(torch.eye(3))  # of three vectors
     """
 
     function: Callable[[Tensor], Tensor]
