@@ -38,8 +38,6 @@ class Pairs:
 
 CHUNK = 2**18
 """Entries of vectors that go through a linear map at a time: what comes of them stays in cache."""
-
-
 SMALL = 2**20
 """Entries of a matrix that may be read across its rows: larger ones leave the cache."""
 STRIP = 256
@@ -117,8 +115,7 @@ class LinearMap:
         squared: The map whose matrix has the squares of the entries, where there is one.
 
     Example:
-        total = cp.extending.LinearMap(lambda t: t.sum(-1, keepdim=True), torch.Size((3,)))
-        total(torch.eye(3))  # of three vectors
+        cp.extending.LinearMap(lambda t: 2 * t, torch.Size((3,)))(torch.eye(3))  # three vectors
     """
 
     function: Callable[[Tensor], Tensor]
@@ -158,12 +155,11 @@ class LinearMap:
         if self.squared is not None:
             result = self.squared(values.reshape(*batch, *self.event_shape))
             return result.reshape(*batch, result.shape[len(batch) :].numel())
-        size = values.shape[-1]
         step = max(1, CHUNK // max(1, values.numel()))
         total: Tensor | None = None
-        for start in range(0, size, step):
+        for start in range(0, values.shape[-1], step):
             part = values[..., start : start + step]
-            units = part.new_zeros(*batch, part.shape[-1], size)
+            units = part.new_zeros(*batch, part.shape[-1], values.shape[-1])
             units.diagonal(offset=start, dim1=-2, dim2=-1).fill_(1)
             shares = (self(units).square() * part[..., None]).sum(-2)
             total = shares if total is None else total + shares
@@ -185,7 +181,11 @@ class LinearMap:
 
 
 class Covariance(ABC):
-    """A symmetric positive semi-definite matrix for every element of a batch."""
+    """A symmetric positive semi-definite matrix for every element of a batch.
+
+    Example:
+        cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).covariance.diagonal()
+    """
 
     independent: ClassVar[bool] = False
     """Whether the structure says that no two features depend on each other."""
