@@ -244,7 +244,7 @@ def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
     """
 
     def decorate(factory: Factory) -> Factory:
-        functions, in_place = spellings(*names), spellings(*(f"{name}_" for name in names))
+        functions, in_place = spellings(*names), in_place_spellings(*names)
         DECLARATIONS.append(Declaration(names[0], functions, in_place, factory, treatment))
         return factory
 
@@ -254,9 +254,24 @@ def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
 def spellings(*names: str) -> tuple[Callable[..., Any], ...]:
     """All the functions that torch offers under these names, each once.
 
+    Args:
+        names: Names in torch, `torch.Tensor`, `torch.nn.functional` or `torch.special`.
+
     Example:
-        cp.activations.spellings("relu")  # (torch.relu, torch.Tensor.relu, F.relu)
+        cp.extending.spellings("relu")  # (torch.relu, torch.Tensor.relu, F.relu)
     """
     homes = (torch, torch.Tensor, F, torch.special)
     functions = [getattr(home, name) for name in names for home in homes if hasattr(home, name)]
     return tuple(dict.fromkeys(functions))
+
+
+def in_place_spellings(*names: str) -> tuple[Callable[..., Any], ...]:
+    """The in-place forms of these functions, whose names end in an underscore.
+
+    Args:
+        names: Names without the underscore.
+
+    Example:
+        cp.extending.in_place_spellings("relu")  # (torch.relu_, torch.Tensor.relu_, F.relu_)
+    """
+    return spellings(*(f"{name}_" for name in names))
