@@ -4,7 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -45,6 +45,9 @@ class Activation(ABC):
 
     direct_pairs: ClassVar[int] = sys.maxsize
     """The number of pairs up to which `pair` uses no coefficients."""
+
+    periodic: ClassVar[bool] = False
+    """Whether it has features of unit size everywhere, not only near zero and its kinks."""
 
     def uses_series(self, pairs: int, mean: Tensor, variance: Tensor) -> bool:
         """Whether coefficients are worth their cost for so many pairs of these elements."""
@@ -112,7 +115,13 @@ class Activation(ABC):
             return self.mean(y, torch.zeros_like(y))
 
         del variance
-        return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
+        scalar = Scalar(
+            function,
+            conditional_mean=self.mean,
+            conditional_slopes=partial(self.coefficients, order=2),
+            periodic=self.periodic,
+        )
+        return [(torch.ones_like(mean), scalar)]
 
     def powers(self, mean: Tensor, variance: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
         """E[f^p He_k], p = 1, 2, 3, of the centred function, None to integrate its `scalars`."""

@@ -51,6 +51,7 @@ class Scalar:
     fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
     its kinks where it jumps, and by how much; parameters: numbers of each element. Parameters, and
     kinks that are tensors, have the shape of the elements. compiled: the same function of a kernel.
+    conditional_slopes: E[g'] and sigma E[g''] / sqrt(2) likewise; periodic: as of an `Activation`.
     """
 
     function: Callable[..., Tensor]
@@ -60,6 +61,8 @@ class Scalar:
     jumps: Sequence[tuple[float, float]] = ()
     parameters: tuple[Tensor, ...] = ()
     compiled: Compiled | None = None
+    conditional_slopes: Callable[[Tensor, Tensor], Tensor] | None = None
+    periodic: bool = False
 
     def __call__(self, y: Tensor) -> Tensor:
         """g(y), for y (*elements, *any)."""
@@ -83,23 +86,6 @@ class Scalar:
     def take(self, index: Any) -> "Scalar":
         """The function of some of the elements."""
         return self.having([tensor[index] for tensor in self.of_elements])
-
-
-@dataclass(frozen=True)
-class ScalarPair:
-    """The functions of a pair; the second is integrated given the variable of the first."""
-
-    first: Scalar
-    second: Scalar
-
-    @property
-    def fineness(self) -> int:
-        """That of the finer one."""
-        return max(self.first.fineness, self.second.fineness)
-
-    def take(self, index: Any) -> "ScalarPair":
-        """The functions of some of the pairs."""
-        return ScalarPair(self.first.take(index), self.second.take(index))
 
 
 def leading(number: Any, like: Tensor) -> Any:
@@ -134,15 +120,22 @@ def breakpoints(
     return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
 
 
-def panel_count(stddev: Tensor, order: int = 1) -> int:
+def panel_count(stddev: Tensor, order: int = 1, periodic: bool = False) -> int:
     """A multiple of 4; narrow enough for features of unit size and for the waves of He_order.
 
     In powers of two, so that few different grids are ever made.
     """
     widest = float(stddev.max()) if stddev.numel() else 0.0
     # Of wide elements the graded points resolve the function, the even ones the density.
-    needed = max(1.0, 0.0 if widest > WIDE else widest / 2, math.sqrt(order) / 8)
-    return 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
+    graded_points = widest > WIDE and not periodic
+    needed = max(1.0, 0.0 if graded_points else widest / 2, math.sqrt(order) / 8)
+    panels = 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
+    if panels * NODES > HELD_VALUES:
+        raise QuadratureError(
+            f"a periodic function has too many waves within a standard deviation of {widest:.3g} "
+            "to be integrated with another one; use smaller noise, or sampling"
+        )
+    return panels
 
 
 @lru_cache(maxsize=8)
