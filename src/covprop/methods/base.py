@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.carriers import (
-    Full,
-    IndependentMaxima,
-    Ledger,
-    Planned,
-    PlannedIndependentMaxima,
-)
+from covprop.carriers import Full, Ledger, Planned
 from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, RandomDraws, UnsupportedOperation, warn_user
 from covprop.flow.carrier import Carrier
@@ -114,8 +108,6 @@ class LayerwiseMethod(Method):
 
     activations: Replacements
     """Activations to use in place of the declared ones, by torch function."""
-    independent_maxima: bool
-    """Whether maxima take their arguments as independent, whatever is known of them."""
 
     carries_pairs: ClassVar[bool] = True
     """Whether covariances between features are carried."""
@@ -137,13 +129,11 @@ class LayerwiseMethod(Method):
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
         """What an input carries."""
-        kind = IndependentMaxima if self.independent_maxima else Full
-        return kind(x.covariance, lineage, self)
+        return Full(x.covariance, lineage, self)
 
     def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """What a plan carries in its place."""
-        kind = PlannedIndependentMaxima if self.independent_maxima else Planned
-        return kind(x.covariance.planned(), x.mean.detach(), lineage, ledger)
+        return Planned(x.covariance.planned(), x.mean.detach(), lineage, ledger)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance

@@ -17,7 +17,7 @@ from covprop.kernels import compiled
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.comparison.independent_maxima import MaximaOption
 
 DEFAULT_ORDER = 4
 LARGEST_ORDER = 512
@@ -26,7 +26,7 @@ LARGEST_ORDER = 512
 
 @final
 @dataclass(frozen=True)
-class Series(LayerwiseMethod):
+class Series(MaximaOption):
     """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
 
     Args:

@@ -62,7 +62,6 @@ class Sketched(LayerwiseMethod):
     exact: int | None = field(default=None, kw_only=True)
     memory: int | None = field(default=None, kw_only=True)
     activations: Replacements = field(default_factory=dict, hash=False, kw_only=True)
-    independent_maxima: bool = field(default=False, init=False)
     kept: int | None = field(default=None, init=False, repr=False)
     """Tangents that each nonlinearity remembers, if not all."""
     signs: SharedSigns = field(default_factory=SharedSigns, init=False, repr=False, compare=False)
