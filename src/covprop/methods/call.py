@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Covariance
 from covprop.errors import (
     CovpropError,
     LostRank,
@@ -184,9 +184,7 @@ def finite(
     notes: Sequence[str] = (),
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    # All processes of a sharded one know the variances, and end in the same way.
-    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
-    if not (is_finite(mean) and is_finite(numbers)):
+    if not (is_finite(mean) and covariance.finite()):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights and constants, or convert model and Gaussian to float64"
