@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, declare
+from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, Segments, declare
 from covprop.activations.closed import power
 from covprop.activations.correlated import Correlated
 from covprop.activations.knots import Pieces, Side, knots_covariance, knots_formula
@@ -25,6 +25,8 @@ from covprop.kernels.normal import (
     standard_deviation,
 )
 from covprop.kernels.ramps import NARROW
+
+RELU = Segments((0.0,), (0.0, 1.0), 0.0, (0.0,))
 
 
 @final
@@ -75,6 +77,17 @@ class Piecewise(Correlated):
         """The function itself."""
         return self.function(y)
 
+    def differentiable(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        """The slopes of the pieces, also where torch's function has none; its value at a jump."""
+        del function
+        known, value = self.value(y), self.function(y.detach())
+        return known + (value - known).detach()
+
+    @property
+    def kinks(self) -> Sequence[float]:
+        """The knots."""
+        return self.knots
+
     @property
     def uniform(self) -> bool:
         """Whether no slope is a tensor."""
@@ -86,10 +99,11 @@ class Piecewise(Correlated):
         return self.uniform and all(step >= 0 for step in (*self.slopes, *self.jumps))
 
     @property
-    def _is_relu(self) -> bool:
-        slopes = [slope for slope in self.slopes if not isinstance(slope, Tensor)]
-        shape = list(self.knots), slopes, self.start, list(self.jumps)
-        return shape == ([0.0], [0.0, 1.0], 0.0, [0.0])
+    def segments(self) -> Segments | None:
+        """All that there is, unless a slope is a tensor."""
+        slopes = tuple(slope for slope in self.slopes if not isinstance(slope, Tensor))
+        found = Segments(tuple(self.knots), slopes, self.start, tuple(self.jumps))
+        return found if self.uniform else None
 
     def uses_series(self, pairs: int, mean: Tensor, variance: Tensor) -> bool:
         """Sooner where coefficients are compiled."""
@@ -120,7 +134,7 @@ class Piecewise(Correlated):
         found = self._compiled_moments(mean, variance, order)
         if found is not None:
             return found.mean, found.variance, found.coefficients
-        if self._is_relu and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
+        if self.segments == RELU and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
             first, spread, rows = rectified_coefficients(mean, variance)
             return first, spread, rows[:order]
         pieces = self._pieces(mean, variance)
@@ -132,7 +146,7 @@ class Piecewise(Correlated):
         found = self._compiled_moments(mean, variance, 0)
         if found is not None:
             return found.mean, found.variance
-        if self._is_relu:
+        if self.segments == RELU:
             return rectified_moments(mean, variance)
         pieces = self._pieces(mean, variance)
         return self._mean(mean, variance, pieces), pieces.variance()
@@ -292,16 +306,8 @@ def clamp(min: Any = None, max: Any = None) -> Activation:
     return _clamped("clamp", -math.inf if low is None else low, math.inf if high is None else high)
 
 
-@declare("clamp_min", treatment=INTEGRAL)
-def clamp_min(min: Any) -> Activation:
-    """max(y, min)."""
-    return clamp(min=min)
-
-
-@declare("clamp_max", treatment=INTEGRAL)
-def clamp_max(max: Any) -> Activation:
-    """min(y, max)."""
-    return clamp(max=max)
+clamp_min = declare("clamp_min", treatment=INTEGRAL)(lambda min: clamp(min=min))
+clamp_max = declare("clamp_max", treatment=INTEGRAL)(lambda max: clamp(max=max))
 
 
 @declare("threshold", "_threshold", treatment=INTEGRAL)

@@ -145,6 +145,10 @@ class LayerwiseMethod(Method):
         """Covariance of two activations of different tensors, given that of the tensors."""
         raise NotImplementedError
 
+    def observed(self, activation: Activation, note: Callable[[int], None]) -> Activation:
+        """An activation that notes the orders of the series that are made of it, 0 for none."""
+        return activation.observed(note)
+
     def run(self, call: Call) -> Any:
         """One pass over the operations of the model."""
         return self.traverse(call, self.watcher(call))
