@@ -15,6 +15,7 @@ from covprop.errors import ApproximationWarning, RandomDraws, UnsupportedOperati
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
+from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.call import (
@@ -28,6 +29,7 @@ from covprop.methods.call import (
     without_draws,
 )
 from covprop.methods.network import Estimate, Network, check_outputs
+from covprop.methods.plan import Plan
 from covprop.methods.root import Root
 from covprop.skewed import Skewed, is_skewed
 
@@ -89,9 +91,21 @@ class Method(ABC):
         """Whether two runs differ by chance."""
         return False
 
+    def check_model(self, module: object) -> None:
+        """Refuse a model that the method cannot run, as far as can be told before."""
+        del module
+
     @abstractmethod
     def run(self, call: Call) -> Any:
         """What the model returns, with a Gaussian in place of each output."""
+
+    def plan(self, call: Call) -> Plan:
+        """What a run takes: its operations, memory and work."""
+        del call
+        raise UnsupportedOperation(
+            f"a plan lists the covariances on the way through a model, and cp."
+            f"{type(self).__name__} has none: it evaluates the model on plain tensors"
+        )
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Expected Jacobians of the outputs times roots of the inputs, if the method knows them.
@@ -150,14 +164,33 @@ class LayerwiseMethod(Method):
         return activation.observed(note)
 
     def run(self, call: Call) -> Any:
-        """One pass over the operations of the model."""
+        """The passes over the model, with errors that are estimated when they are asked for."""
+        return call.with_errors(self.passes(call), self)
+
+    def passes(self, call: Call) -> Any:
+        """The result of one pass over the operations of the model."""
         return self.traverse(call, self.watcher(call))
+
+    def plan(self, call: Call) -> Plan:
+        """From the means alone."""
+        return planned(call, self)
+
+    def check_model(self, module: object) -> None:
+        """Activations of functions with a rule, and a model whose operations are seen."""
+        for function in self.activations:
+            if function not in TABLE:
+                raise ValueError(
+                    f"{function!r} is no torch function with a rule, so no activation can replace "
+                    "it; name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
+                )
+        if isinstance(module, torch.jit.ScriptFunction):
+            raise unsupported(module)
 
     def watcher(self, call: Call, runs: int = 1) -> Watcher | None:
         """The bar of so many runs, if one is to be shown."""
         if call.progress is None:
             return None
-        return call.progress.operations(planned(call, self).steps * runs)
+        return call.progress.operations(self.plan(call).steps * runs)
 
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
@@ -266,6 +299,10 @@ class WrappingMethod(Method):
     """A method that has another one, its base, do the work, on other inputs or beside samples."""
 
     base: Method
+
+    def check_model(self, module: object) -> None:
+        """As its base."""
+        self.base.check_model(module)
 
     def run(self, call: Call) -> Any:
         """As `around` says."""

@@ -269,7 +269,7 @@ class Choice:
         for method in (first, GaussianLayers()) if first.third_cumulants else (first,):
             with approximations_ignored() as texts:
                 try:
-                    nest = method.run(self.call)
+                    nest = method.passes(self.call)
                 except FAILURES as error:
                     self.failure = error
                     continue

@@ -21,7 +21,7 @@ from covprop.methods.accuracy import Estimator
 from covprop.methods.arguments import checked
 from covprop.methods.choice import FEW, POINT_WORK
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
-from covprop.propagate import propagate, with_deferred_errors
+from covprop.propagate import propagate
 from covprop.robustness.classifier import Model
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
@@ -304,8 +304,8 @@ def _paired(
     matrix = torch.cat([identity, identity[first] - identity[second]])
     try:
         with approximations_ignored():
-            call, _ = checked(_WithDifferences(model, matrix), (x,), method, {})
-            found = with_deferred_errors(method.run(call), call, method)
+            call, _ = checked(_WithDifferences(model, matrix), (x,), method, {}, errors=True)
+            found = method.run(call)
     except CovpropError:  # too large, or the classes are not in its last dimension
         return logits
 
