@@ -16,7 +16,7 @@ from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
 from covprop.flow.lineage import Lineage
 from covprop.kernels.directions import Elements, direction, independent_length, length, marginal
 
-FEW = 32
+LARGEST_EXACT_GROUP = 32
 """Elements of a group up to which the dependence that centring makes is followed.
 
 Of more elements it is a smaller part of their variances than one in the square of their number.
@@ -134,7 +134,7 @@ class Variances(Carrier):
 
     def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
         """Exact within small groups, element by element in large ones."""
-        if groups.index.shape[-1] > FEW:
+        if groups.index.shape[-1] > LARGEST_EXACT_GROUP:
             found = marginal(self._elements(groups, mean), groups.offset)
             centre, linear, extra = found.mean, found.variance - found.extra, found.extra
         else:
@@ -151,7 +151,7 @@ class Variances(Carrier):
 
     def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
         """Exact for small groups; in large ones elements are independent also when centred."""
-        if groups.index.shape[-1] > FEW:
+        if groups.index.shape[-1] > LARGEST_EXACT_GROUP:
             elements = self._elements(groups, mean)
             moments = independent_length(elements, marginal(elements))
         else:
