@@ -194,10 +194,18 @@ def test_nothing_asks_which_carrier_it_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("covariance/")])
 def test_nothing_asks_which_structure_a_covariance_has(name: str) -> None:
-    """Outside the files of the structures, but where numbers of a given matrix are checked."""
+    """Outside the files of the structures."""
     kinds = descendants("Covariance") - {"Covariance"}
     assert kinds >= {"Dense", "Diagonal", "Sharded", "Zero"}
-    assert type_tests(name, kinds) == [] or name in ("gaussian.py", "methods/call.py")
+    assert type_tests(name, kinds) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("activations/")])
+def test_nothing_asks_which_activation_it_has(name: str) -> None:
+    """Outside the files of the activations."""
+    kinds = descendants("Activation") - {"Activation"}
+    assert kinds >= {"Piecewise", "Quadrature", "Rescaled"}
+    assert type_tests(name, kinds) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])

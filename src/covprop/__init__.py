@@ -46,7 +46,7 @@ from covprop.methods import (
     Unscented,
     Wu2019,
 )
-from covprop.methods.comparison import DaunizeauSigmoid
+from covprop.methods.comparison.daunizeau import DaunizeauSigmoid
 from covprop.methods.plan import Plan
 from covprop.mixture import Mixture
 from covprop.propagate import joint, plan, propagate
@@ -69,8 +69,7 @@ __version__ = "0.1.0"
 add_safe_globals(
     [
         Gaussian, Mixture, Skewed, ErrorEstimate, SamplingError,
-        covariance.Deflated, covariance.Dense, covariance.Diagonal, covariance.LowRank,
-        covariance.Zero,
+        *covariance.storable_structures().values(),
         AssumedDensity, Auto, ControlVariate, Cumulants, DaunizeauSigmoid, GaussianLayers,
         Linearized, MonteCarlo, PiecewiseLinear, QuasiMonteCarlo, Series, Sketched, Split,
         Unscented, Wu2019,

@@ -82,14 +82,12 @@ class Gaussian(Arithmetic, Accuracy, Stored):
     ) -> None:
         """Check and keep."""
         given = isinstance(covariance, Tensor)
-        covariance = (
-            covariance.values if isinstance(covariance, Dense) else undistributed(covariance)
-        )
+        covariance = undistributed(covariance)
         check_tensors(mean, covariance)
-        check_shapes(mean, covariance)
+        structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
+        check_shapes(mean, structure)
         if skewness is not None:
             check_skewness(mean, skewness, validate_args)
-        structure = Dense(covariance) if isinstance(covariance, Tensor) else covariance
         if validate_args:
             check_values(mean, structure)
         if given or validate_args:  # else the library made it

@@ -9,15 +9,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Deflated, Dense, Diagonal, LowRank, Zero
+from covprop.covariance import Covariance, Dense, storable_structures
 from covprop.error_estimate import Deferred, ErrorEstimate, SamplingError
 from covprop.errors import UnsupportedOperation
 from covprop.files import reading_tensors, write_tensors
 from covprop.validation import check_shapes, check_tensors
 
-STRUCTURES: dict[str, type[Covariance]] = {
-    kind.__name__: kind for kind in (Dense, Diagonal, LowRank, Deflated)
-}
 COVARIANCE, SAMPLING, ERROR = "covariance.", "sampling.", "error."
 
 
@@ -90,8 +87,7 @@ def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]
     tensors = {"mean": state["_mean"]}
     if state["_skewness"] is not None:
         tensors["skewness"] = state["_skewness"]
-    if not covariance.constant:
-        tensors |= _tensors(COVARIANCE, covariance)
+    tensors |= {COVARIANCE + name: tensor for name, tensor in covariance.tensors().items()}
     if sampling is not None:
         described["samples"] = sampling.samples
         tensors |= _tensors(SAMPLING, sampling)
@@ -106,11 +102,8 @@ def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]
 def unpacked(described: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What a file's description and tensors are of."""
     mean = tensors["mean"]
-    if described["structure"] == Zero.__name__:
-        covariance: Covariance = Zero.like(mean, described["batch_dims"])
-    else:
-        structure: Any = STRUCTURES[described["structure"]]
-        covariance = structure(**_named(COVARIANCE, tensors))
+    structure = storable_structures()[described["structure"]]
+    covariance = structure.of_file(_named(COVARIANCE, tensors), mean, described["batch_dims"])
     check_tensors(mean, covariance)
     check_shapes(mean, covariance)
     sampling, error = _named(SAMPLING, tensors), _named(ERROR, tensors)

@@ -44,17 +44,17 @@ class Mixture:
         flat = *parts.batch_shape, parts.event_shape.numel()
         means = parts.mean.reshape(flat).double()  # (components, *batch, n)
         mean = torch.einsum("k,k...->...", weights, means)
-        apart = means - mean if self.offsets is None else self.offsets.double()
+        deviations = means - mean if self.offsets is None else self.offsets.double()
         matrix = torch.einsum("k,k...->...", self.weights, parts.covariance_matrix).double()
-        matrix = matrix + torch.einsum("k,k...i,k...j->...ij", weights, apart, apart)
+        matrix = matrix + torch.einsum("k,k...i,k...j->...ij", weights, deviations, deviations)
         return Gaussian(
             mean.reshape(parts.mean.shape[1:]).to(parts.dtype),
             symmetric(matrix).to(parts.dtype),
             validate_args=False,
             method=method,
-            sampling=self._sampling(apart.to(parts.dtype)),
+            sampling=self._sampling(deviations.to(parts.dtype)),
             mixture=self,
-            skewness=self._skewness(apart, matrix.diagonal(dim1=-2, dim2=-1)),
+            skewness=self._skewness(deviations, matrix.diagonal(dim1=-2, dim2=-1)),
             notes=parts.notes,
         )
 
@@ -135,31 +135,35 @@ class Mixture:
         """A function of the offsets, if there are any."""
         return None if self.offsets is None else function(self.offsets)
 
-    def _skewness(self, apart: Tensor, variance: Tensor) -> Tensor | None:
+    def _skewness(self, deviations: Tensor, variance: Tensor) -> Tensor | None:
         """sum_k w_k [m3_k + 3 d_k s_k^2 + d_k^3] / s^3 with d_k = m_k - m, if m3_k are known."""
         parts = self.components
         if parts.skewness is None:
             return None
-        own, variances = (t.double().reshape(apart.shape) for t in (parts.skewness, parts.variance))
-        third = own * standard_deviation(variances) ** 3 + apart * (3 * variances + apart.square())
+        own, variances = (
+            t.double().reshape(deviations.shape) for t in (parts.skewness, parts.variance)
+        )
+        third = own * standard_deviation(variances) ** 3 + deviations * (
+            3 * variances + deviations.square()
+        )
         total = torch.einsum("k,k...->...", self.weights.double(), third)
         skewness = total * inverse_deviation(variance) ** 3
         return skewness.reshape(parts.mean.shape[1:]).to(parts.dtype)
 
-    def _sampling(self, apart: Tensor) -> SamplingError | None:
+    def _sampling(self, deviations: Tensor) -> SamplingError | None:
         """Errors of the components, if they have any, which are independent."""
         parts = self.components
         if parts.mean_stderr is None or parts.covariance_stderr is None:
             return None
         assert parts.samples is not None
         squares = self.weights.square()
-        of_means = parts.mean_stderr.reshape(apart.shape).square()
+        of_means = parts.mean_stderr.reshape(deviations.shape).square()
         of_mean = torch.einsum("k,k...->...", squares, of_means)
         matrix = torch.einsum("k,k...->...", squares, parts.covariance_stderr.square())
         # w_k (e_k a_k^T + a_k e_k^T) with a_k = m_k - m, to first order; errors e_k of means are
         # correlated as outputs are.
-        lean = torch.einsum("k,k...i,k...j->...ij", squares, of_means, apart.square())
-        ends = of_means.sqrt() * apart
+        lean = torch.einsum("k,k...i,k...j->...ij", squares, of_means, deviations.square())
+        ends = of_means.sqrt() * deviations
         both = parts.correlation_matrix * ends[..., :, None] * ends[..., None, :]
         shared = 2 * torch.einsum("k,k...->...", squares, both)
         matrix = (matrix + lean + lean.mT + shared).clamp(min=0)

@@ -1,6 +1,5 @@
 """Check the arguments, make a call of them, and have a method run it."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,16 +8,13 @@ from typing import Any, TypeAlias, TypeVar, final, overload
 import torch
 from torch import Tensor, nn
 
-from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import UnsupportedOperation
 from covprop.flow.lineage import Watcher
-from covprop.flow.nests import Nest, map_leaves
+from covprop.flow.nests import Nest
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, check_gaussian
-from covprop.methods import Auto, GaussianLayers, LayerwiseMethod, Method
-from covprop.methods.accuracy import Estimator
+from covprop.methods import Auto, GaussianLayers, Method
 from covprop.methods.arguments import checked, warn_of_arguments
-from covprop.methods.call import Call, planned
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
 
@@ -103,17 +99,13 @@ def propagate(
         y = cp.propagate(model, x)
         y.mean, y.covariance_matrix, y.error
     """
-    call, method = checked(module, inputs, method, named_inputs)
+    call, method = checked(module, inputs, method, named_inputs, errors=True)
     warn_of_arguments(call)
     method.check_skewness(call.inputs)
-    if progress:
-        with _Bars() as bars:
-            result = method.run(replace(call, progress=bars))
-    else:
-        result = method.run(call)
-    if isinstance(method, LayerwiseMethod):
-        return with_deferred_errors(result, call, method)
-    return result
+    if not progress:
+        return method.run(call)
+    with _Bars() as bars:
+        return method.run(replace(call, progress=bars))
 
 
 def propagate_without_warnings(
@@ -149,14 +141,7 @@ def plan(
         print(cp.plan(model, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)))
     """
     call, method = checked(module, inputs, method, named_inputs)
-    if isinstance(method, Auto):
-        method = method.layerwise(call)
-    if not isinstance(method, LayerwiseMethod):
-        raise UnsupportedOperation(
-            f"a plan lists the covariances on the way through a model, and cp."
-            f"{type(method).__name__} has none: it evaluates the model on plain tensors"
-        )
-    return planned(call, method)
+    return method.plan(call)
 
 
 def joint(
@@ -216,42 +201,3 @@ class _Bars(ExitStack):
     def points(self, more: int, total: int) -> None:
         self._points = self._points or self.enter_context(PointBar())
         self._points(more, total)
-
-
-def with_deferred_errors(nest: Any, call: Call, method: Method) -> Any:
-    """A result whose Gaussians estimate their errors when they are first asked for.
-
-    With the model as it is then: where its weights have changed since, nothing is estimated.
-    """
-    weights = [
-        (parameter, parameter._version)
-        for _, layer in call.layers
-        for parameter in layer._parameters.values()
-        if parameter is not None
-    ]
-    shared: list[tuple[ErrorEstimate, ...]] = []
-
-    def estimates() -> tuple[ErrorEstimate, ...] | None:
-        if any(p._version != version for p, version in weights):
-            return None
-        if not shared:
-            shared.append(Estimator(call).errors(plain, method))
-        return shared[0]
-
-    def deferred(place: int) -> Deferred:
-        def estimate() -> ErrorEstimate | None:
-            found = estimates()
-            return None if found is None else found[place]
-
-        return Deferred(estimate)
-
-    plain = nest
-    if torch.is_grad_enabled():  # an estimate, which may outlive it, does not hold the graph
-        plain = map_leaves(nest, lambda leaf: leaf.detach() if isinstance(leaf, Gaussian) else leaf)
-    places = itertools.count()
-    return map_leaves(
-        nest,
-        lambda leaf: (
-            leaf.with_error(deferred(next(places))) if isinstance(leaf, Gaussian) else leaf
-        ),
-    )

@@ -151,18 +151,11 @@ def checked_observation(value: object, mean: Tensor) -> Tensor:
     return observed
 
 
-def check_shapes(mean: Tensor, covariance: Covariance | Tensor) -> None:
+def check_shapes(mean: Tensor, covariance: Covariance) -> None:
     """The batch of the covariance leads the mean, and the rest has n elements."""
-    if isinstance(covariance, Tensor):
-        shape = tuple(covariance.shape)
-        if covariance.dim() < 2 or shape[-1] != shape[-2]:  # noqa: PLR2004
-            raise InvalidGaussian(
-                f"a covariance has shape (*batch, n, n), not {shape}; for variances alone use "
-                "cp.Gaussian.diagonal(mean, variance=...)"
-            )
-        batch, size = shape[:-2], shape[-1]
-    else:
-        batch, size = tuple(covariance.batch_shape), covariance.size
+    if (flaw := covariance.shape_flaw()) is not None:
+        raise InvalidGaussian(flaw)
+    batch, size = tuple(covariance.batch_shape), covariance.size
     event = tuple(mean.shape[len(batch) :])
     if tuple(mean.shape[: len(batch)]) != batch:
         raise InvalidGaussian(

@@ -17,7 +17,7 @@ def test_rows_see_the_covariance_however_it_is_cut(
 ) -> None:
     """R_ij = sum_rs P_rsi P_rsj off the diagonal, P = sum_t w_t A_t B_t, and T^T T beside."""
     monkeypatch.setattr("covprop.carriers.innovation.HELD", held)
-    monkeypatch.setattr("covprop.carriers.innovation.FEWEST", fewest)
+    monkeypatch.setattr("covprop.carriers.innovation.SMALLEST_BLOCK", fewest)
     terms = [
         Pairs(numbers(*batch, N, seed=t), numbers(*batch, 2, N, seed=t + 9),
               numbers(*batch, 3, N, seed=t + 18))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -343,6 +344,18 @@ def test_a_covariance_has_no_flaw(name: str, batch: Batch) -> None:
     covariance = made(name, batch)
     x = cp.Gaussian(torch.zeros(*batch, N, dtype=torch.float64), covariance)
     assert_close(x.covariance_matrix, covariance.matrix(), rtol=0.0)
+
+
+@every_known
+@every_batch
+def test_files_give_a_structure_back(name: str, batch: Batch, tmp_path: Path) -> None:
+    x = cp.Gaussian(torch.zeros(*batch, N, dtype=torch.float64), made(name, batch))
+    x.save(tmp_path / "x.safetensors")
+    torch.save(x, tmp_path / "x.pt")
+    for again in (cp.Gaussian.load(tmp_path / "x.safetensors"), torch.load(tmp_path / "x.pt")):
+        assert type(again.covariance) is type(x.covariance)
+        assert again.covariance.batch_shape == batch
+        assert_close(again.covariance_matrix, x.covariance_matrix, rtol=0.0)
 
 
 REFUSED: dict[str, Callable[[Covariance], object]] = {

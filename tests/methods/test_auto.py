@@ -334,7 +334,7 @@ def test_where_layers_fail_points_are_the_answer(
 
     model, x = network(inputs, 30, 30, 2), isotropic(inputs, 1.0)
     for method in (cp.Cumulants, cp.GaussianLayers):
-        monkeypatch.setattr(method, "run", fails)
+        monkeypatch.setattr(method, "passes", fails)
     y = cp.propagate(model, x, cp.Auto(tolerance))
     assert isinstance(y.method, cp.QuasiMonteCarlo)
     assert true_error(y, model, x) < 0.01
@@ -353,7 +353,7 @@ def test_where_third_cumulants_fail_gaussian_layers_are_tried(
     def fails(*_: object) -> None:
         raise cp.QuadratureError("this is why")
 
-    monkeypatch.setattr(cp.Cumulants, "run", fails)
+    monkeypatch.setattr(cp.Cumulants, "passes", fails)
     y = cp.propagate(network(20, 40, 40, 3), isotropic(20, 0.01))
     assert isinstance(y.method, cp.ControlVariate)  # the check, which is better
     assert isinstance(y.method.base, cp.GaussianLayers)

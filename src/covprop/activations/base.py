@@ -3,9 +3,10 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from covprop.activations.moments import Scalar
 
+Observed = TypeVar("Observed", bound="Activation")
 Factory: TypeAlias = Callable[..., "Activation"]
 """Options of torch functions -> their activation."""
 Elements: TypeAlias = tuple[Tensor, ...]
@@ -32,6 +34,15 @@ class Prepared(NamedTuple):
     elements: Elements
 
 
+class Segments(NamedTuple):
+    """A piecewise-linear function, the same of every element, as `Piecewise` takes it."""
+
+    knots: tuple[float, ...]
+    slopes: tuple[float, ...]
+    start: float
+    jumps: tuple[float, ...]
+
+
 class Activation(ABC):
     """The moments of g(y) for y ~ N(mean, variance), element by element.
 
@@ -42,6 +53,9 @@ class Activation(ABC):
         tanh = cp.activations.Quadrature(torch.tanh)  # any continuous function is an Activation
         cp.propagate(model, x, method=cp.GaussianLayers(activations={torch.sigmoid: tanh}))
     """
+
+    integrated: ClassVar[bool] = False
+    """Whether its moments are integrals on a grid of points for each element."""
 
     direct_pairs: ClassVar[int] = sys.maxsize
     """The number of pairs up to which `pair` uses no coefficients."""
@@ -61,6 +75,10 @@ class Activation(ABC):
     def at(self, y: Tensor) -> Tensor:
         """g(y), for a y that does not vary."""
         return self.mean(y, torch.zeros_like(y))
+
+    def differentiable(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        """g(y) by torch's own function, with the derivative of g also where torch's has none."""
+        return function(y)
 
     @abstractmethod
     def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
@@ -92,6 +110,16 @@ class Activation(ABC):
     def compiles(self) -> bool:
         """Whether a compiled kernel has its moments."""
         return False
+
+    @property
+    def kinks(self) -> Sequence[float | Tensor]:
+        """Places where its derivative jumps; tensors are of each element, (*batch, n)."""
+        return ()
+
+    @property
+    def segments(self) -> Segments | None:
+        """Its straight lines, if it is made of such and the same function of every element."""
+        return None
 
     @property
     def degree(self) -> int | None:
@@ -143,6 +171,11 @@ class Activation(ABC):
         elements = tuple(element.to(dtype) for element in self.elements(mean, variance))
         return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
 
+    def observed(self, note: Callable[[int], None]) -> "Activation":
+        """A copy that notes how many terms the series of its pairs take, 0 for none at all."""
+        del note
+        return self
+
     @abstractmethod
     def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
         """Cov[g(y_i), g(y_j)] from what is prepared of i and of j, and Cov[y_i, y_j].
@@ -159,6 +192,29 @@ class Activation(ABC):
         """
         del elements, covariance, variance
         return None
+
+
+def noting(
+    activation: Observed, note: Callable[[int], None], **orders: Callable[[Any, Any], int | None]
+) -> Observed:
+    """A copy whose calls of some methods are noted: (arguments, result) -> the order, if any."""
+    copied = copy(activation)
+
+    def watched(name: str, order_of: Callable[[Any, Any], int | None]) -> Callable[..., Any]:
+        function = getattr(activation, name)
+
+        def call(*args: Any) -> Any:
+            result = function(*args)
+            order = order_of(args, result)
+            if order is not None:
+                note(order)
+            return result
+
+        return call
+
+    for name, order_of in orders.items():
+        object.__setattr__(copied, name, watched(name, order_of))  # it may be frozen
+    return copied
 
 
 @dataclass(eq=False)

@@ -6,13 +6,13 @@ deviations, with r the root of the share of an element's variance that is left a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from covprop.activations.base import Activation, Elements, Prepared
+from covprop.activations.base import Activation, Elements, Prepared, noting
 from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import FLUSH, flushed, in_units, power_series, series_units
@@ -165,6 +165,16 @@ class Correlated(Activation, ABC):
             result[*batch, row + start, column] = found
             if symmetric:
                 result[*batch, column, row + start] = found
+
+    def observed(self, note: Callable[[int], None]) -> Self:
+        """A copy that notes the order of each block of pairs, 0 for the direct formula."""
+        return noting(
+            self,
+            note,
+            _compiled=lambda args, made: None if made is None else self.terms(*args[:3]),
+            split=lambda _, result: result[0] or None,
+            direct=lambda *_: 0,
+        )
 
     def terms(self, left: Elements, right: Elements, covariance: Tensor) -> int:
         """How many terms of the series `pair` would take, 0 for the direct formula alone."""

@@ -37,7 +37,7 @@ CONVERGED = 1e-8
 finer one is far smaller."""
 PART = 1024
 """Elements that are refined together."""
-FEW = 4
+LOW_ORDER = 4
 """Coefficients up to which a compiled kernel makes them faster than a matrix product."""
 HELD_VALUES = 2**19
 """Values of the function that are in memory at a time."""
@@ -323,7 +323,7 @@ def _on_grids(
     if scalar.compiled is not None and float(stddev.max()) <= WIDE and usable(mean, stddev):
         places = [float(kink) for kink in scalar.kinks]
         rule = Rule(panels, REACH, rounding(DEVIATION, mean.dtype), *legendre(NODES))
-        shared = order > FEW and not places and len(mean) * panels * NODES <= HELD_VALUES
+        shared = order > LOW_ORDER and not places and len(mean) * panels * NODES <= HELD_VALUES
         basis = hermite_basis(panels, order) if shared else None
         return _Estimate(
             *quadrature(scalar.compiled, places, mean, stddev, scalar(mean), order, rule, basis)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, declare
+from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, Segments, declare
 from covprop.activations.closed import power
 from covprop.activations.correlated import Correlated
 from covprop.activations.knots import Pieces, Side, knots_covariance, knots_formula
@@ -25,6 +25,8 @@ from covprop.kernels.normal import (
     standard_deviation,
 )
 from covprop.kernels.ramps import NARROW
+
+RELU = Segments((0.0,), (0.0, 1.0), 0.0, (0.0,))
 
 
 @final
@@ -57,11 +59,9 @@ class Piecewise(Correlated):
 
     def __post_init__(self) -> None:
         """Check that the pieces fit together."""
-        if len(self.slopes) != len(self.knots) + 1 or len(self.jumps) != len(self.knots):
-            raise ValueError(
-                f"{len(self.knots)} knots need {len(self.knots) + 1} slopes and {len(self.knots)} "
-                f"jumps, not {len(self.slopes)} and {len(self.jumps)}"
-            )
+        count, found = len(self.knots), f"{len(self.slopes)} and {len(self.jumps)}"
+        if len(self.slopes) != count + 1 or len(self.jumps) != count:
+            raise ValueError(f"{count} knots need {count + 1} slopes, {count} jumps, not {found}")
         if not self.knots:
             raise ValueError("a piecewise-linear function needs at least one knot")
         if list(self.knots) != sorted(self.knots):
@@ -76,6 +76,16 @@ class Piecewise(Correlated):
         """The function itself."""
         return self.function(y)
 
+    def differentiable(self, _: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+        """The slopes of the pieces, also where torch's function has none; its value at a jump."""
+        known = self.value(y)
+        return self.function(y.detach()) + (known - known.detach())
+
+    @property
+    def kinks(self) -> Sequence[float]:
+        """The knots."""
+        return self.knots
+
     @property
     def uniform(self) -> bool:
         """Whether no slope is a tensor."""
@@ -87,10 +97,11 @@ class Piecewise(Correlated):
         return self.uniform and all(step >= 0 for step in (*self.slopes, *self.jumps))
 
     @property
-    def _is_relu(self) -> bool:
-        slopes = [slope for slope in self.slopes if not isinstance(slope, Tensor)]
-        shape = list(self.knots), slopes, self.start, list(self.jumps)
-        return shape == ([0.0], [0.0, 1.0], 0.0, [0.0])
+    def segments(self) -> Segments | None:
+        """All that there is, unless a slope is a tensor."""
+        slopes = tuple(slope for slope in self.slopes if not isinstance(slope, Tensor))
+        found = Segments(tuple(self.knots), slopes, self.start, tuple(self.jumps))
+        return found if self.uniform else None
 
     def uses_series(self, pairs: int, mean: Tensor, variance: Tensor) -> bool:
         """Sooner where coefficients are compiled."""
@@ -121,7 +132,7 @@ class Piecewise(Correlated):
         found = self._compiled_moments(mean, variance, order)
         if found is not None:
             return found.mean, found.variance, found.coefficients
-        if self._is_relu and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
+        if self.segments == RELU and order <= RECTIFIED_ORDER and not torch.is_grad_enabled():
             first, spread, rows = rectified_coefficients(mean, variance)
             return first, spread, rows[:order]
         pieces = self._pieces(mean, variance)
@@ -133,7 +144,7 @@ class Piecewise(Correlated):
         found = self._compiled_moments(mean, variance, 0)
         if found is not None:
             return found.mean, found.variance
-        if self._is_relu:
+        if self.segments == RELU:
             return rectified_moments(mean, variance)
         pieces = self._pieces(mean, variance)
         return self._mean(mean, variance, pieces), pieces.variance()
@@ -294,20 +305,12 @@ def clamp(min: Any = None, max: Any = None) -> Activation:
     """y clamped between two numbers, either of which may be missing."""
     if min is None and max is None:
         raise ValueError("clamp needs at least one of min and max")
-    low, high = _number("clamp", min), _number("clamp", max)
-    return _clamped("clamp", -math.inf if low is None else low, math.inf if high is None else high)
+    low = -math.inf if min is None else _number(min)
+    return _clamped("clamp", low, math.inf if max is None else _number(max))
 
 
-@declare("clamp_min", treatment=INTEGRAL)
-def clamp_min(min: Any) -> Activation:
-    """max(y, min)."""
-    return clamp(min=min)
-
-
-@declare("clamp_max", treatment=INTEGRAL)
-def clamp_max(max: Any) -> Activation:
-    """min(y, max)."""
-    return clamp(max=max)
+clamp_min = declare("clamp_min", treatment=INTEGRAL)(lambda min: clamp(min=min))
+clamp_max = declare("clamp_max", treatment=INTEGRAL)(lambda max: clamp(max=max))
 
 
 @declare("threshold", "_threshold", treatment=INTEGRAL)
@@ -391,9 +394,7 @@ def prelu(weight: Tensor) -> Activation:
     return continuous(function, [0.0], [weight, torch.ones_like(weight)], 0.0)
 
 
-def _number(name: str, bound: Any) -> float | None:
-    if isinstance(bound, Tensor):
-        if bound.numel() == 1 and not bound.requires_grad:
-            return float(bound)
-        raise UnsupportedOperation(f"{name} has a rule for numbers as bounds, not for tensors")
-    return None if bound is None else float(bound)
+def _number(bound: Any) -> float:
+    if isinstance(bound, Tensor) and (bound.numel() != 1 or bound.requires_grad):
+        raise UnsupportedOperation("clamp has a rule for numbers as bounds, not for tensors")
+    return float(bound)

@@ -1,7 +1,7 @@
 """Any function, by quadrature: moments follow from the derivative, which autograd gives."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -68,6 +68,7 @@ class Quadrature(Correlated):
     parameters: tuple[Tensor, ...] = ()
     compiled: Compiled | None = None
 
+    integrated: ClassVar[bool] = True
     max_order: ClassVar[int] = LADDER[-1]  # an integral of a pair costs more than any series
     direct_pairs: ClassVar[int] = 0
     direct_cost: ClassVar[float] = 2e6
@@ -162,6 +163,7 @@ class Rescaled(Activation):
     rate: float
     function: Callable[[Tensor], Tensor]
 
+    integrated: ClassVar[bool] = True
     direct_pairs: ClassVar[int] = Quadrature.direct_pairs
 
     def at(self, y: Tensor) -> Tensor:
@@ -224,6 +226,10 @@ class Rescaled(Activation):
         (*rows, high), (*columns, wide) = left, right
         result = self.inner.pair(tuple(rows), tuple(columns), covariance * high * wide)
         return result / high / wide
+
+    def observed(self, note: Callable[[int], None]) -> "Rescaled":
+        """By h."""
+        return replace(self, inner=self.inner.observed(note))
 
     def scalars(self, mean: Tensor, variance: Tensor) -> list[tuple[Tensor, Scalar]]:
         """The function itself, with breakpoints around its features."""

@@ -3,21 +3,19 @@
 from covprop.carriers.cross_covariance import Treatment
 from covprop.carriers.cumulants import Cumulants
 from covprop.carriers.full import Full
-from covprop.carriers.independent_maxima import IndependentMaxima, PlannedIndependentMaxima
 from covprop.carriers.planned import Ledger, Planned
 from covprop.carriers.planned_cumulants import PlannedCumulants
 from covprop.carriers.sketched_activations import SketchSettings
 from covprop.carriers.tangents import Tangents
-from covprop.carriers.variances import Variances
+from covprop.carriers.variances import PlannedVariances, Variances
 
 __all__ = [
     "Cumulants",
     "Full",
-    "IndependentMaxima",
     "Ledger",
     "Planned",
     "PlannedCumulants",
-    "PlannedIndependentMaxima",
+    "PlannedVariances",
     "SketchSettings",
     "Tangents",
     "Treatment",

@@ -179,7 +179,9 @@ class Cumulants(ThirdCumulant):
                 have = have + d.square()[..., :, None] * d[..., None, :] * slices
             own = (marginals.third.to(matrix) - have.diagonal(dim1=-2, dim2=-1)) / 3
             parts: tuple[Tensor, ...] = (_unit(matrix), *tree, with_diagonal(kappa - have, own))
-            if not every:  # zero for those of a batch that do not bend, as if each were alone
+            if (
+                not every
+            ):  # zero for elements of the batch where it is linear, as if each came by itself
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))

@@ -18,7 +18,7 @@ from covprop.covariance.base import symmetric
 
 HELD = 2**18
 """Products of two rows that are held at a time: they stay in cache."""
-FEWEST = 32
+SMALLEST_BLOCK = 32
 """Features that are seen at a time at least, while that takes no more than one element of a batch:
 products of few are all memory."""
 
@@ -65,7 +65,7 @@ class Innovation:
 
     @property
     def unshared(self) -> Tensor:
-        """The variances of what each feature has alone in the tangents."""
+        """The variances of the independent part of each feature, in the tangents."""
         return self.variance if self.left is None else self.left
 
     @property
@@ -85,23 +85,23 @@ class Innovation:
         return count
 
     def seen(self, rows: Tensor, definite: bool = False) -> tuple[Tensor, Tensor | None]:
-        """What features have alone, J (R - S) J^T, and M (*batch, p, r s), some at a time.
+        """The diagonal part J (R - S) J^T, and M (*batch, p, r s), some at a time.
 
         M_p = sum_t A_t diag(w_t o J_p) B_t^T, and S_ii what <M_p, M_q> has on the diagonal. By
-        chance S may be more than R; definite: no feature has less than nothing then.
+        chance S may be more than R; definite: R - S is clamped at zero.
         """
         step = max(1, HELD // max(1, self.entries(rows)))
         total, seen = torch.zeros((), dtype=rows.dtype, device=rows.device), None
         for start in range(0, rows.shape[-1], step):
             part = slice(start, start + step)
-            some, alone = rows[..., part], self.variance[..., part]
+            some, diagonal = rows[..., part], self.variance[..., part]
             if self.pairs:
                 products = self._products(part)  # (*batch, r s, step)
-                alone = _difference(alone, products.square().sum(-2), products.shape[-2])
+                diagonal = _difference(diagonal, products.square().sum(-2), products.shape[-2])
                 image = some @ products.mT
                 seen = image if seen is None else seen + image
-            alone = alone.clamp(min=0) if definite else alone
-            total = total + (some * alone[..., None, :]) @ some.mT
+            diagonal = diagonal.clamp(min=0) if definite else diagonal
+            total = total + (some * diagonal[..., None, :]) @ some.mT
         return total, seen
 
     def element(self, place: int) -> "Innovation":
@@ -135,11 +135,11 @@ def joint_quadratic(parts: Sequence[tuple[Innovation, Tensor]], definite: bool =
     """Var(sum_l J_l e_l) of innovations e_l that share their second order, J_l (*batch, p, n_l).
 
     Matrices M add, and images of columns, as they are made of the same noise for all. definite:
-    a sum of squares alone, which has no variance below zero.
+    a sum of squares only, which has no variance below zero.
     """
     rows = parts[0][1]
     most = max(innovation.entries(seen) for innovation, seen in parts)
-    if HELD // max(1, most) < FEWEST and rows.dim() > 2 and len(rows) > 1:  # noqa: PLR2004
+    if HELD // max(1, most) < SMALLEST_BLOCK and rows.dim() > 2 and len(rows) > 1:  # noqa: PLR2004
         each = [[(one.element(i), seen[i]) for one, seen in parts] for i in range(len(rows))]
         return torch.stack([joint_quadratic(elements, definite) for elements in each])
     total = torch.zeros((), dtype=rows.dtype, device=rows.device)
@@ -147,8 +147,8 @@ def joint_quadratic(parts: Sequence[tuple[Innovation, Tensor]], definite: bool =
     matrices: list[Tensor] = []
     columns: list[Tensor] = []
     for innovation, seen in parts:
-        alone, matrix = innovation.seen(seen, definite)
-        total = total + alone
+        diagonal, matrix = innovation.seen(seen, definite)
+        total = total + diagonal
         if matrix is not None:
             matrices.append(_placed(matrix, innovation.layout, tuple(union.items())))
         if innovation.columns is not None:

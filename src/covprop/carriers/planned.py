@@ -13,7 +13,6 @@ from torch import Tensor
 
 from covprop.activations import Activation
 from covprop.activations.moments import PART
-from covprop.activations.quadrature import Quadrature, Rescaled
 from covprop.carriers.cross_covariance import release
 from covprop.carriers.planned_cross import Crossed, between
 from covprop.carriers.planned_recurrent import recurrent_cost
@@ -223,9 +222,8 @@ class Planned(Carrier):
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Planned"]:
         """Its value at the mean; a kernel for every pair."""
         value = torch.nan_to_num(activation.at(mean.double()), 0.0, 0.0, 0.0).to(mean.dtype)
-        integrated = isinstance(activation, Quadrature | Rescaled)
         each = COMPILED_GRID if activation.compiles and library() is not None else GRID
-        grid = each * min(PART, mean.numel()) if integrated else 0
+        grid = each * min(PART, mean.numel()) if activation.integrated else 0
         vectors = VECTORS * mean.numel()
         cost = self.planned.pairwise(self._result(mean), vectors, grid)
         return value, self._new(value, cost, grid=grid, nonlinear=True)

@@ -355,11 +355,11 @@ def _slices(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) ->
 
 def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:
     """Drop covariances of vectors that no edge leads to any more."""
-    reached, waiting = set[int](), list[Any](living)
-    while waiting:
-        node = waiting.pop()
+    reached, pending = set[int](), list[Any](living)
+    while pending:
+        node = pending.pop()
         if node.serial not in reached:
             reached.add(node.serial)
-            waiting += [parent for parent, _ in node.edges]
+            pending += [parent for parent, _ in node.edges]
     for pair in [pair for pair in crosses if not reached.issuperset(pair)]:
         del crosses[pair]

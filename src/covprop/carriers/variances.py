@@ -1,20 +1,22 @@
 """Variances alone: every feature taken as independent of every other, in O(n)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from covprop.activations import Activation
-from covprop.carriers.independent_maxima import independent_maximum
+from covprop.activations.piecewise import relu
+from covprop.carriers.planned import Planned
 from covprop.covariance import Covariance, Diagonal, LinearMap
 from covprop.flow.algebra import Contraction, GroupBases, Groups
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
 from covprop.flow.lineage import Lineage
 from covprop.kernels.directions import Elements, direction, independent_length, length, marginal
 
-FEW = 32
+LARGEST_EXACT_GROUP = 32
 """Elements of a group up to which the dependence that centring makes is followed.
 
 Of more elements it is a smaller part of their variances than one in the square of their number.
@@ -25,7 +27,6 @@ Of more elements it is a smaller part of their variances than one in the square 
 class Variances(Carrier):
     """A vector of variances (*batch, n)."""
 
-    joint_maxima: ClassVar[bool] = False
     may_pile_up: ClassVar[bool] = True
 
     def __init__(self, values: Tensor, lineage: Lineage) -> None:
@@ -109,11 +110,19 @@ class Variances(Carrier):
         result, variance = seen.marginals(mean.double(), self.values.double())
         return result.to(mean.dtype), self._new(variance.to(mean.dtype))
 
-    def maximum(self, other: Self, mean: Tensor, other_mean: Tensor) -> tuple[Tensor, Carrier]:
+    def maximum(
+        self, pair: Callable[[], tuple[Self, Self, Tensor, Tensor]]
+    ) -> tuple[Tensor, "Variances"]:
         """Clark's moments of two independent elements."""
-        found = independent_maximum(self, other, mean, other_mean)
-        values = (1 - found.share).square() * self.values + found.share.square() * other.values
+        first, second, mean, other_mean = pair()
+        found = independent_maximum(first, second, mean, other_mean)
+        values = (1 - found.share).square() * first.values + found.share.square() * second.values
         return found.mean, self._new(values + found.added)
+
+    def monotone_maximum(self, inside: Callable[[], Any], outside: Callable[[], Any]) -> Any:
+        """Operation by operation, as Gast & Roth (2018) do."""
+        del inside
+        return outside()
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Unit vectors, and the same times the variances."""
@@ -125,7 +134,7 @@ class Variances(Carrier):
 
     def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
         """Exact within small groups, element by element in large ones."""
-        if groups.index.shape[-1] > FEW:
+        if groups.index.shape[-1] > LARGEST_EXACT_GROUP:
             found = marginal(self._elements(groups, mean), groups.offset)
             centre, linear, extra = found.mean, found.variance - found.extra, found.extra
         else:
@@ -142,7 +151,7 @@ class Variances(Carrier):
 
     def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
         """Exact for small groups; in large ones elements are independent also when centred."""
-        if groups.index.shape[-1] > FEW:
+        if groups.index.shape[-1] > LARGEST_EXACT_GROUP:
             elements = self._elements(groups, mean)
             moments = independent_length(elements, marginal(elements))
         else:
@@ -172,3 +181,51 @@ class Variances(Carrier):
         """Diagonal."""
         del loc
         return Diagonal(self.values)
+
+
+@final
+class PlannedVariances(Planned):
+    """What a plan knows of them: one number for each feature."""
+
+    def maximum(
+        self, pair: Callable[[], tuple[Self, Self, Tensor, Tensor]]
+    ) -> tuple[Tensor, Planned]:
+        """A vector."""
+        first, second, mean, other_mean = pair()
+        value = torch.maximum(mean, other_mean)
+        cost = first.planned.joined(first._result(value, second))
+        assert cost is not None, "variances are joined without a matrix"
+        return value, first._new(value, cost, second)
+
+    def monotone_maximum(self, inside: Callable[[], Any], outside: Callable[[], Any]) -> Any:
+        """As of the variances."""
+        del inside
+        return outside()
+
+
+@final
+@dataclass(frozen=True)
+class MaximumOfIndependent:
+    """max(a, b) of independent elements: mean, P(b > a), and variance beyond the linear part."""
+
+    mean: Tensor
+    share: Tensor
+    added: Tensor
+
+
+def independent_maximum(
+    a: Carrier, b: Carrier, mean: Tensor, other_mean: Tensor
+) -> MaximumOfIndependent:
+    """d = b - a with variance A_ii + B_ii, p = P(d > 0):  E max = max(E a, E b) + E relu(-|E d|).
+
+    The larger mean comes first: E a + E relu(d) would lose the digits of a small b to a large a.
+    Beyond (1 - p)^2 A + p^2 B the variance has Var relu(d) - p^2 Var d, which is never negative.
+    """
+    ramp = relu()
+    distance = other_mean.double() - mean.double()
+    variance = a.variances().double() + b.variances().double()
+    share = ramp.coefficients(distance, variance, 1)[0]
+    rest = (ramp.variance(distance, variance) - share.square() * variance).clamp(min=0)
+    above = ramp.mean(-distance.abs(), variance).to(mean.dtype)
+    centre = torch.maximum(mean, other_mean) + above
+    return MaximumOfIndependent(centre, share.to(mean.dtype), rest.to(mean.dtype))

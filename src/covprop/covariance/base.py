@@ -2,18 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeAlias, final
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Protocol, Self, TypeAlias, final
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
 from covprop.covariance.planned import PlannedCovariance
-from covprop.covariance.semidefinite import FactorRoot, Root, square_root
-from covprop.errors import InconsistentBranches, InvalidGaussian
+from covprop.covariance.semidefinite import FactorRoot, Root, check_regular, singular, square_root
+from covprop.errors import InconsistentBranches
 from covprop.kernels.normal import correlation, inverse_deviation, is_finite
-from covprop.kernels.rounding import SINGULAR
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
@@ -265,10 +264,29 @@ class Covariance(ABC):
         """Rows of the largest matrix that a linear map to so many features writes, 0 if none."""
         return max(self.size, features)
 
+    def shape_flaw(self) -> str | None:
+        """What is wrong with the shapes of the tensors inside, if anything."""
+        return None
+
     def flaw(self, rounding: float) -> str | None:
         """What of it cannot be, if anything, beyond what its variances tell."""
         del rounding
         return None
+
+    def finite(self) -> bool:
+        """Whether its numbers are; by the variances, which all processes of a shared one have."""
+        return is_finite(self.diagonal())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file holds of it: the tensors inside, by their names."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    @classmethod
+    def of_file(cls, tensors: dict[str, Tensor], mean: Tensor, batch_dims: int) -> Self:
+        """What `tensors` was of, beside a mean with so many batch dimensions."""
+        del mean, batch_dims
+        return cls(**tensors)
 
     def symmetrised(self) -> "Covariance":
         """The same without the last bits by which a matrix of the caller may be asymmetric."""
@@ -350,32 +368,10 @@ class Covariance(ABC):
         return self.diagonal().shape[-1]
 
 
-def checked_positive(values: Tensor, least: Tensor | float = 0.0) -> Tensor:
-    """Check it here: torch.compile turns the checks of torch.distributions off for good."""
-    if not bool((values.detach() > least).all()):
-        raise singular()
-    return values
-
-
-@torch.no_grad()
-def check_regular(root: Tensor, variance: Tensor) -> None:
-    """Refuse a Cholesky factor (*batch, n, n) of a matrix that only rounding keeps from singular.
-
-    (S^-1)_ii = 1 / Var(y_i | all others), of which S_ii is the variance itself.
-    """
-    identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-    inverse = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
-    rounding = max(SINGULAR, root.shape[-1]) * torch.finfo(root.dtype).eps
-    checked_positive(1 / inverse.square().sum(-2), rounding * variance)
-
-
-def singular() -> InvalidGaussian:
-    """The error for a covariance without a density."""
-    return InvalidGaussian(
-        "there is no density: it needs a positive definite covariance, and this one is singular, "
-        "or so nearly that only rounding tells; .sample() works all the same, and .marginal() "
-        "leaves out elements that depend on others or do not vary"
-    )
+def storable_structures() -> dict[str, type[Covariance]]:
+    """The structures that a file can hold, by name: all that are defined and hold their numbers."""
+    kinds = [kind for kind in Covariance.__subclasses__() if not kind.deferred | kind.distributed]
+    return {kind.__name__: kind for kind in reversed(kinds)}  # of two with one name, the first
 
 
 def without_negative_variances(covariance: Covariance, scale: Callable[[], Tensor]) -> Covariance:

@@ -28,7 +28,7 @@ from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCo
 from covprop.covariance.semidefinite import matrix_flaw
 from covprop.covariance.streamed import PlannedStreamed, Streamed
 from covprop.kernels import compiled
-from covprop.kernels.normal import inverse_deviation
+from covprop.kernels.normal import inverse_deviation, is_finite
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
@@ -92,6 +92,20 @@ class Dense(Covariance):
     def planned(self) -> "PlannedDense":
         """A matrix of its size."""
         return PlannedDense(self.batch_shape, self.size, self.values.itemsize)
+
+    def shape_flaw(self) -> str | None:
+        """A matrix that is not square."""
+        shape = tuple(self.values.shape)
+        if len(shape) >= 2 and shape[-1] == shape[-2]:  # noqa: PLR2004
+            return None
+        return (
+            f"a covariance has shape (*batch, n, n), not {shape}; for variances alone use "
+            "cp.Gaussian.diagonal(mean, variance=...)"
+        )
+
+    def finite(self) -> bool:
+        """Whether all of the matrix is."""
+        return is_finite(self.values)
 
     def flaw(self, rounding: float) -> str | None:
         """Entries that no covariance has."""

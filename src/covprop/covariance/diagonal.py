@@ -12,14 +12,13 @@ from covprop.covariance.base import (
     Covariance,
     LinearMap,
     PairFunction,
-    checked_positive,
     symmetric,
 )
 from covprop.covariance.congruence import congruence_by_root
 from covprop.covariance.deflated import Deflated, PlannedIndependent
 from covprop.covariance.dense import Dense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
-from covprop.covariance.semidefinite import DiagonalRoot, Root
+from covprop.covariance.semidefinite import DiagonalRoot, Root, checked_positive
 from covprop.kernels.normal import standard_deviation
 
 
@@ -166,6 +165,16 @@ class Zero(Covariance):
     def batch_shape(self) -> torch.Size:
         """The leading dimensions."""
         return self.values.shape[:-1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None: zeros are known."""
+        return {}
+
+    @classmethod
+    def of_file(cls, tensors: dict[str, Tensor], mean: Tensor, batch_dims: int) -> "Zero":
+        """Zeros like the mean."""
+        del tensors
+        return cls.like(mean, batch_dims)
 
     def planned(self) -> "PlannedZero":
         """Nothing."""

@@ -13,7 +13,6 @@ from covprop.covariance.base import (
     Covariance,
     LinearMap,
     PairFunction,
-    checked_positive,
     symmetric,
 )
 from covprop.covariance.dense import Dense, PlannedDense
@@ -23,6 +22,7 @@ from covprop.covariance.semidefinite import (
     DiagonalRoot,
     FactorRoot,
     Root,
+    checked_positive,
     square_root,
 )
 from covprop.kernels.normal import standard_deviation

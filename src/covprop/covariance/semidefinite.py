@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from covprop.errors import InvalidGaussian
 from covprop.kernels.normal import inverse_deviation, is_finite, standard_deviation
+from covprop.kernels.rounding import SINGULAR
 
 ALWAYS_EXACT = 64
 EXACT_CHECK = 512
@@ -243,3 +245,31 @@ def _lowest_quotient(matrix: Tensor) -> Tensor:
     """The smallest of a few Rayleigh quotients, none of which is below the lowest eigenvalue."""
     probes = _probes(matrix)
     return (probes * (matrix @ probes)).sum(-2).amin(-1)
+
+
+def checked_positive(values: Tensor, least: Tensor | float = 0.0) -> Tensor:
+    """Check it here: torch.compile turns the checks of torch.distributions off for good."""
+    if not bool((values.detach() > least).all()):
+        raise singular()
+    return values
+
+
+@torch.no_grad()
+def check_regular(root: Tensor, variance: Tensor) -> None:
+    """Refuse a Cholesky factor (*batch, n, n) of a matrix that only rounding keeps from singular.
+
+    (S^-1)_ii = 1 / Var(y_i | all others), of which S_ii is the variance itself.
+    """
+    identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inverse = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
+    rounding = max(SINGULAR, root.shape[-1]) * torch.finfo(root.dtype).eps
+    checked_positive(1 / inverse.square().sum(-2), rounding * variance)
+
+
+def singular() -> InvalidGaussian:
+    """The error for a covariance without a density."""
+    return InvalidGaussian(
+        "there is no density: it needs a positive definite covariance, and this one is singular, "
+        "or so nearly that only rounding tells; .sample() works all the same, and .marginal() "
+        "leaves out elements that depend on others or do not vary"
+    )

@@ -33,7 +33,7 @@ from covprop.methods import (
     Wu2019,
     as_method,
 )
-from covprop.methods.control import FEWEST
+from covprop.methods.control import MIN_SAMPLES
 from covprop.methods.progress import StageBar
 from covprop.propagate import plan, propagate
 
@@ -190,7 +190,7 @@ def _sampled(
     with _own_generator(device) as own:
         again: Method = MonteCarlo(brief, own)
         if isinstance(method, ControlVariate):
-            again = dataclasses.replace(method, samples=max(brief, FEWEST), generator=own)
+            again = dataclasses.replace(method, samples=max(brief, MIN_SAMPLES), generator=own)
         peak_bytes = footprint(partial(run, method=again), device, repeat=False).peak_bytes
     return Reference.of(truth, seconds, peak_bytes, method, reason)
 

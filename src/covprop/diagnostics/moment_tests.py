@@ -81,9 +81,11 @@ class MomentTests:
             self.shift.abs(), self.mean_stderr * self.growth, self.mean_rounding
         )
         mean = _worst(mean_error.reshape(in_mean.shape), shifts, in_mean)
-        apart = in_covariance & ~torch.diag_embed(in_variance)
-        largest = torch.where(apart | ~apart.any(-1, True).any(-2, True), errors, 0).amax((-2, -1))
-        covariance = _worst(covariance_error, largest, apart.any(-1).any(-1))
+        beyond_variances = in_covariance & ~torch.diag_embed(in_variance)
+        largest = torch.where(
+            beyond_variances | ~beyond_variances.any(-1, True).any(-2, True), errors, 0
+        ).amax((-2, -1))
+        covariance = _worst(covariance_error, largest, beyond_variances.any(-1).any(-1))
         if stddev.significant or mean.significant or covariance.significant:
             return Judgement(stddev, mean, covariance)
         times, significant = self.jointly()

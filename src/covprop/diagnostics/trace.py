@@ -1,6 +1,5 @@
 """`cp.trace`: record the Gaussian after every operation of a network, and run samples beside."""
 
-import copy
 import math
 import time
 from collections import Counter
@@ -14,17 +13,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from covprop.activations import Activation
-from covprop.activations.correlated import Correlated
-from covprop.activations.quadrature import Rescaled
 from covprop.covariance import Covariance, Dense
-from covprop.diagnostics.steps import DIRECT, Normality, NormalityTest, Trace, TraceStep
+from covprop.diagnostics.steps import Normality, NormalityTest, Trace, TraceStep
 from covprop.errors import UnsupportedOperation
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, spelled
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
-from covprop.methods import LayerwiseMethod, Root, Series, as_method, is_method
+from covprop.methods import LayerwiseMethod, Root, as_method, is_method
 from covprop.methods.arguments import checked, warn_of_arguments
 from covprop.methods.plan import short_name
 from covprop.modules import eager, module_names, running_module
@@ -125,7 +122,7 @@ class Tracer:
     def observe(self, activation: Activation) -> Activation:
         """Record the orders of the operation that is running, whenever they are chosen."""
         orders = self._orders
-        return activation if orders is None else _observed(activation, self._method, orders.add)
+        return activation if orders is None else self._method.observed(activation, orders.add)
 
     def begin(self, inputs: Sequence[Gaussian]) -> None:
         """Record the inputs as the first steps."""
@@ -210,39 +207,6 @@ def operation_name(function: Callable[..., Any]) -> str | None:
         return None
     name = short_name(row.in_place_of or function)
     return ALIASES.get(name, name).strip("_")
-
-
-def _observed(
-    activation: Activation, method: LayerwiseMethod, note: Callable[[int], None]
-) -> Activation:
-    """A copy of an activation that notes the order of each series that the method makes of it.
-
-    `Series` asks for as many coefficients as it has terms; `GaussianLayers` chooses for each block
-    of pairs.
-    """
-    copied = copy.copy(activation)
-
-    def watch(name: str, order_of: Callable[[Any, Any], int | None]) -> None:
-        function = getattr(activation, name)
-
-        def watched(*args: Any) -> Any:
-            result = function(*args)
-            order = order_of(args, result)
-            if order is not None:
-                note(order)
-            return result
-
-        object.__setattr__(copied, name, watched)
-
-    if isinstance(method, Series):
-        watch("moments", lambda args, _: args[2])
-    elif isinstance(activation, Rescaled):
-        object.__setattr__(copied, "inner", _observed(activation.inner, method, note))
-    elif isinstance(activation, Correlated):
-        watch("_compiled", lambda args, made: None if made is None else activation.terms(*args[:3]))
-        watch("split", lambda _, result: result[0] or None)
-        watch("direct", lambda *_: DIRECT)
-    return copied
 
 
 @final

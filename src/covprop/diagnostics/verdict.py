@@ -24,7 +24,7 @@ MODERATE = 0.1  # error from which it is wrong
 NEGLIGIBLE = 1e-4  # error below which its digits say no more
 FACTOR = 10.0  # relative error of a standard deviation from which it is told as a factor
 MOST_ERRORS = 999  # standard errors beyond which their number says no more
-APART = 4.0  # relative error of a covariance over that of deviations which these do not explain
+UNEXPLAINED = 4.0  # times the relative error of deviations: a covariance worse than it is told too
 SIGNIFICANCE = 0.01
 """Probability that sampling alone makes any figure of a correct method look wrong, about."""
 EIGENVALUE_ROUNDING = 8.0  # in units of machine epsilon times n times the largest eigenvalue
@@ -244,7 +244,7 @@ class Judgement:
         if self.mean.significant:
             amount = f"{in_deviations(self.mean.size)} standard deviations"
             found.append((self.mean.size, self.mean.words("means", amount)))
-        explained = APART * self.stddev.size if self.stddev.significant else 0.0
+        explained = UNEXPLAINED * self.stddev.size if self.stddev.significant else 0.0
         if self.covariance.significant and self.covariance.size > explained:
             amount = in_share(self.covariance.size)
             found.append((self.covariance.size, self.covariance.words("covariance", amount)))

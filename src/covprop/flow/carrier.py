@@ -87,9 +87,6 @@ class Carrier(ABC):
         cp.propagate(torch.deg2rad, x, cp.GaussianLayers())
     """
 
-    joint_maxima: ClassVar[bool] = True
-    """Whether maxima make use of the dependence of their arguments."""
-
     may_pile_up: ClassVar[bool] = False
     """Whether a little of what is no longer needed may be kept; `Lineage.expect` counts it."""
 
@@ -190,11 +187,19 @@ class Carrier(ABC):
         """Mean (*batch, n) and carrier of an element-wise function."""
 
     def maximum(
-        self, other: Self, mean: Tensor, other_mean: Tensor
+        self, pair: Callable[[], tuple[Self, Self, Tensor, Tensor]]
     ) -> tuple[Tensor, "Carrier"] | None:
-        """Mean and carrier of max(x, y), None to take it as x + relu(y - x)."""
-        del other, mean, other_mean
+        """Mean and carrier of max(x, y), None to take it as x + relu(y - x).
+
+        pair: gives x and y, broadcast to one shape, and their means (*batch, n).
+        """
+        del pair
         return None
+
+    def monotone_maximum(self, inside: Callable[[], Any], outside: Callable[[], Any]) -> Any:
+        """max g(y) for g that never falls: inside() is g(max y), outside() the maximum of g(y)."""
+        del outside
+        return inside()
 
     def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Carrier"] | None:
         """Outputs of all steps and the rest of the last state, None to take the steps one by one.

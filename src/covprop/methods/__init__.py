@@ -3,7 +3,8 @@
 from covprop.methods.assumed import AssumedDensity
 from covprop.methods.auto import Auto
 from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method, WrappingMethod
-from covprop.methods.comparison import PiecewiseLinear, Wu2019
+from covprop.methods.comparison.piecewise import PiecewiseLinear
+from covprop.methods.comparison.wu2019 import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import Exact, GaussianLayers

@@ -19,7 +19,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import standard_deviation
 from covprop.methods.base import LayerwiseMethod, Method
-from covprop.methods.call import Call, planned
+from covprop.methods.call import Call
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import GaussianLayers
@@ -212,7 +212,7 @@ class Estimator:
             return None, 0.0
         with approximations_ignored() as texts:
             try:
-                found = gaussians(second.run(self.call))
+                found = gaussians(second.passes(self.call))
             except CovpropError:
                 return None, 0.0
         self.fell_back |= bool(texts)
@@ -283,7 +283,7 @@ class Estimator:
     def work(self, method: LayerwiseMethod) -> float:
         """What a method takes by its plan, infinite where memory does not suffice."""
         try:
-            plan = planned(self.call, method)
+            plan = method.plan(self.call)
         except CovpropError:
             return 0.0  # it says what is wrong when it runs
         return plan.work if plan.fits else math.inf

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
-from covprop.flow.table import TABLE, unsupported
 from covprop.gaussian import Gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
-from covprop.methods.base import LayerwiseMethod, Method, WrappingMethod
+from covprop.methods.accuracy import Estimator
+from covprop.methods.base import Method
 from covprop.methods.call import Call, random_state_kept
 from covprop.methods.names import as_method, is_method
 from covprop.modules import eager, original
@@ -19,33 +19,25 @@ from covprop.rules.noise import warn_of_dropout
 
 
 def checked(
-    module: object, inputs: Sequence[Any], method: Any, named_inputs: dict[str, Any]
+    module: object,
+    inputs: Sequence[Any],
+    method: Any,
+    named_inputs: dict[str, Any],
+    errors: bool = False,
 ) -> tuple[Call, Method]:
-    """The call and its method, after all that can be checked of them."""
+    """The call and its method, after all that can be checked of them.
+
+    errors: whether results from layer to layer estimate theirs when they are asked for.
+    """
     if inputs and is_method(inputs[-1]):
         *inputs, method = inputs
     method = as_method(method)
     module = original(module)
-    _check_method(method, module)
-    call = Call(module, tuple(inputs), named_inputs)
+    method.check_model(module)
+    call = Call(module, tuple(inputs), named_inputs, estimator=Estimator if errors else None)
     _check_inputs(call)
     check_module(call.layers, call.inputs[0])
     return call, method
-
-
-def _check_method(method: Method, module: object) -> None:
-    while isinstance(method, WrappingMethod):
-        method = method.base
-    if not isinstance(method, LayerwiseMethod):
-        return
-    for function in method.activations:
-        if function not in TABLE:
-            raise ValueError(
-                f"{function!r} is no torch function with a rule, so no activation can replace it; "
-                "name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
-            )
-    if isinstance(module, torch.jit.ScriptFunction):
-        raise unsupported(module)
 
 
 def _check_inputs(call: Call) -> None:

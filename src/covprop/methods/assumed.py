@@ -1,9 +1,9 @@
 """Variances alone: every feature taken as independent of every other."""
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, final
 
-from covprop.carriers import Ledger, Planned, PlannedIndependentMaxima, Variances
+from covprop.carriers import Ledger, PlannedVariances, Variances
 from covprop.carriers.planned_rows import PlannedRows
 from covprop.flow.lineage import Lineage, Replacements
 from covprop.gaussian import Gaussian
@@ -22,7 +22,8 @@ class AssumedDensity(LayerwiseMethod):
 
     Args:
         activations: As of `GaussianLayers`.
-        independent_maxima: Maxima take their arguments as independent in any case.
+        independent_maxima: Without effect, and gone with the next release: maxima take their
+            arguments as independent in any case.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
@@ -30,15 +31,18 @@ class AssumedDensity(LayerwiseMethod):
     """
 
     activations: Replacements = field(default_factory=dict, hash=False)
-    independent_maxima: bool = True
+    independent_maxima: InitVar[bool] = True
 
     carries_pairs: ClassVar[bool] = False
+
+    def __post_init__(self, independent_maxima: bool) -> None:
+        """Take the former option, which never had an effect."""
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Variances:
         """Its variances."""
         return Variances(x.covariance.diagonal(), lineage)
 
-    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
+    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> PlannedVariances:
         """One number for each feature."""
         rows = PlannedRows(x.batch_shape, x.covariance.size, x.mean.itemsize, width=1)
-        return PlannedIndependentMaxima(rows, x.mean.detach(), lineage, ledger)
+        return PlannedVariances(rows, x.mean.detach(), lineage, ledger)

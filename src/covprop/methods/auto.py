@@ -9,6 +9,7 @@ from covprop.methods.base import Gains, LayerwiseMethod, Method
 from covprop.methods.call import Call
 from covprop.methods.choice import Choice
 from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.plan import Plan
 
 SPREAD = (
     "the covariance is spread over processes, which carry it from layer to layer as Gaussian: the "
@@ -59,11 +60,15 @@ class Auto(Method):
         """The best of the answers that there is reason to look for."""
         if not any(x.covariance.distributed for x in call.inputs):
             return Choice(call, self.tolerance, self.seed).made()
-        result = GaussianLayers().run(call)
+        result = GaussianLayers().passes(call)
         return map_leaves(
             result,
             lambda leaf: leaf.with_error(None, [SPREAD]) if isinstance(leaf, Gaussian) else leaf,
         )
+
+    def plan(self, call: Call) -> Plan:
+        """That of the way from layer to layer which it would take."""
+        return self.layerwise(call).plan(call)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Those of the first method that can."""

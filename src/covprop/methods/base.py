@@ -9,18 +9,13 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.carriers import (
-    Full,
-    IndependentMaxima,
-    Ledger,
-    Planned,
-    PlannedIndependentMaxima,
-)
+from covprop.carriers import Full, Ledger, Planned
 from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, RandomDraws, UnsupportedOperation, warn_user
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
+from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.call import (
@@ -34,6 +29,7 @@ from covprop.methods.call import (
     without_draws,
 )
 from covprop.methods.network import Estimate, Network, check_outputs
+from covprop.methods.plan import Plan
 from covprop.methods.root import Root
 from covprop.skewed import Skewed, is_skewed
 
@@ -95,9 +91,21 @@ class Method(ABC):
         """Whether two runs differ by chance."""
         return False
 
+    def check_model(self, module: object) -> None:
+        """Refuse a model that the method cannot run, as far as can be told before."""
+        del module
+
     @abstractmethod
     def run(self, call: Call) -> Any:
         """What the model returns, with a Gaussian in place of each output."""
+
+    def plan(self, call: Call) -> Plan:
+        """What a run takes: its operations, memory and work."""
+        del call
+        raise UnsupportedOperation(
+            f"a plan lists the covariances on the way through a model, and cp."
+            f"{type(self).__name__} has none: it evaluates the model on plain tensors"
+        )
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """Expected Jacobians of the outputs times roots of the inputs, if the method knows them.
@@ -114,8 +122,6 @@ class LayerwiseMethod(Method):
 
     activations: Replacements
     """Activations to use in place of the declared ones, by torch function."""
-    independent_maxima: bool
-    """Whether maxima take their arguments as independent, whatever is known of them."""
 
     carries_pairs: ClassVar[bool] = True
     """Whether covariances between features are carried."""
@@ -137,13 +143,11 @@ class LayerwiseMethod(Method):
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
         """What an input carries."""
-        kind = IndependentMaxima if self.independent_maxima else Full
-        return kind(x.covariance, lineage, self)
+        return Full(x.covariance, lineage, self)
 
     def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """What a plan carries in its place."""
-        kind = PlannedIndependentMaxima if self.independent_maxima else Planned
-        return kind(x.covariance.planned(), x.mean.detach(), lineage, ledger)
+        return Planned(x.covariance.planned(), x.mean.detach(), lineage, ledger)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance
@@ -155,15 +159,38 @@ class LayerwiseMethod(Method):
         """Covariance of two activations of different tensors, given that of the tensors."""
         raise NotImplementedError
 
+    def observed(self, activation: Activation, note: Callable[[int], None]) -> Activation:
+        """An activation that notes the orders of the series that are made of it, 0 for none."""
+        return activation.observed(note)
+
     def run(self, call: Call) -> Any:
-        """One pass over the operations of the model."""
+        """The passes over the model, with errors that are estimated when they are asked for."""
+        return call.with_errors(self.passes(call), self)
+
+    def passes(self, call: Call) -> Any:
+        """The result of one pass over the operations of the model."""
         return self.traverse(call, self.watcher(call))
+
+    def plan(self, call: Call) -> Plan:
+        """From the means alone."""
+        return planned(call, self)
+
+    def check_model(self, module: object) -> None:
+        """Activations of functions with a rule, and a model whose operations are seen."""
+        for function in self.activations:
+            if function not in TABLE:
+                raise ValueError(
+                    f"{function!r} is no torch function with a rule, so no activation can replace "
+                    "it; name the function, as in {torch.sigmoid: cp.DaunizeauSigmoid()}"
+                )
+        if isinstance(module, torch.jit.ScriptFunction):
+            raise unsupported(module)
 
     def watcher(self, call: Call, runs: int = 1) -> Watcher | None:
         """The bar of so many runs, if one is to be shown."""
         if call.progress is None:
             return None
-        return call.progress.operations(planned(call, self).steps * runs)
+        return call.progress.operations(self.plan(call).steps * runs)
 
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
@@ -272,6 +299,10 @@ class WrappingMethod(Method):
     """A method that has another one, its base, do the work, on other inputs or beside samples."""
 
     base: Method
+
+    def check_model(self, module: object) -> None:
+        """As its base."""
+        self.base.check_model(module)
 
     def run(self, call: Call) -> Any:
         """As `around` says."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Covariance
+from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import (
     CovpropError,
     LostRank,
@@ -51,6 +52,13 @@ class Progress(Protocol):
         """Count evaluations of the model."""
 
 
+class Estimator(Protocol):
+    """Estimates the errors of the results of a call."""
+
+    def errors(self, nest: Any, method: Any) -> tuple[ErrorEstimate, ...]:
+        """Those of every Gaussian in a result of this method."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -60,6 +68,8 @@ class Call:
     arguments: tuple[Any, ...]
     named_arguments: dict[str, Any]
     progress: Progress | None = None
+    estimator: Callable[["Call"], "Estimator"] | None = None
+    """What estimates the errors of a result from layer to layer, where they are wanted."""
 
     @cached_property
     def inputs(self) -> tuple[Gaussian, ...]:
@@ -118,6 +128,38 @@ class Call:
             if SCRIPTED not in str(error):
                 raise
             raise unsupported_script() from error
+
+    def with_errors(self, nest: Any, method: object) -> Any:
+        """A result whose Gaussians estimate their errors when they are asked for, where wanted.
+
+        With the model as it is then: where its weights have changed since, nothing is estimated.
+        """
+        if (make := self.estimator) is None:
+            return nest
+        weights = [
+            (parameter, parameter._version)
+            for _, layer in self.layers
+            for parameter in layer._parameters.values()
+            if parameter is not None
+        ]
+        shared: list[tuple[ErrorEstimate, ...]] = []
+
+        def deferred(place: int) -> Deferred:
+            def estimate() -> ErrorEstimate | None:
+                if any(p._version != version for p, version in weights):
+                    return None
+                if not shared:
+                    call = Call(self.module, self.arguments, self.named_arguments)
+                    shared.append(make(call).errors(plain, method))
+                return shared[0][place]
+
+            return Deferred(estimate)
+
+        plain = nest
+        if torch.is_grad_enabled():  # an estimate, which may outlive it, does not hold the graph
+            plain = _replaced(nest, lambda y: y.detach())
+        places = itertools.count()
+        return _replaced(nest, lambda y: y.with_error(deferred(next(places))))
 
     def advance(self, more: int, total: int) -> None:
         """Show that more evaluations of the model are done, of so many in all."""
@@ -184,9 +226,7 @@ def finite(
     notes: Sequence[str] = (),
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    # All processes of a sharded one know the variances, and end in the same way.
-    numbers = covariance.values if isinstance(covariance, Dense) else covariance.diagonal()
-    if not (is_finite(mean) and is_finite(numbers)):
+    if not (is_finite(mean) and covariance.finite()):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights and constants, or convert model and Gaussian to float64"

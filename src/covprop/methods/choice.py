@@ -32,7 +32,7 @@ from covprop.methods.network import NotVectorised
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.sketched import Sketched
 
-FEW = 8
+FEW_DIRECTIONS = 8
 """Independent directions of noise up to which points are taken first."""
 GOOD, FAIR, ROUGH = 0.005, 0.02, 0.05
 """Estimated errors: below the first, points are enough; below the second, an answer from layer to
@@ -100,7 +100,7 @@ class Choice:
 
     def made(self) -> Any:
         """Look for answers until one is good enough, and give the best."""
-        few, points = self.estimator.directions <= FEW, None
+        few, points = self.estimator.directions <= FEW_DIRECTIONS, None
         if self.tolerance is not None:
             points = self.points_within_tolerance(few)
             if points is not None and points.error <= self.tolerance:
@@ -269,7 +269,7 @@ class Choice:
         for method in (first, GaussianLayers()) if first.third_cumulants else (first,):
             with approximations_ignored() as texts:
                 try:
-                    nest = method.run(self.call)
+                    nest = method.passes(self.call)
                 except FAILURES as error:
                     self.failure = error
                     continue

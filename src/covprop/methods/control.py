@@ -19,7 +19,7 @@ from covprop.methods.montecarlo import add_products
 from covprop.methods.network import Estimate, Network, check_outputs
 from covprop.methods.root import Root
 
-FEWEST = 128
+MIN_SAMPLES = 128
 """Samples, at least, also of a group: of fewer, standard errors come out too small."""
 HELD = 2**21
 """Numbers of all outputs of a group, about, which are held at a time."""
@@ -62,8 +62,8 @@ class ControlVariate(WrappingMethod):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        if type(self.samples) is not int or self.samples < FEWEST:
-            raise ValueError(f"samples is a whole number from {FEWEST}, not {self.samples!r}")
+        if type(self.samples) is not int or self.samples < MIN_SAMPLES:
+            raise ValueError(f"samples is a whole number from {MIN_SAMPLES}, not {self.samples!r}")
         if not isinstance(self.base, Method):
             raise TypeError(f"base is a method such as cp.GaussianLayers(), not {self.base!r}")
 
@@ -119,7 +119,7 @@ def _groups(network: Network, samples: int) -> tuple[int, int]:
     """How many groups, and of how many samples."""
     sizes = [output.event_shape.numel() for output in network.outputs]
     numbers = samples * network.batch_shape.numel() * sum(sizes)
-    groups = max(1, min(samples // FEWEST, numbers // HELD))
+    groups = max(1, min(samples // MIN_SAMPLES, numbers // HELD))
     return groups, -(-samples // groups)
 
 

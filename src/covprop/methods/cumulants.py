@@ -42,8 +42,6 @@ class Cumulants(LayerwiseMethod):
 
     activations: Replacements = field(default_factory=dict, hash=False)
 
-    independent_maxima: bool = field(default=False, init=False, repr=False)
-
     uses_skewness: ClassVar[bool] = True
     third_cumulants: ClassVar[bool] = True
 

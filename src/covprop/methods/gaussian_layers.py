@@ -10,13 +10,13 @@ from covprop.activations.crossed import beyond_series, integrated
 from covprop.covariance import Covariance
 from covprop.covariance.base import Pairs
 from covprop.flow.lineage import Replacements
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.comparison.independent_maxima import MaximaOption
 from covprop.methods.series import series_cross
 
 
 @final
 @dataclass(frozen=True)
-class GaussianLayers(LayerwiseMethod):
+class GaussianLayers(MaximaOption):
     """Exact mean, variance and covariance of each layer, given that its input is Gaussian.
 
     Behind an activation a tensor is not Gaussian, so the moments of a network are exact with one

@@ -9,7 +9,8 @@ import torch
 from covprop.methods.assumed import AssumedDensity
 from covprop.methods.auto import Auto
 from covprop.methods.base import Method
-from covprop.methods.comparison import PiecewiseLinear, Wu2019
+from covprop.methods.comparison.piecewise import PiecewiseLinear
+from covprop.methods.comparison.wu2019 import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
 from covprop.methods.gaussian_layers import GaussianLayers
@@ -18,7 +19,7 @@ from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.series import Series
 from covprop.methods.sketched import Sketched
-from covprop.methods.split import MOST, Split
+from covprop.methods.split import MAX_COMPONENTS, Split
 
 MOST_SAMPLES = 10**9  # each is a run of the network; a thousand times more give two more digits
 MOST_TANGENTS = 10**6  # each goes through the network as a sample does
@@ -88,7 +89,9 @@ METHODS: dict[str, MethodChoice] = {
     "auto": MethodChoice(_auto, "TOLERANCE", shared=True),
     "gaussian-layers": MethodChoice(lambda *_: GaussianLayers()),
     "cumulants": MethodChoice(lambda *_: Cumulants()),
-    "split": MethodChoice(lambda text, _: Split(*_count(text, MOST, "components")), "COMPONENTS"),
+    "split": MethodChoice(
+        lambda text, _: Split(*_count(text, MAX_COMPONENTS, "components")), "COMPONENTS"
+    ),
     "sketched": MethodChoice(_sampling(Sketched, MOST_TANGENTS, "tangents"), "TANGENTS"),
     "series": MethodChoice(_series, "ORDER or TOLERANCE"),
     "quasimontecarlo": MethodChoice(_points, "POINTS", shared=True),

@@ -1,6 +1,6 @@
 """The paper's Theorem 1: a Hermite series in the correlation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.activations.base import Elements
+from covprop.activations.base import Elements, noting
 from covprop.covariance import Covariance
 from covprop.covariance.base import Pairs
 from covprop.errors import ToleranceNotReached
@@ -17,7 +17,7 @@ from covprop.kernels import compiled
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.comparison.independent_maxima import MaximaOption
 
 DEFAULT_ORDER = 4
 LARGEST_ORDER = 512
@@ -26,7 +26,7 @@ LARGEST_ORDER = 512
 
 @final
 @dataclass(frozen=True)
-class Series(LayerwiseMethod):
+class Series(MaximaOption):
     """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
 
     Args:
@@ -49,7 +49,7 @@ class Series(LayerwiseMethod):
     independent_maxima: bool = False
 
     def __post_init__(self) -> None:
-        """Settle on an order or a tolerance."""
+        """Check the order or the tolerance; take the default order if there is neither."""
         if self.order is not None and self.tolerance is not None:
             raise ValueError("give Series an order or a tolerance, not both")
         if self.order is None and self.tolerance is None:
@@ -81,6 +81,10 @@ class Series(LayerwiseMethod):
         output = torch.maximum(output, truncated) if self.exact_variance else truncated
         elements = _series_elements(coefficients, variance, covariance.dtype)
         return result.to(mean.dtype), covariance.pairwise(_PAIRS, elements, output)
+
+    def observed(self, activation: Activation, note: Callable[[int], None]) -> Activation:
+        """As many coefficients as there are terms."""
+        return noting(activation, note, moments=lambda args, _: args[2])
 
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """The theorem needs neither the same function nor the same vector."""

@@ -23,7 +23,7 @@ from covprop.mixture import Mixture
 from covprop.skewed import Skewed, is_skewed
 from covprop.text_table import in_bytes
 
-FEWEST, MOST = 2, 256
+MIN_COMPONENTS, MAX_COMPONENTS = 2, 256
 """Nodes of a rule; those of longer ones overflow."""
 COPIES = 3
 """Matrices that are held while one of them is changed."""
@@ -66,7 +66,10 @@ class Split(WrappingMethod):
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        if type(self.components) is not int or not FEWEST <= self.components <= MOST:
+        if (
+            type(self.components) is not int
+            or not MIN_COMPONENTS <= self.components <= MAX_COMPONENTS
+        ):
             raise ValueError(f"components is a whole number from 2 to 256, not {self.components!r}")
         if type(self.directions) is not int or self.directions < 1:
             raise ValueError(f"directions is a whole number from 1, not {self.directions!r}")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from covprop.activations import Activation, Piecewise, Quadrature, spellings
+from covprop.activations import Activation, spellings
 from covprop.activations.composite import by_quadrature, closed_form
 from covprop.activations.expression import (
     ADD,
@@ -28,7 +28,6 @@ from covprop.activations.expression import (
     OperationKind,
     Parameter,
 )
-from covprop.activations.quadrature import Rescaled
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
@@ -255,16 +254,10 @@ def _operation(
 
     @wraps(function)
     def plain(y: Tensor) -> Tensor:
-        if isinstance(activation, Piecewise):  # which has a derivative, whatever torch's has
-            known = activation.value(y)
-            value = activation.function(y.detach())  # torch's own at a jump
-            return value.detach() + (known - known.detach())
-        result: Tensor = function(y, *options, **dict(named))
-        return result
+        return activation.differentiable(lambda y: function(y, *options, **dict(named)), y)
 
-    return Operation(
-        OperationKind.FUNCTION, plain, activation, kinks_of(activation), replaced=replaced
-    )
+    kinks = tuple(float(kink) for kink in activation.kinks)
+    return Operation(OperationKind.FUNCTION, plain, activation, kinks, replaced=replaced)
 
 
 def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -277,15 +270,6 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> N
                 f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
                 "number"
             )
-
-
-def kinks_of(activation: Activation) -> tuple[float, ...]:
-    """Where the derivative of an activation jumps."""
-    if isinstance(activation, Piecewise):
-        return tuple(activation.knots)
-    if isinstance(activation, Quadrature | Rescaled):
-        return tuple(float(kink) for kink in activation.kinks)
-    return ()
 
 
 def _partial(function: Callable[[Tensor], Tensor]) -> Operation:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.errors import UnsupportedOperation
+from covprop.flow.carrier import Carrier
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.operands import batch_error, gaussians, promoted
@@ -43,8 +44,8 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     if len(pair) > 1 and not pair[0].base.is_same(pair[1].base):
         for x in pair:
             x.materialize()
-        if not pair[0].carrier.joint_maxima:
-            return _by_carrier(*pair)
+        if (found := _by_carrier(*pair)) is not None:
+            return found
         if pair[0].shape == pair[1].shape:
             input, other = _likelier_first(*pair)
         return _of_pair(input, other)
@@ -147,16 +148,22 @@ def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
 
 def _by_carrier(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
     """max(a, b) by a formula of the carrier's own, None if it has none."""
-    shape = torch.broadcast_shapes(a.shape, b.shape)
-    a, b = (
-        x if x.shape == shape else dispatch(Tensor.expand, (x, shape), {}) for x in promoted(a, b)
-    )
-    if (a.batch_shape, a.batch_at) != (b.batch_shape, b.batch_at):
-        raise batch_error(torch.maximum, a)
-    joint = a.carrier.maximum(b.carrier, a.flat, b.flat)
-    if joint is None:
+
+    def broadcast() -> tuple[Carrier, Carrier, Tensor, Tensor]:
+        nonlocal a, b
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        a, b = (
+            x if x.shape == shape else dispatch(Tensor.expand, (x, shape), {})
+            for x in promoted(a, b)
+        )
+        if (a.batch_shape, a.batch_at) != (b.batch_shape, b.batch_at):
+            raise batch_error(torch.maximum, a)
+        return a.carrier, b.carrier, a.flat, b.flat
+
+    found = a.carrier.maximum(broadcast)
+    if found is None:
         return None
-    mean, carrier = joint
+    mean, carrier = found
     return GaussianTensor(mean.reshape(a.loc.shape), carrier, batch_at=a.batch_at)
 
 
@@ -167,13 +174,11 @@ def commute_with_monotone(x: Any, extreme: Callable[[Any], Any]) -> Any:
     small without.
     """
     pending = x.pending
-    if (
-        pending is None
-        or not pending.expression.nondecreasing
-        or not pending.base.carrier.joint_maxima
-    ):
+    if pending is None or not pending.expression.nondecreasing:
         return extreme(x)
-    return pending.of(extreme(pending.base))
+    return pending.base.carrier.monotone_maximum(
+        lambda: pending.of(extreme(pending.base)), lambda: extreme(x)
+    )
 
 
 def tournament(players: Iterable[Any]) -> Any:
@@ -182,9 +187,9 @@ def tournament(players: Iterable[Any]) -> Any:
     Measured for equal independent players, this loses less than a tree of pairs: the standard
     deviation of the largest of 4 is 0.978 of its value (tree 0.972), of 9 it is 0.941 (0.919).
     """
-    waiting = iter(players)  # one at a time, as each has a covariance of its own
-    best = next(waiting)
-    for player in waiting:
+    rest = iter(players)  # one at a time, as each has a covariance of its own
+    best = next(rest)
+    for player in rest:
         best = torch.maximum(best, player)
     return best
 

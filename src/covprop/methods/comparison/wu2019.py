@@ -19,15 +19,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from covprop.activations import Activated, Activation, Piecewise
-from covprop.activations.base import Elements
+from covprop.activations import Activated, Activation
+from covprop.activations.base import Elements, Segments
+from covprop.activations.piecewise import RELU
 from covprop.covariance import Covariance
 from covprop.errors import UnsupportedOperation
 from covprop.flow.lineage import Replacements
 from covprop.kernels.normal import correlation, standard_deviation
 from covprop.kernels.plackett import gap_to_one
 from covprop.kernels.rounding import DEGENERATE
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.comparison.independent_maxima import MaximaOption
+
+HEAVISIDE = Segments((0.0,), (0.0, 0.0), 0.0, (1.0,))
 
 Bump = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -42,7 +45,7 @@ ARCSINE = [
 
 @final
 @dataclass(frozen=True)
-class Wu2019(LayerwiseMethod):
+class Wu2019(MaximaOption):
     """Wu et al. (2019): closed approximations of the covariances of ReLUs, and of steps.
 
     Exact means and variances; exact covariances where both means are zero, elsewhere a Gaussian
@@ -93,13 +96,11 @@ class Wu2019(LayerwiseMethod):
 
 def _pair_of(activation: Activation) -> partial[Tensor]:
     """Their formula for an activation, where there is one."""
-    if isinstance(activation, Piecewise) and list(activation.knots) == [0.0]:
-        slopes = [s if isinstance(s, float | int) else None for s in activation.slopes]
-        shape = slopes, list(activation.jumps), activation.start
-        if shape == ([0.0, 1.0], [0.0], 0.0):
-            return partial(_pair, bump_second)
-        if shape == ([0.0, 0.0], [1.0], 0.0):
-            return partial(_pair, bump_first)
+    segments = activation.segments
+    if segments == RELU:
+        return partial(_pair, bump_second)
+    if segments == HEAVISIDE:
+        return partial(_pair, bump_first)
     raise UnsupportedOperation(
         "Wu et al. (2019) have formulas for ReLU and Heaviside alone; use cp.GaussianLayers() "
         "or cp.Series()"

@@ -17,7 +17,7 @@ from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod, check_generator
-from covprop.methods.call import Call, finite, planned
+from covprop.methods.call import Call, finite
 from covprop.methods.root import Root
 from covprop.methods.sketched.backward import expected_jacobians, output_moments
 from covprop.methods.sketched.replicates import WORTH_A_PLAN, averaged, tangents_kept
@@ -64,7 +64,6 @@ class Sketched(LayerwiseMethod):
     exact: int | None = field(default=None, kw_only=True)
     memory: int | None = field(default=None, kw_only=True)
     activations: Replacements = field(default_factory=dict, hash=False, kw_only=True)
-    independent_maxima: bool = field(default=False, init=False)
     kept: int | None = field(default=None, init=False, repr=False)
     """Tangents that each nonlinearity remembers, if not all."""
     signs: SharedSigns = field(default_factory=SharedSigns, init=False, repr=False, compare=False)
@@ -127,7 +126,7 @@ class Sketched(LayerwiseMethod):
         """Tangents are random."""
         return True
 
-    def run(self, call: Call) -> Any:
+    def passes(self, call: Call) -> Any:
         """Average independent passes; their spread tells the standard errors."""
         one = self._fitted(call)
         watcher = one.watcher(call, self.replicates)
@@ -169,7 +168,7 @@ class Sketched(LayerwiseMethod):
         numbers = sum(mean.numel() for mean in call.means) * one.tangents
         if self.memory is None and numbers < WORTH_A_PLAN:
             return one
-        peak, available = planned(call, one).peak_bytes, self._budget(call.device) // 2
+        peak, available = one.plan(call).peak_bytes, self._budget(call.device) // 2
         kept = tangents_kept(one.tangents, self.order, peak, available)
         return self.replicate(kept)
 
