@@ -127,6 +127,19 @@ REFUSED = {
 }
 
 
+def test_moments_from_beyond_the_grid_are_refused():
+    """E[y exp(y)] = s^2 exp(s^2 / 2), of which half comes from beyond 12 deviations at s = 12."""
+    function = cp.activation(lambda y: y * torch.exp(y))
+    for stddev, right in ((1.0, True), (2.5, True), (8.0, False), (14.0, False)):
+        x = cp.Gaussian.isotropic(torch.zeros(2, dtype=torch.float64), stddev=stddev)
+        if right:
+            expected = torch.full((2,), stddev**2 * math.exp(stddev**2 / 2), dtype=torch.float64)
+            assert_close(propagate(function, x).mean, expected, rtol=1e-9)
+        else:
+            with pytest.raises(cp.QuadratureError, match="12 standard deviations"):
+                propagate(function, x)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_quadrature_cannot_do_is_refused_with_advice(name):
     function, advice = REFUSED[name]

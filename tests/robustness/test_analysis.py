@@ -141,7 +141,7 @@ def test_a_table_of_a_batch_has_a_row_for_each_input() -> None:
     assert text.count("misclassified without noise") == 3
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["0", "1", "2"]
     assert "accuracy without noise 0 %" in text
-    single = analysed(model, noisy(1), **QUICK)  # which has a batch only because the network wants one
+    single = analysed(model, noisy(1), **QUICK)  # a batch of one
     assert str(single).startswith("class")
 
 

@@ -13,9 +13,11 @@ from covprop.activations.moments import REACH, WIDE, Scalar, leading, moments
 from covprop.activations.nested import ScalarPair, nested_covariance
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.compiled_moments import Compiled
-from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation
-from covprop.kernels.rounding import rounding
+from covprop.kernels.normal import correlation, density, inverse_deviation, standard_deviation
+from covprop.kernels.rounding import DEVIATION, rounding
 
+BEYOND_REACH = 1e-6
+"""The part of a variance that a standard deviation at either end of the grid may have."""
 KINKED_ORDER = 64
 """The longest series with kinks, where coefficients cost more than a few pairs of narrow elements;
 those of wide ones cost far more."""
@@ -97,7 +99,7 @@ class Quadrature(Correlated):
 
     def moments(self, mean: Tensor, variance: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
         """All from one grid."""
-        centre, output, coefficients, _ = moments(self._scalar(), mean, variance, order)
+        centre, output, coefficients, _ = self._moments(mean, variance, order)
         return centre, output, coefficients
 
     @property
@@ -110,7 +112,7 @@ class Quadrature(Correlated):
         """Moments, coefficients and the fineness that all of them need, from one grid."""
         if self.kinks and not bool((variance > WIDE**2).any()):
             order = min(order, KINKED_ORDER)
-        centre, output, coefficients, fineness = moments(self._scalar(), mean, variance, order)
+        centre, output, coefficients, fineness = self._moments(mean, variance, order)
         # The correlation of a variance at the level of rounding is noise.
         varies = output > (rounding(1, output.dtype) * centre).square()
         own = self._with_fineness(mean, variance, fineness)
@@ -142,6 +144,30 @@ class Quadrature(Correlated):
     def _with_fineness(self, mean: Tensor, variance: Tensor, fineness: Tensor) -> Elements:
         numbers = mean, standard_deviation(variance), inverse_deviation(variance), fineness
         return *numbers, *self._scalar().of_elements
+
+    def _moments(self, mean: Tensor, variance: Tensor, order: int) -> list[Tensor]:
+        """Moments, coefficients and fineness; refused where they come from beyond the grid's reach.
+
+        As those of x exp(x) at a standard deviation of 8: 16 of them from the mean.
+        """
+        results = moments(self._scalar(), mean, variance, order)
+        if self.compiled is not None:  # none of which grows faster than its argument
+            return results
+        with torch.no_grad():
+            centre, output = results[0], results[1]
+            far = REACH * standard_deviation(variance)
+            ends = torch.stack([mean - far, mean + far], -1)
+            rest = (self._scalar()(ends) - centre[..., None]).square().sum(-1) * density(
+                mean.new_tensor(REACH)
+            )
+            size = centre.square() + output + mean.square() + variance
+            floor = rounding(DEVIATION, size.dtype) ** 2 * size
+            if bool((rest > BEYOND_REACH * output + floor).any()):
+                raise QuadratureError(
+                    f"the moments of {name_of(self.function)} come from more than {REACH:g} "
+                    "standard deviations from the mean; bound it first, or use smaller noise"
+                )
+        return results
 
     def _scalar(self, fineness: int = 1) -> Scalar:
         return Scalar(
