@@ -27,6 +27,7 @@ LAYERS = (
     "mc_dropout",
     "propagate",
     "methods",
+    "extending",
     "rules",
     "carriers",
     "flow",

@@ -288,7 +288,7 @@ def test_an_activation_with_parameters_for_each_channel_gets_a_sentence(
     assert_close(one.covariance_matrix, outside.covariance_matrix, rtol=1e-6, atol=1e-9)
 
 
-MODULES = [cp, cp.bayes, cp.robustness, cp.activations, cp.covariance, cp.report]
+MODULES = [cp, cp.bayes, cp.robustness, cp.activations, cp.covariance, cp.extending, cp.report]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

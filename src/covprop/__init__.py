@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.serialization import add_safe_globals
 
-from covprop import activations, covariance
+from covprop import activations, covariance, extending
 from covprop import rules as rules
 from covprop.error_estimate import ErrorEstimate, SamplingError
 from covprop.errors import (
@@ -122,6 +122,7 @@ __all__ = [
     "compare",
     "covariance",
     "dropout_active",
+    "extending",
     "filters",
     "from_sklearn",
     "joint",

@@ -70,7 +70,7 @@ class FilterResult:
     Example:
         model = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
         state = cp.Gaussian.isotropic(torch.zeros(2), stddev=1.0)
-        result = model.filter(state, torch.ones(20, 2))
+        result = model.filter(state, torch.ones(5, 2))
         result.filtered.mean, result.filtered[-1], result.log_likelihood
     """
 
@@ -93,7 +93,7 @@ class FilterResult:
         Example:
             model = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
             state = cp.Gaussian.isotropic(torch.zeros(2), stddev=1.0)
-            model.filter(state, torch.ones(20, 2)).smooth().stddev
+            model.filter(state, torch.ones(5, 2)).smooth().stddev
         """
         size, rounding = self.filtered.event_shape.numel(), torch.finfo(self.filtered.dtype).eps
         mean, covariance = _moments(self.transitions)
@@ -131,7 +131,7 @@ class StateSpace(nn.Module):
             torch.nn.Linear(2, 2), torch.nn.Linear(2, 1), process_stddev=0.1, measurement_stddev=0.5
         )
         state = cp.Gaussian.isotropic(torch.zeros(2), stddev=1.0)
-        (-model.filter(state, torch.randn(20, 1), method="linearized").log_likelihood).backward()
+        (-model.filter(state, torch.randn(5, 1), method="linearized").log_likelihood).backward()
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class StateSpace(nn.Module):
         Example:
             model = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
             state = cp.Gaussian.isotropic(torch.zeros(2), stddev=1.0)
-            model.filter(state, torch.ones(20, 2), cp.Unscented()).filtered.mean
+            model.filter(state, torch.ones(5, 2), cp.Unscented()).filtered.mean
         """
         method = _checked_method(method)
         state = _expanded(state, readings)

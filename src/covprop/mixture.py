@@ -17,10 +17,17 @@ from covprop.kernels.normal import inverse_deviation, standard_deviation
 @final
 @dataclass(frozen=True)
 class Mixture:
-    """Weights (components,) and Gaussians, a batch (components, *batch).
+    """A mixture of Gaussians, as `cp.Split` makes it of its input.
 
-    offsets (components, *batch, n): of the components' means from that of the mixture, where they
-    are known better than by the difference of rounded numbers.
+    Args:
+        weights: Of the components, (components,), with sum 1.
+        components: The Gaussians, a batch (components, *batch).
+        offsets: The components' means less that of the mixture, (components, *batch, n), where they
+            are known better than by the difference of rounded numbers.
+
+    Example:
+        parts = cp.Gaussian.isotropic(torch.tensor([[-1.0], [1.0]]), stddev=0.5, batch_dims=1)
+        cp.Mixture(torch.tensor([0.5, 0.5]), parts).moments().variance  # 0.25 + 1
     """
 
     weights: Tensor

@@ -5,7 +5,8 @@ slope times the integral of Phi over each, by quadrature if it is finite, so tha
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ class Linear(NamedTuple):
     """A piecewise-linear function: its code, knots, slopes, jumps, and the value before all."""
 
     function: Callable[[Tensor], Tensor]
-    knots: Sequence[float]
-    slopes: Sequence[float]
-    jumps: Sequence[float]
+    knots: tuple[float, ...]
+    slopes: tuple[float, ...]
+    jumps: tuple[float, ...]
     start: float
 
 
@@ -52,8 +53,13 @@ def given(linear: Linear, centre: np.ndarray, spread: float) -> np.ndarray:
     return total
 
 
+@cache  # each is asked for by the tests of two kernels
 def covariance(
-    one: Linear, other: Linear, means: Sequence[float], stddevs: Sequence[float], rho: float
+    one: Linear,
+    other: Linear,
+    means: tuple[float, float],
+    stddevs: tuple[float, float],
+    rho: float,
 ) -> float:
     """Cov[g(y1), h(y2)] = E[(g(y1) - E g) (E[h(y2) | y1] - E h)]."""
     q = math.sqrt((1 - rho) * (1 + rho))

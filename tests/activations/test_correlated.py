@@ -13,12 +13,13 @@ import covprop as cp
 from covprop.activations import Activation
 from covprop.activations.correlated import LADDER, Correlated
 from covprop.covariance import Dense
+from covprop.kernels import compiled as kernels
 from covprop.kernels import polynomials
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.rules.elementwise import find_activation
 from tests.oracles import assert_close, evaluate, normal_rule, pair_covariance
 
-pytestmark = pytest.mark.usefixtures("both_kernels")
+both_kernels = pytest.mark.usefixtures("both_kernels")
 
 UNITS = 160
 SIZES = torch.linspace(2, 0.2, UNITS, dtype=torch.float64)[:, None] / 120**0.5
@@ -117,6 +118,16 @@ def directly(activation: Activation, mean: Tensor, matrix: Tensor) -> Tensor:
     return result.diagonal_scatter(activation.variance(mean, variance))
 
 
+@cache
+def directly_compared(name: str, layer: str, compiled: bool) -> tuple[Tensor, ...]:
+    """Mean and covariance of the units that are compared, and the direct formula for them."""
+    assert compiled == (kernels.library() is not None)
+    part = compared(name)
+    mean, matrix = inputs(layer)
+    mean, matrix = mean[part], matrix[part][:, part]
+    return mean, matrix, directly(make(name), mean, matrix)
+
+
 def compared(name: str) -> list[int]:
     """The units whose pairs are compared: integrals of all would take long."""
     some = [0, 1, 2, 3, *range(10, 19), *range(20, 20 + len(FAR)), 150]
@@ -159,11 +170,12 @@ def test_every_path_agrees_with_the_direct_formula(
     assert set(shapes) == PATHS.get((name, layer), PATHS[layer])
     tolerance = 1e-9 if name in BY_QUADRATURE else 1e-12
     part = compared(name)
-    mean, matrix = mean[part], matrix[part][:, part]
-    difference = (result[part][:, part] - directly(make(name), mean, matrix)).abs()
+    mean, matrix, expected = directly_compared(name, layer, compiled=False)
+    difference = (result[part][:, part] - expected).abs()
     assert bool((difference <= allowed(name, mean, matrix, tolerance)).all())
 
 
+@both_kernels
 @every_layer
 @every_function
 def test_float32_agrees_with_float64(name: str, layer: str) -> None:
@@ -178,6 +190,7 @@ def test_float32_agrees_with_float64(name: str, layer: str) -> None:
     assert bool(((result - expected).abs() <= tolerance * size).all())
 
 
+@both_kernels
 @every_layer
 @every_function
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -201,25 +214,29 @@ def test_results_are_symmetric_and_positive_semi_definite(
 PAIRS = {"weak": [(30, 40), (50, 60)], "mixed": [(15, 16), (30, 40)], "strong": [(30, 40), (0, 50)]}
 
 
+@cache
+def by_brute_force(name: str, layer: str, i: int, j: int) -> float:
+    function, options, kinks = FUNCTIONS[name]
+    mean, matrix = inputs(layer)
+    stddev = matrix.diagonal().sqrt()
+    rho = float(matrix[i, j] / (stddev[i] * stddev[j]))
+    means, scales = mean[[i, j]].tolist(), stddev[[i, j]].tolist()
+    return pair_covariance(lambda y: function(y, **options), means, scales, rho, kinks)
+
+
+@both_kernels
 @every_layer
 @every_function
 def test_pairs_agree_with_brute_force(name: str, layer: str) -> None:
-    function, options, kinks = FUNCTIONS[name]
     mean, matrix = inputs(layer)
-    result, stddev = activated(name, mean, matrix), matrix.diagonal().sqrt()
-    size = deviations(name, mean, matrix)
-
-    def plain(y: Tensor) -> Tensor:
-        return function(y, **options)
-
+    result, size = activated(name, mean, matrix), deviations(name, mean, matrix)
     for i, j in PAIRS[layer]:
-        rho = float(matrix[i, j] / (stddev[i] * stddev[j]))
-        means, scales = mean[[i, j]].tolist(), stddev[[i, j]].tolist()
-        expected = pair_covariance(plain, means, scales, rho, kinks)
         tolerance = 1e-7 if name == "heaviside" else 1e-9
+        expected = by_brute_force(name, layer, i, j)
         assert abs(float(result[i, j]) - expected) <= tolerance * float(size[i, j])
 
 
+@both_kernels
 @pytest.mark.parametrize("layer", ["mixed", "strong"])
 @every_function
 def test_copies_and_negatives_agree_with_an_integral_over_one_variable(
@@ -241,6 +258,7 @@ def test_copies_and_negatives_agree_with_an_integral_over_one_variable(
         assert abs(float(result[i, j]) - expected) <= tolerance * float(size[i, j])
 
 
+@both_kernels
 @every_layer
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "silu"])
 def test_the_bound_holds_that_the_order_is_chosen_by(name: str, layer: str) -> None:
@@ -250,14 +268,12 @@ def test_the_bound_holds_that_the_order_is_chosen_by(name: str, layer: str) -> N
     """
     activation = make(name)
     assert isinstance(activation, Correlated)
-    part = compared(name)
-    mean, matrix = (tensor[part] for tensor in inputs(layer))
-    matrix = matrix[:, part]
+    mean, matrix, exact = directly_compared(name, layer, compiled=kernels.library() is not None)
     variance = matrix.diagonal()
     prepared = activation.prepare(mean, variance, 48, torch.float64)
     inverse, tails, coefficients, units = prepared.elements[:4]
     coefficients = coefficients * units
-    exact, size = directly(activation, mean, matrix), deviations(name, mean, matrix)
+    size = deviations(name, mean, matrix)
     rounding = allowed(name, mean, matrix, 1e-9 if name in BY_QUADRATURE else 1e-12)
     rho = correlation(matrix, inverse[:, None], inverse[None, :])
     off = ~torch.eye(len(mean), dtype=torch.bool)
@@ -297,6 +313,7 @@ def test_gradients_through_the_mixture_agree_with_finite_differences(
             assert_close(gradient, difference, rtol=1e-6, atol=1e-6)
 
 
+@both_kernels
 @pytest.mark.parametrize("name", ["relu", "hardtanh", "tanh"])
 def test_gradients_of_the_mixture_are_those_of_the_direct_formula(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -372,6 +389,7 @@ whole_results_and_gradients = cache(results_and_gradients)
 """In one block."""
 
 
+@both_kernels
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("layer", ["mixed", "strong"])
 @pytest.mark.parametrize("block", [1, 1000, 7919])
@@ -392,8 +410,10 @@ def test_the_size_of_blocks_changes_rounding_alone(
     assert bool((difference <= tolerance * size + 1e-15).all())
 
 
-@pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize(("block", "kept"), [(1000, 0), (7919, 0), (7919, 2**30)])
+@both_kernels
+@pytest.mark.parametrize(
+    ("block", "kept", "batch"), [(1000, 0, (2,)), (7919, 0, ()), (7919, 2**30, (2,))]
+)
 @pytest.mark.parametrize("name", ["relu", "tanh"])
 def test_the_size_of_blocks_changes_no_gradient(
     name: str, block: int, kept: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -415,6 +435,7 @@ def test_few_units_take_the_direct_formula_alone(shapes: list[int]) -> None:
     assert not shapes
 
 
+@both_kernels
 def test_units_of_equal_size_and_no_variance_do_not_disturb_the_others() -> None:
     mean, matrix = inputs("weak")
     wide = torch.zeros(UNITS + 5, UNITS + 5, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Piecewise-linear functions of inputs that are wide against the segments between their knots."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,8 +20,14 @@ from tests.oracles import assert_close, normal_cdf, panels
 pytestmark = pytest.mark.usefixtures("both_kernels")
 
 
+Pair = tuple[float, float]
+Case = tuple[Pair, Pair, float]
+"""Two means, two standard deviations, a correlation."""
+NO_JUMPS = (0.0, 0.0)
+
+
 def ramp(low: float, high: float) -> Linear:
-    return Linear(partial(torch.clamp, min=low, max=high), [low, high], [0.0, 1.0, 0.0], [0.0] * 2,
+    return Linear(partial(torch.clamp, min=low, max=high), (low, high), (0.0, 1.0, 0.0), NO_JUMPS,
                   low)  # fmt: skip
 
 
@@ -35,15 +41,15 @@ FUNCTIONS = {
     "hardtanh": ramp(-1.0, 1.0),
     "relu6": ramp(0.0, 6.0),
     "hardsigmoid": Linear(
-        lambda y: (y / 6 + 0.5).clamp(0, 1), [-3.0, 3.0], [0.0, 1 / 6, 0.0], [0.0] * 2, 0.0
+        lambda y: (y / 6 + 0.5).clamp(0, 1), (-3.0, 3.0), (0.0, 1 / 6, 0.0), NO_JUMPS, 0.0
     ),
-    "softshrink": Linear(F.softshrink, [-0.5, 0.5], [1.0, 0.0, 1.0], [0.0] * 2, 0.0),
+    "softshrink": Linear(F.softshrink, (-0.5, 0.5), (1.0, 0.0, 1.0), NO_JUMPS, 0.0),
     "leaky clamp": Linear(
-        lambda y: 0.1 * y + 0.9 * y.clamp(-1, 1), [-1.0, 1.0], [0.1, 1.0, 0.1], [0.0] * 2, -1.0
+        lambda y: 0.1 * y + 0.9 * y.clamp(-1, 1), (-1.0, 1.0), (0.1, 1.0, 0.1), NO_JUMPS, -1.0
     ),
-    "stairs": Linear(stairs, [0.0, 1.0, 1.5], [1e-3, 1.0, 3.0, 0.0], [0.0, 0.0, 2.0], 0.0),
-    "relu": Linear(torch.relu, [0.0], [0.0, 1.0], [0.0], 0.0),
-    "sign": Linear(torch.sign, [0.0], [0.0, 0.0], [2.0], -1.0),
+    "stairs": Linear(stairs, (0.0, 1.0, 1.5), (1e-3, 1.0, 3.0, 0.0), (0.0, 0.0, 2.0), 0.0),
+    "relu": Linear(torch.relu, (0.0,), (0.0, 1.0), (0.0,), 0.0),
+    "sign": Linear(torch.sign, (0.0,), (0.0, 0.0), (2.0,), -1.0),
 }
 SPREADS = [1e-3, 19.0, 41.0, 1e3, 1e8, 1e20]
 CORRELATIONS = [0.0, -0.6, 0.95, 0.9999, -1 + 1e-7, 1.0, -1.0]
@@ -55,21 +61,22 @@ def made(linear: Linear) -> Piecewise:
     return Piecewise(linear.function, linear.knots, linear.slopes, linear.start, linear.jumps)
 
 
-def pair(
-    one: Linear, other: Linear, means: list[float], stddevs: list[float], rho: float,
-    dtype: torch.dtype = torch.float64,
-) -> float:  # fmt: skip
-    """Cov[g(y1), h(y2)] by the formula that any two of them share."""
-    mean, stddev = (torch.tensor(numbers, dtype=torch.float64) for numbers in (means, stddevs))
-    left = made(one).elements(mean[:1], stddev[:1].square())
-    right = made(other).elements(mean[1:], stddev[1:].square())
-    cross = (rho * stddev[:1] * stddev[1:]).to(dtype)
+def pairs(
+    one: Linear, other: Linear, cases: Sequence[Case], dtype: torch.dtype = torch.float64
+) -> list[float]:
+    """Cov[g(y1), h(y2)] of all cases by the formula that any two functions share."""
+    mean, stddev = (
+        torch.tensor(numbers, dtype=torch.float64) for numbers in list(zip(*cases, strict=True))[:2]
+    )
+    left = made(one).elements(mean[:, 0], stddev[:, 0].square())
+    right = made(other).elements(mean[:, 1], stddev[:, 1].square())
+    rho = torch.tensor([rho for *_, rho in cases], dtype=torch.float64)
     sides = (tuple(t.to(dtype) for t in side) for side in (left, right))
-    return float(made(one).direct(*sides, cross))
+    return made(one).direct(*sides, (rho * stddev.prod(-1)).to(dtype)).tolist()
 
 
 def deviation(linear: Linear, mean: float, stddev: float) -> float:
-    return math.sqrt(covariance(linear, linear, [mean] * 2, [stddev] * 2, 1.0))
+    return math.sqrt(covariance(linear, linear, (mean, mean), (stddev, stddev), 1.0))
 
 
 @pytest.mark.parametrize("spread", SPREADS)
@@ -92,50 +99,53 @@ def test_variances_agree_with_an_integral_of_the_function(name: str, spread: flo
     assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=ROUNDING, atol=1e-30)
 
 
-def assert_agrees(
-    one: Linear, other: Linear, means: list[float], stddevs: list[float], rho: float
-) -> None:
+def assert_agrees(one: Linear, other: Linear, *cases: Case) -> None:
     """The pair formula and the integral, relative to the deviations of the functions."""
-    parts = zip((one, other), means, stddevs, strict=True)
-    size = math.prod(deviation(*each) for each in parts)
-    # A last bit of 1 - |rho| is worth its root there.
-    conditioning = torch.finfo(torch.float64).eps / math.sqrt(max(1 - abs(rho), 1e-15))
-    found, expected = (
-        pair(one, other, means, stddevs, rho),
-        covariance(one, other, means, stddevs, rho),
-    )
-    assert abs(found - expected) <= size * (ROUNDING + 4 * conditioning) + 1e-30
+    for (means, stddevs, rho), found in zip(cases, pairs(one, other, cases), strict=True):
+        parts = zip((one, other), means, stddevs, strict=True)
+        size = math.prod(deviation(*each) for each in parts)
+        # A last bit of 1 - |rho| is worth its root there.
+        conditioning = torch.finfo(torch.float64).eps / math.sqrt(max(1 - abs(rho), 1e-15))
+        expected = covariance(one, other, means, stddevs, rho)
+        assert abs(found - expected) <= size * (ROUNDING + 4 * conditioning) + 1e-30, rho
 
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("name", ["hardtanh", "hardsigmoid", "softshrink", "leaky clamp", "stairs"])
 def test_pairs_agree_with_an_integral_over_one_of_them(name: str, spread: float) -> None:
-    means, stddevs = [0.3 * spread, 0.2 * spread], [spread, spread * 0.8]
-    for rho in CORRELATIONS:
-        assert_agrees(FUNCTIONS[name], FUNCTIONS[name], means, stddevs, rho)
+    means, stddevs = (0.3 * spread, 0.2 * spread), (spread, spread * 0.8)
+    cases = [(means, stddevs, rho) for rho in CORRELATIONS]
+    assert_agrees(FUNCTIONS[name], FUNCTIONS[name], *cases)
 
 
 @pytest.mark.parametrize("other", FUNCTIONS)
 @pytest.mark.parametrize("name", ["hardtanh", "stairs", "relu", "sign"])
 def test_two_functions_of_unequal_widths_agree_with_it_too(name: str, other: str) -> None:
     one, two = FUNCTIONS[name], FUNCTIONS[other]
-    assert_agrees(one, two, [0.4, 0.4], [1e5, 1e5], 1.0)
-    assert_agrees(one, two, [0.4, -0.4], [70.0, 80.0], -1 + 1e-7)
-    assert_agrees(one, two, [0.4, 0.4], [1e5, 300.0], 0.9999)
-    assert_agrees(one, two, [0.4, 1.0], [300.0, 1.3], 0.6)
+    assert_agrees(
+        one,
+        two,
+        ((0.4, 0.4), (1e5, 1e5), 1.0),
+        ((0.4, -0.4), (70.0, 80.0), -1 + 1e-7),
+        ((0.4, 0.4), (1e5, 300.0), 0.9999),
+        ((0.4, 1.0), (300.0, 1.3), 0.6),
+    )
 
 
-@pytest.mark.parametrize("rho", [0.6, -0.9, 0.999, 1.0])
 @pytest.mark.parametrize("spread", [1.9, 2.1, 19.0, 41.0, 1e4, 1e12])
 @pytest.mark.parametrize("name", ["hardtanh", "hardsigmoid", "stairs"])
-def test_float32_is_accurate_for_every_width(name: str, spread: float, rho: float) -> None:
-    linear, means = FUNCTIONS[name], [0.3, 0.3 * math.copysign(1, rho)]
-    size = math.prod(deviation(linear, mean, spread) for mean in means)
-    expected = covariance(linear, linear, means, [spread] * 2, rho)
-    found = pair(linear, linear, means, [spread] * 2, rho, torch.float32)
-    # A few roundings, those of the correlation enlarged by 1 / sqrt(1 - rho^2).
-    bound = 16 * torch.finfo(torch.float32).eps / math.sqrt(max(1 - rho**2, 1e-2))
-    assert abs(found - expected) <= bound * size
+def test_float32_is_accurate_for_every_width(name: str, spread: float) -> None:
+    linear = FUNCTIONS[name]
+    cases: list[Case] = [
+        ((0.3, 0.3 * math.copysign(1, rho)), (spread, spread), rho)
+        for rho in (0.6, -0.9, 0.999, 1.0)
+    ]
+    for case, found in zip(cases, pairs(linear, linear, cases, torch.float32), strict=True):
+        means, _, rho = case
+        size = math.prod(deviation(linear, mean, spread) for mean in means)
+        # A few roundings, those of the correlation enlarged by 1 / sqrt(1 - rho^2).
+        bound = 16 * torch.finfo(torch.float32).eps / math.sqrt(max(1 - rho**2, 1e-2))
+        assert abs(found - covariance(linear, linear, *case)) <= bound * size, rho
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -194,28 +204,25 @@ def test_matrices_are_positive_semi_definite(name: str, spread: float, dtype: to
         assert float(torch.linalg.eigvalsh(correlations)[0]) >= -16 * count * torch.finfo(dtype).eps
 
 
-def gradients(
-    function: Callable[..., Tensor], values: list[float]
-) -> tuple[list[float], list[float]]:
+def gradients(function: Callable[..., Tensor], points: Tensor) -> tuple[Tensor, Tensor]:
     """By autograd and by central differences, each over the size of its argument.
 
-    function: of numbers (batch,) each; all differences are one call of it.
+    function: of numbers (batch,) each; points: (batch, arguments). All differences are one call.
     """
-    inputs = [torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in values]
-    analytic = torch.autograd.grad(function(*inputs).sum(), inputs)
-    point = torch.tensor(values, dtype=torch.float64)
-    size = point.abs()
+    inputs = [column.clone().requires_grad_() for column in points.unbind(-1)]
+    analytic = torch.stack(torch.autograd.grad(function(*inputs).sum(), inputs), -1)
+    size = points.abs()
     steps = torch.where(size >= 1, 1e-6 * size, 1e-3 * (1 - size))
+    moves, centre = torch.diag_embed(steps), points[:, None]
     with torch.no_grad():
-        ends = function(*torch.cat([point + steps.diag(), point - steps.diag()]).unbind(-1))
-    numeric = (ends[: len(values)] - ends[len(values) :]) / (2 * steps) * point
-    return [float(g) * v for g, v in zip(analytic, values, strict=True)], numeric.tolist()
+        ends = function(*torch.stack([centre + moves, centre - moves]).flatten(0, 2).unbind(-1))
+    up, down = ends.reshape(2, *points.shape)
+    return analytic * points, (up - down) / (2 * steps) * points
 
 
-@pytest.mark.parametrize("rho", [0.3, -0.99, 0.9999])
 @pytest.mark.parametrize("spread", [15.0, 45.0, 1e9])
 @pytest.mark.parametrize("name", ["hardtanh", "stairs"])
-def test_gradients_agree_with_finite_differences(name: str, spread: float, rho: float) -> None:
+def test_gradients_agree_with_finite_differences(name: str, spread: float) -> None:
     method = cp.Exact(activations={torch.relu: made(FUNCTIONS[name])})
 
     def total(mean: Tensor, other: Tensor, stddev: Tensor, last: Tensor, share: Tensor) -> Tensor:
@@ -228,11 +235,13 @@ def test_gradients_agree_with_finite_differences(name: str, spread: float, rho: 
             result.covariance_matrix * torch.tensor([[1.0, 0.7], [0.7, 0.4]])
         ).sum((-2, -1))
 
-    arguments = [0.3 * spread, 0.2 * spread * math.copysign(1, rho), spread, 0.9 * spread, rho]
-    analytic, numeric = gradients(total, arguments)
-    scale = max(map(abs, numeric))
-    for found, expected in zip(analytic, numeric, strict=True):
-        assert abs(found - expected) <= 1e-5 * scale
+    points = [
+        [0.3 * spread, 0.2 * spread * math.copysign(1, rho), spread, 0.9 * spread, rho]
+        for rho in (0.3, -0.99, 0.9999)
+    ]
+    analytic, numeric = gradients(total, torch.tensor(points, dtype=torch.float64))
+    scale = numeric.abs().amax(-1, keepdim=True)
+    assert bool(((analytic - numeric).abs() <= 1e-5 * scale).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -36,6 +36,17 @@ def test_gradients_agree_with_finite_differences(name):
     assert_gradients(lambda *args: covariance(name, *args), inputs, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_at_zeros_and_kinks_agree_with_finite_differences(name):
+    """Where a formula takes a case by the sign of a distance, and each side has half a slope."""
+    places = sorted({0.0, *CASES[name].kinks})
+    means = [(first, second) for first in places for second in places] * len(CORRELATIONS)
+    mean = torch.tensor(means, dtype=torch.float64)
+    variance = torch.tensor([1.3, 1.9], dtype=torch.float64).repeat(len(mean), 1)
+    cross = CORRELATIONS.repeat_interleave(len(places) ** 2) * (1.3 * 1.9) ** 0.5
+    assert_gradients(lambda *args: covariance(name, *args), (mean, variance, cross), atol=1e-6)
+
+
 def duplicated(sign: float = 1.0) -> tuple[Tensor, Tensor]:
     """Mean and covariance of y, sign y and a constant."""
     mean = torch.tensor([MEAN, sign * MEAN, 0.7], dtype=torch.float64, requires_grad=True)

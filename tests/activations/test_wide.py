@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import covprop as cp
 from covprop.activations import nested
-from covprop.activations.moments import Scalar, ScalarPair
+from covprop.activations.moments import Scalar
+from covprop.activations.nested import ScalarPair
 from covprop.kernels.polynomials import graded
 from tests.layers import propagate
 

@@ -1,14 +1,25 @@
-"""Every public name has a place in the pages of the API, and a docstring to show there."""
+"""Every public name has a place in the pages, and a docstring whose example runs to show there."""
 
 import importlib
 import inspect
+import math
 import re
+import textwrap
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 import covprop
+from tests.registry import registry_kept
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("api*.md"))
@@ -58,14 +69,62 @@ def documented() -> dict[str, Any]:
     return found
 
 
+def section(text: str, title: str) -> dict[str, str]:
+    """The entries of a section of a docstring in Google style: name and description."""
+    _, found, rest = f"\n{text}".partition(f"\n{title}:\n")
+    lines = re.split(r"\n(?=\S)", rest, maxsplit=1)[0] if found else ""
+    entries = re.split(r"^ {4}(?=\S)", lines, flags=re.MULTILINE)[1:]
+    split = (entry.partition(":") for entry in entries)
+    return {name.lstrip("*"): described.strip() for name, _, described in split}
+
+
+def example(value: Any) -> str:
+    """The code that a docstring ends with."""
+    text = inspect.getdoc(value) or ""
+    return textwrap.dedent(text.partition("\nExample:\n")[2])
+
+
+def examples(name: str) -> dict[str, str]:
+    """That of a name, and those of the methods of a class that have one."""
+    value = offered(name)
+    members = vars(value).items() if isinstance(value, type) else ()
+    own = {f"{name}.{member}": example(method) for member, method in members}
+    return {name: example(value)} | {member: code for member, code in own.items() if code}
+
+
+def is_error(value: Any) -> bool:
+    """Whether users catch or filter it: they make none, so it has no parameters to tell of."""
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def parameters(value: Any) -> list[str]:
+    """What a reader must know of a function or class: its parameters, the members of an enum."""
+    if isinstance(value, type) and issubclass(value, Enum):
+        return list(value.__members__)
+    return list(inspect.signature(value).parameters)
+
+
 NAMES = list(public(covprop))
+EXTENDING = [f"{covprop.extending.__name__}.{name}" for name in covprop.extending.__all__]
+DESCRIBED = list(
+    {id(offered(name)): name for name in NAMES if not is_error(offered(name))}.values()
+)
+"""Those with parameters and an example, each once (`Exact` is `GaussianLayers`)."""
+EXAMPLES = {path: code for name in DESCRIBED for path, code in examples(name).items()}
 DOCUMENTED = documented()
 
 
 def test_public_names_are_in_the_pages_of_the_api() -> None:
     shown = {id(value) for value in DOCUMENTED.values()}
-    missing = [name for name in NAMES if id(offered(name)) not in shown]
+    missing = [name for name in NAMES if id(offered(name)) not in shown and name not in EXTENDING]
     assert missing == [], f"no line ::: in {' or '.join(page.name for page in PAGES)}"
+
+
+def test_what_rules_are_written_with_is_in_the_page_on_them() -> None:
+    """In-flight tensors and carriers are for those who write rules, and not in the API."""
+    _, _, table = (DOCS / "extending.md").read_text().partition("## What rules are written with\n")
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
+    assert sorted(named) == sorted(covprop.extending.__all__)
 
 
 def test_public_names_have_docstrings_of_their_own() -> None:
@@ -80,3 +139,43 @@ def test_public_names_have_docstrings_of_their_own() -> None:
         if inherited or not own:
             bare.append(name)
     assert bare == []
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_public_name_lists_its_parameters(name: str) -> None:
+    """Fields of what is returned, and members of an enum, may stand as attributes."""
+    value, text = offered(name), inspect.getdoc(offered(name))
+    listed = section(text, "Args")
+    assert [each for each in listed if each not in parameters(value)] == [], "no such parameters"
+    told = listed | section(text, "Attributes")
+    assert [each for each in parameters(value) if not told.get(each)] == []
+
+
+def surroundings() -> dict[str, Any]:
+    """The names that an example may take for granted."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).requires_grad_(False)
+    return {
+        "cp": covprop, "bayes": covprop.bayes, "metrics": covprop.bayes.metrics,
+        "robustness": covprop.robustness, "torch": torch, "nn": nn, "F": F, "math": math, "np": np,
+        "model": model, "x": covprop.Gaussian.isotropic(torch.zeros(3), stddev=0.1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_a_public_name_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert EXAMPLES[name], "no section Example:"
+    with registry_kept():
+        exec(compile(EXAMPLES[name], name, "exec"), surroundings())
+    plt.close("all")
+
+
+def test_a_section_of_a_docstring_is_read() -> None:
+    text = (
+        "One.\n\nArgs:\n    one: The first,\n        and more.\n    *two: Rest.\n\nExample:\n    x"
+    )
+    assert section(text, "Args") == {"one": "The first,\n        and more.", "two": "Rest."}
+    assert section(text, "Attributes") == {}

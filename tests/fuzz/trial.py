@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from torch import Tensor
 import covprop as cp
 from covprop.activations.composite import closed_form
 from covprop.activations.expression import Expression
+from covprop.carriers import full
+from covprop.carriers.cross_covariance import consistent
 from covprop.methods import LayerwiseMethod
 from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
 from tests.fuzz.programs import Input
@@ -108,11 +112,14 @@ def _unchanged(value: Any) -> Any:
 class Blurred:
     """The same, and covariances too: independent noise is added that has STEP of the variance.
 
-    Not to what is composed into one function with what follows, which has no numbers of its own.
+    Of a layer that is made of several operations, STEP of the largest variances that it adds up
+    inside, as they may cancel. Never below the smallest variance of the dtype: where there is none,
+    a mean behind a kink is off by its root. Not to what is composed into one function with what
+    follows, which has no numbers of its own.
     """
 
-    def __init__(self, trial: Trial, x: Input, noise: float | None) -> None:
-        self.change, self.variances = _unchanged, [0.0]
+    def __init__(self, trial: Trial, x: Input, noise: float | None, least: float) -> None:
+        self.change, self.variances, self.least = _unchanged, [0.0], least
         shapes: list[tuple[torch.Size, torch.dtype]] = []
         trial.program.build(torch.float64, lambda t: (shapes.append((t.shape, t.dtype)), t)[1])[0](
             x.mean
@@ -125,10 +132,11 @@ class Blurred:
         ]
         self.waiting: list[Any] = []
         layerwise = isinstance(trial.method, LayerwiseMethod)
-        self.composed = _composed(trial, x, noise) if layerwise else []
+        self.composed, self.inside = _numbers(trial, x, noise) if layerwise else ([], [])
 
     def watch(self, value: Any) -> Any:
-        composed = self.composed[-len(self.waiting)]
+        place = -len(self.waiting)
+        composed, inside = self.composed[place], self.inside[place]
         noise = self.waiting.pop(0)
         value = self.change(value)
         if isinstance(value, cp.GaussianTensor):
@@ -137,7 +145,8 @@ class Blurred:
             value.materialize()
             variance = value.covariance.diagonal().clamp(min=0).reshape(value.shape)
             self.variances.append(float(variance.max()))
-            value = value + noise * variance.sqrt()
+            varies = variance > 0
+            value = value + noise * (variance + varies * (inside + self.least / STEP)).sqrt()
         return value
 
     def around(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -148,27 +157,37 @@ class Blurred:
         return call
 
 
-def _composed(trial: Trial, x: Input, noise: float | None) -> list[bool]:
-    """Whether each value on the way is part of one function with what follows."""
+def _numbers(trial: Trial, x: Input, noise: float | None) -> tuple[list[bool], list[float]]:
+    """Whether each value is part of one function with what follows; and what layers add up."""
     pending: list[Any] = []
+    inside: list[float] = []
+    layers, added = cycle(trial.program.layers), [0.0]  # a sketch runs the program twice
+
+    def spy(operation: Any, matrix: Tensor, size: Tensor, edges: Any) -> Any:
+        added.append(float(size.max()))
+        return consistent(operation, matrix, size, edges)
 
     def watch(value: Any) -> Any:
         waits = isinstance(value, cp.GaussianTensor) and value.is_pending
         pending.append(value.pending if waits else None)
+        inside.append(max(added) if next(layers) else 0.0)
+        added[:] = [0.0]
         return value
 
-    trial.run(noise=noise, input=x, watch=watch)
+    with patch.object(full, "consistent", spy):
+        trial.run(noise=noise, input=x, watch=watch)
     whole = [
         one.expression for one in pending
         if one is not None and one.evaluated is not None
         and not (one.expression.stepwise and closed_form(one.expression) is None)
     ]  # fmt: skip
     inner = {id(part) for one in whole for part in _parts(one)}
-    return [
+    composed = [
         one is not None and not one.expression.affine
         and (one.evaluated is None or id(one.expression) in inner)
         for one in pending
     ]  # fmt: skip
+    return composed, inside
 
 
 def _parts(expression: Expression) -> Iterator[Expression]:
@@ -198,7 +217,9 @@ def rounding(
     s = deviations(y)
     mean_change, change = torch.zeros_like(s), torch.zeros(*s.shape, s.shape[-1]).double()
     x = input or trial.input
-    blurred = Blurred(trial, x, noise)
+    single = torch.finfo(torch.float32)
+    smallest = single.tiny if part >= single.eps else torch.finfo(torch.float64).tiny
+    blurred = Blurred(trial, x, noise, smallest)
     # Two opposite changes: what is rounding alone is then on both sides of a kink at zero.
     for step in (STEP, -STEP):
         blurred.change = perturbed(torch.Generator().manual_seed(7), step)

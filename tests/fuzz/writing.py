@@ -1,5 +1,6 @@
 """Random programs as Python text, so that one that fails can be read, run and cut down by hand."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,6 +121,15 @@ class Program:
         lines.append(f"        return {self.result.name}")
         lines.append(f"    return program, {' + '.join(self.parameters) or '[]'}")
         return "\n".join(lines)
+
+    @property
+    def layers(self) -> list[bool]:
+        """Whether each assigned value is made by a module, which has several operations."""
+        return [
+            re.search(r"\blayer\d+\(", text) is not None
+            for text, changed in self.lines
+            for _ in changed
+        ]
 
     @cached_property
     def _codes(self) -> tuple[Any, Any]:

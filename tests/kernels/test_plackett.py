@@ -188,8 +188,8 @@ def rise(y: Tensor, a: float, width: float) -> Tensor:
 def ramp(a: float, width: float) -> Linear:
     function = partial(rise, a=a, width=width)
     if not width:
-        return Linear(function, [-a], [0.0, 0.0], [1.0], 0.0)
-    return Linear(function, [-a, width - a], [0.0, 1 / width, 0.0], [0.0, 0.0], 0.0)
+        return Linear(function, (-a,), (0.0, 0.0), (1.0,), 0.0)
+    return Linear(function, (-a, width - a), (0.0, 1 / width, 0.0), (0.0, 0.0), 0.0)
 
 
 def vectors(*numbers: float) -> list[Tensor]:
@@ -202,7 +202,7 @@ def test_averages_of_steps_are_covariances_of_ramps(place, rho):
     a, width_a, b, width_b = place
     b = -b + width_b if rho < 0 else b
     found = float(ramp_step(*vectors(a, width_a, b, width_b, rho)))
-    expected = covariance(ramp(a, width_a), ramp(b, width_b), [0.0] * 2, [1.0] * 2, rho)
+    expected = covariance(ramp(a, width_a), ramp(b, width_b), (0.0, 0.0), (1.0, 1.0), rho)
     # Positions of ramps of width w are known to eps, of which a step of the oracle is eps / w.
     blur = max((1 - rho**2) ** 0.5, width_a, width_b, EPS**0.5)
     assert abs(found - expected) <= 32 * EPS * (1 + 1 / blur) + 1e-13
@@ -213,10 +213,10 @@ def test_averages_of_steps_are_covariances_of_ramps(place, rho):
 def test_averages_with_a_relu_are_covariances_of_a_ramp_with_it(width, rho):
     b = 0.29 if rho > 0 else -0.29
     found = ramp_relu(*vectors(0.3, width, b, rho))
-    relu = Linear(lambda y: torch.relu(y + b), [-b], [0.0, 1.0], [0.0], 0.0)
-    expected = covariance(ramp(0.3, width), relu, [0.0] * 2, [1.0] * 2, rho)
-    density = covariance(ramp(0.3, width), Linear(lambda y: y, [0.0], [1.0, 1.0], [0.0], 0.0),
-                         [0.0] * 2, [1.0] * 2, 1.0)  # fmt: skip
+    relu = Linear(lambda y: torch.relu(y + b), (-b,), (0.0, 1.0), (0.0,), 0.0)
+    expected = covariance(ramp(0.3, width), relu, (0.0, 0.0), (1.0, 1.0), rho)
+    density = covariance(ramp(0.3, width), Linear(lambda y: y, (0.0,), (1.0, 1.0), (0.0,), 0.0),
+                         (0.0, 0.0), (1.0, 1.0), 1.0)  # fmt: skip
     above = float(torch.special.ndtr(torch.tensor(b, dtype=torch.float64)))
     assert abs(float(found) + rho * density * above - expected) <= 1e-12
 

@@ -263,6 +263,23 @@ def test_noise_near_rounding_is_no_worse_for_being_split(
         assert float(((found - truth.covariance_matrix) / scale).abs().max()) < allowed
 
 
+@torch.no_grad()
+def test_outputs_that_the_direction_does_not_move_say_nothing_of_rounding_in_others() -> None:
+    """What is rounding alone in them was taken for the share of rounding in every output."""
+    weight = torch.randn(8, generator=_seeded(2), dtype=D)
+
+    def beside(x: Any) -> Any:
+        return torch.cat([2 * torch.relu(x[..., :1]), weight * torch.tanh(x[..., 1:])], -1)
+
+    mean = torch.tensor([[0.1, 0.7], [-0.2, 0.3], [0.3, -1.1], [0.0, 0.9]], dtype=D)
+    stddev = torch.tensor([1.0, 0.1], dtype=D).expand(4, 2)
+    x = cp.Gaussian.diagonal(mean, stddev=stddev, batch_dims=1)
+    y = propagate(beside, x, cp.Split(3))
+    alone = propagate(lambda x: 2 * torch.relu(x), x.marginal(slice(0, 1)), cp.Split(3))
+    assert_close(y.mean[:, :1], alone.mean)
+    assert_close(y.covariance_matrix[:, :1, :1], alone.covariance_matrix)
+
+
 def test_gradients_go_through_offsets_that_rounding_hides() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 2))

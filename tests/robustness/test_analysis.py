@@ -26,6 +26,10 @@ def analysed(
     )
 
 
+QUICK: dict[str, object] = {"method": cp.GaussianLayers(), "samples": 200, "steps": 2}
+"""For tests of what the numbers are not."""
+
+
 def noisy(*batch: int, size: int = 6) -> cp.Gaussian:
     mean = random_gaussian(*batch, size=size).mean
     return cp.Gaussian.isotropic(mean, stddev=WIDTH, batch_dims=len(batch))
@@ -94,7 +98,7 @@ def test_one_of_a_batch_is_as_if_alone() -> None:
 @pytest.mark.parametrize("classes", [1, 2, 3])
 def test_few_classes_go_all_the_way(classes: int) -> None:
     model = network(6, 30, classes)
-    found = analysed(model, noisy(), method=cp.GaussianLayers())
+    found = analysed(model, noisy(), **QUICK)
     assert found.probabilities.probability.shape == (max(2, classes),)
     assert float(found.probabilities.stderr.max()) == 0
     assert found.margin_mean.shape == (max(2, classes) - 1,)
@@ -133,11 +137,11 @@ def test_a_table_of_one_input_has_a_row_for_each_class() -> None:
 def test_a_table_of_a_batch_has_a_row_for_each_input() -> None:
     model, x = network(6, 20, 4), noisy(3)
     wrong = (model(x.mean).argmax(-1) + 1) % 4
-    text = str(analysed(model, x, wrong))
+    text = str(analysed(model, x, wrong, **QUICK))
     assert text.count("misclassified without noise") == 3
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["0", "1", "2"]
     assert "accuracy without noise 0 %" in text
-    single = analysed(model, noisy(1))  # which has a batch only because the network wants one
+    single = analysed(model, noisy(1), **QUICK)  # which has a batch only because the network wants one
     assert str(single).startswith("class")
 
 
@@ -171,7 +175,7 @@ def test_a_budget_that_samples_do_not_bear_out_says_what_they_say() -> None:
 
 
 def test_a_budget_that_samples_bear_out_says_no_more() -> None:
-    linear = analysed(network(6, 4), noisy(3), samples=4000)
+    linear = analysed(network(6, 4), noisy(3), samples=4000, steps=2)
     assert linear.budget.found.tolist() == [True] * 3
     assert linear.budget_agrees.tolist() == [True] * 3
     assert "keep it with" not in str(linear) + str(linear[0])
@@ -180,7 +184,7 @@ def test_a_budget_that_samples_bear_out_says_no_more() -> None:
 def test_samples_may_keep_a_label_more_often_than_at_least_or_lose_what_has_no_budget() -> None:
     model, x = network(6, 20, 4), noisy(3)
     wrong = (model(x.mean).argmax(-1) + 1) % 4
-    assert analysed(model, x, wrong).budget_agrees.tolist() == [True] * 3
+    assert analysed(model, x, wrong, **QUICK).budget_agrees.tolist() == [True] * 3
 
     def shifted(x: Tensor) -> Tensor:
         return torch.cat([x + 1, x], dim=-1)
@@ -202,7 +206,7 @@ def test_it_says_where_samples_disagree() -> None:
     assert found.agrees.tolist() == [False, False]
     assert str(found).count("samples disagree") == 2
     assert "more than chance" in str(found[0])
-    linear = analysed(network(6, 4), noisy(3))
+    linear = analysed(network(6, 4), noisy(3), steps=2)
     assert linear.agrees.tolist() == [True] * 3
     assert "disagree" not in str(linear)
     assert "more than chance" not in str(linear[0])
@@ -211,7 +215,7 @@ def test_it_says_where_samples_disagree() -> None:
 def test_an_input_without_noise_has_no_budget_and_says_so() -> None:
     model, mean = network(6, 20, 4), random_gaussian(2, size=6).mean
     width = torch.tensor([0.0, WIDTH]).double()
-    found = analysed(model, cp.Gaussian.isotropic(mean, stddev=width, batch_dims=1))
+    found = analysed(model, cp.Gaussian.isotropic(mean, stddev=width, batch_dims=1), **QUICK)
     first, second = str(found).splitlines()[1:3]
     assert "there is no noise to scale" in first
     assert "there is no noise to scale" not in second
@@ -226,7 +230,7 @@ def test_a_label_that_is_never_lost_has_a_bound_in_words() -> None:
         return torch.cat([x + 1, x], dim=-1)
 
     x = cp.Gaussian.isotropic(torch.zeros(2, 1).double(), stddev=0.5, batch_dims=1)
-    found = analysed(shifted, x)
+    found = analysed(shifted, x, steps=2)
     assert str(found).count("at least 1,024") == 2
     assert (
         "kept up to the largest level, at least 1,024 times this noise (standard deviation 512"
@@ -254,9 +258,10 @@ def test_other_methods_and_their_mixtures() -> None:
     """Split inputs are closer to sampling than two moments; the result says which method it was."""
     model = network(4, 8, 3)
     x = cp.Gaussian.isotropic(random_gaussian(size=4).mean, stddev=1.5)
-    sampled = robustness.sampled_probabilities(model, x, 200_000, generator(3)).probability
+    sampled = robustness.sampled_probabilities(model, x, 100_000, generator(3)).probability
     plain, split = (
-        analysed(model, x, method=method) for method in (cp.GaussianLayers(), cp.Split(7, 2))
+        analysed(model, x, method=method, steps=2)
+        for method in (cp.GaussianLayers(), cp.Split(7, 2))
     )
     errors = [
         float((found.probabilities.probability - sampled).abs().max()) for found in (plain, split)
@@ -301,10 +306,11 @@ def test_probabilities_in_place_of_logits_are_warned_of(dtype: torch.dtype, widt
     logits = network(6, 20, 4).to(dtype)
     model = nn.Sequential(logits, nn.Softmax(dim=-1))
     x = cp.Gaussian.isotropic(random_gaussian(2, size=6).mean.to(dtype), stddev=width, batch_dims=1)
+    options = QUICK if dtype == torch.float32 else {"steps": 2}
     with pytest.warns(cp.ApproximationWarning, match="leave the last softmax out") as told:
-        found = analysed(model, x)
+        found = analysed(model, x, **options)
     assert told[0].filename == __file__
-    without = analysed(logits, x)  # which warns of nothing: warnings are errors here
+    without = analysed(logits, x, **options)  # which warns of nothing: warnings are errors here
     assert torch.equal(found.predicted, without.predicted)
 
 
@@ -312,14 +318,14 @@ def test_probabilities_in_place_of_logits_are_warned_of(dtype: torch.dtype, widt
     "last", [nn.Sigmoid(), nn.LogSoftmax(dim=-1), nn.ReLU(), nn.Softplus()], ids=repr
 )
 def test_other_outputs_are_no_probabilities(last: nn.Module) -> None:
-    analysed(nn.Sequential(network(6, 20, 3), last), noisy(2))
+    analysed(nn.Sequential(network(6, 20, 3), last), noisy(2), **QUICK)
 
 
 def test_logits_that_sum_to_one_at_the_mean_alone_are_logits() -> None:
     def shifted(x: Tensor) -> Tensor:
         return torch.cat([x + 1, x], dim=-1)
 
-    analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), stddev=0.0))
+    analysed(shifted, cp.Gaussian.isotropic(torch.zeros(1).double(), stddev=0.0), **QUICK)
 
 
 @pytest.mark.parametrize("samples", [0, -1, 2.0])
@@ -329,7 +335,7 @@ def test_samples_are_counted_from_one(samples: object) -> None:
 
 
 NEED_GRADIENTS = {
-    "analyse": lambda model, x: robustness.analyse(model, x, samples=100),
+    "analyse": lambda model, x: robustness.analyse(model, x, **QUICK),
     "sensitivity": robustness.sensitivity,
     "worst_noise": robustness.worst_noise,
     "adversarial_accuracy": lambda model, x: robustness.adversarial_accuracy(model, x.mean, 0, 0.1),
@@ -346,7 +352,8 @@ def test_inference_mode_is_refused_but_what_it_made_is_not(name: str) -> None:
         x = noisy(2)
         with pytest.raises(cp.UnsupportedOperation, match=rf"robustness\.{name} .*torch\.no_grad"):
             NEED_GRADIENTS[name](model, x)
-        assert robustness.noise_budget(model, x).level.shape == (2,)
+        budget = robustness.noise_budget(model, x, method=cp.GaussianLayers())
+        assert budget.level.shape == (2,)
     assert x.mean.is_inference()
     NEED_GRADIENTS[name](model, x)
     ball = robustness.Ball(0.1)
@@ -368,9 +375,9 @@ def test_no_inputs_are_refused() -> None:
 
 def test_a_bar_counts_every_stage_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     model, x = network(6, 20, 4), noisy(2)
-    silent = analysed(model, x)
+    silent = analysed(model, x, **QUICK)
     assert capsys.readouterr() == ("", "")
-    shown = analysed(model, x, progress=True)
+    shown = analysed(model, x, **QUICK, progress=True)
     captured = capsys.readouterr()
     assert captured.out == ""
     last = captured.err.split("\r")[-1]

@@ -262,3 +262,41 @@ def test_a_loser_that_varies_far_more_leaves_the_winner_its_variance(dtype: torc
         lambda x: -torch.minimum(-x[::2], -x[1::2]),
     ):
         assert_close(propagate(function, x).variance, expected, rtol=1e-5)
+
+
+EXTREMES: dict[str, Callable[[Any], Any]] = {
+    "amax": lambda x: x.amax(-1),
+    "amin": lambda x: x.amin(-1),
+    "maximum": lambda x: torch.maximum(x[..., :3], x[..., 3:]),
+    "minimum": lambda x: torch.minimum(x[..., :3], x[..., 3:]),
+    "pooling": lambda x: F.max_pool1d(x, 2),
+    "adaptive pooling": lambda x: F.adaptive_max_pool1d(x, 4),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("method", [cp.GaussianLayers(), cp.Cumulants(), cp.AssumedDensity()])
+def test_the_extreme_of_certain_elements_is_one_of_them_to_the_last_bit(
+    method: Any, name: str
+) -> None:
+    """Not a + (b - a), which rounds, and is 0 beside a = -1e20."""
+    mean = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean[0, 0] = -1e20
+    x = cp.Gaussian.isotropic(mean, stddev=0.0, batch_dims=1)
+    y = propagate(EXTREMES[name], x, method)
+    assert torch.equal(y.mean, EXTREMES[name](mean))
+
+
+def test_a_winner_keeps_its_mean_beside_a_loser_that_is_far_below() -> None:
+    x = cp.Gaussian.isotropic(torch.tensor([-1e20, 0.3], dtype=torch.float64), stddev=0.1)
+    level = torch.tensor(0.7, dtype=torch.float64)
+    assert float(propagate(lambda x: torch.maximum(x[0], x[1]), x).mean) == 0.3
+    assert float(propagate(lambda x: torch.maximum(x[0], level), x).mean) == 0.7
+    assert float(propagate(lambda x: torch.minimum(-x[0], level).square(), x).mean) == 0.7**2
+
+
+def test_the_gradient_of_a_maximum_of_equal_means_is_shared() -> None:
+    mean = torch.tensor([0.4, 0.4], dtype=torch.float64, requires_grad=True)
+    y = propagate(lambda x: x.amax(), cp.Gaussian.isotropic(mean, stddev=0.5))
+    (gradient,) = torch.autograd.grad(y.mean, mean)
+    assert_close(gradient, torch.full((2,), 0.5, dtype=torch.float64))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.covariance import Diagonal, LinearMap
+from covprop import extending
+from covprop.covariance import Diagonal
+from covprop.flow.table import TABLE
 from tests.layers import propagate
 from tests.oracles import assert_close, moments, pair_covariance
 from tests.registry import ELEMENTWISE_WITHOUT_RULE, WITHOUT_RULE, registry_kept
@@ -39,8 +41,10 @@ def assert_moments(
 
 def test_a_rule_is_what_the_function_does() -> None:
     @cp.rule(torch.nansum, torch.Tensor.nansum)
-    def finite_sum(function: Any, x: cp.GaussianTensor, dim: int) -> cp.GaussianTensor:
-        linear = LinearMap(lambda t: function(t, dim), x.event_shape)
+    def finite_sum(
+        function: Any, x: extending.GaussianTensor, dim: int
+    ) -> extending.GaussianTensor:
+        linear = extending.LinearMap(lambda t: function(t, dim), x.event_shape)
         return x.through(function(x.loc, dim), linear)
 
     x = gaussian()
@@ -52,7 +56,7 @@ def test_a_rule_is_what_the_function_does() -> None:
 
 def test_a_rule_is_used_inside_a_model() -> None:
     @cp.rule(WITHOUT_RULE)
-    def certain(function: Any, x: cp.GaussianTensor, dim: int) -> cp.GaussianTensor:
+    def certain(function: Any, x: extending.GaussianTensor, dim: int) -> extending.GaussianTensor:
         return x.replace(function(x.loc, dim), Diagonal(torch.zeros_like(x.covariance.diagonal())))
 
     class Model(nn.Module):
@@ -65,7 +69,7 @@ def test_a_rule_is_used_inside_a_model() -> None:
     assert not y.covariance_matrix.any()
 
 
-def nothing(function: Any, x: cp.GaussianTensor) -> cp.GaussianTensor:
+def nothing(function: Any, x: extending.GaussianTensor) -> extending.GaussianTensor:
     del function
     return x
 
@@ -199,6 +203,104 @@ def test_a_rule_may_be_made_of_other_operations_wherever_the_batch_is() -> None:
     variance = 1e-4 * (4 * first.square() + second.square()) / length.square()
     assert_close(y.mean, length, rtol=1e-3)
     assert_close(y.variance, variance, rtol=1e-3)
+
+
+def test_a_rule_has_in_place_forms() -> None:
+    @cp.rule(torch.hypot, Tensor.hypot, in_place=[Tensor.hypot_], batch=cp.Batch.STEPWISE)
+    def hypot(function: Any, input: Any, other: Any) -> Any:
+        assert function in (torch.hypot, Tensor.hypot)
+        return (input.square() + other.square()).sqrt()
+
+    def in_place(x: Any) -> Any:
+        y = x.tanh() + 20
+        changed = y.hypot_(x)
+        assert changed is y
+        return 2 * y
+
+    x = gaussian()
+    y = propagate(in_place, x)
+    assert_close(y.mean, propagate(lambda x: 2 * torch.hypot(x.tanh() + 20, x), x).mean, rtol=0.0)
+    with pytest.raises(ValueError, match="hypot_ has a rule already"):
+        cp.rule(WITHOUT_RULE, in_place=[Tensor.hypot_])(nothing)
+    with pytest.raises(cp.UnsupportedOperation, match=WITHOUT_RULE.__name__):
+        propagate(lambda x: WITHOUT_RULE(x, -1), x)
+
+
+def test_in_place_forms_of_several_functions_keep_their_names() -> None:
+    names = ("square", "exp")
+    for function in (*extending.spellings(*names), *extending.in_place_spellings(*names)):
+        TABLE.pop(function, None)
+
+    @cp.rule(*extending.spellings(*names), in_place=extending.in_place_spellings(*names))
+    def mean_alone(function: Any, x: extending.GaussianTensor) -> extending.GaussianTensor:
+        return x.moved(function(x.loc))
+
+    x = gaussian()
+    for name in names:
+        expected = getattr(torch, name)(x.mean)
+        for call in (getattr(torch, f"{name}_"), lambda y, name=name: getattr(y, f"{name}_")()):
+            y = propagate(lambda x, call=call: call(1 * x), x)
+            assert_close(y.mean, expected, rtol=0.0)
+
+
+def test_a_registered_activation_has_in_place_forms() -> None:
+    name = ELEMENTWISE_WITHOUT_RULE.__name__
+    cp.register_activation(ELEMENTWISE_WITHOUT_RULE, in_place=extending.in_place_spellings(name))
+    x = gaussian()
+    y = propagate(lambda x: getattr(1 * x, f"{name}_")(), x)
+    assert_moments(y, x, ELEMENTWISE_WITHOUT_RULE)
+
+
+@pytest.mark.parametrize(
+    "method", [cp.GaussianLayers(), cp.Cumulants(), cp.Series(), cp.AssumedDensity(), cp.Sketched()]
+)
+def test_a_rule_in_terms_of_the_algebra_works_with_every_carrier(method: Any) -> None:
+    """Each element times a gain of its own: Cov + s^2 diag(Cov + mean mean^T)."""
+
+    def random_gain(x: Any, spread: float) -> Any:
+        return torch.overrides.handle_torch_function(random_gain, (x,), x, spread)
+
+    @cp.rule(random_gain, kind=extending.Kind.NOISE)
+    def body(function: Any, x: extending.GaussianTensor, spread: float) -> Any:
+        del function
+        carrier: extending.Carrier = x.carrier.dropout(x.loc, x.flat, spread**2, None)
+        return extending.GaussianTensor(x.loc, carrier)
+
+    x = gaussian()
+    y = propagate(lambda x: random_gain(x, 0.3), x, method)
+    assert_close(y.mean, x.mean)
+    expected = x.variance + 0.09 * (x.variance + x.mean.square())
+    assert_close(y.variance, expected, rtol=0.1 if isinstance(method, cp.Sketched) else 1e-12)
+
+
+def test_ready_bodies_are_rules_of_linear_moving_and_smooth_functions() -> None:
+    def linear(x: Any, offset: float = 0.0) -> Any:
+        return x.cumsum(-1) + offset
+
+    def moved(x: Any) -> Any:
+        return x.flip(-1)
+
+    def smooth(x: Any) -> Any:
+        return x.logsumexp(-1)
+
+    def call(function: Any) -> Any:
+        return lambda x, *args: torch.overrides.handle_torch_function(function, (x,), x, *args)
+
+    @cp.rule(linear)
+    def linear_rule(function: Any, *args: Any) -> Any:
+        return extending.affine(function, *args, strip=lambda args, kwargs: (args[:1], kwargs))
+
+    cp.rule(moved)(extending.movement)
+    cp.rule(smooth)(extending.delta)
+    x = gaussian()
+    for own, known in (
+        (lambda x: call(linear)(x, 3.0), lambda x: x.cumsum(-1) + 3.0),
+        (call(moved), lambda x: x.flip(-1)),
+        (call(smooth), lambda x: x.logsumexp(-1)),
+    ):
+        y, expected = (propagate(each, x) for each in (own, known))
+        assert_close(y.mean, expected.mean, atol=1e-14)
+        assert_close(y.covariance_matrix, expected.covariance_matrix, atol=1e-14)
 
 
 def test_a_power_of_a_number_is_an_exponential() -> None:

@@ -7,6 +7,7 @@ from covprop.activations.base import Activated as Activated
 from covprop.activations.base import Activation
 from covprop.activations.base import Declaration as Declaration
 from covprop.activations.base import declare as declare
+from covprop.activations.base import in_place_spellings as in_place_spellings
 from covprop.activations.base import spellings as spellings
 from covprop.activations.piecewise import Piecewise
 from covprop.activations.quadrature import Quadrature

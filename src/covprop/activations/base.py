@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -59,6 +59,9 @@ class Activation(ABC):
 
     direct_pairs: ClassVar[int] = sys.maxsize
     """The number of pairs up to which `pair` uses no coefficients."""
+
+    periodic: ClassVar[bool] = False
+    """Whether it has features of unit size everywhere, not only near zero and its kinks."""
 
     def uses_series(self, pairs: int, mean: Tensor, variance: Tensor) -> bool:
         """Whether coefficients are worth their cost for so many pairs of these elements."""
@@ -145,7 +148,13 @@ class Activation(ABC):
             return self.mean(y, torch.zeros_like(y))
 
         del variance
-        return [(torch.ones_like(mean), Scalar(function, conditional_mean=self.mean))]
+        scalar = Scalar(
+            function,
+            conditional_mean=self.mean,
+            conditional_slopes=partial(self.coefficients, order=2),
+            periodic=self.periodic,
+        )
+        return [(torch.ones_like(mean), scalar)]
 
     def powers(self, mean: Tensor, variance: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
         """E[f^p He_k], p = 1, 2, 3, of the centred function, None to integrate its `scalars`."""
@@ -305,7 +314,7 @@ def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
     """
 
     def decorate(factory: Factory) -> Factory:
-        functions, in_place = spellings(*names), spellings(*(f"{name}_" for name in names))
+        functions, in_place = spellings(*names), in_place_spellings(*names)
         DECLARATIONS.append(Declaration(names[0], functions, in_place, factory, treatment))
         return factory
 
@@ -315,9 +324,24 @@ def declare(*names: str, treatment: str) -> Callable[[Factory], Factory]:
 def spellings(*names: str) -> tuple[Callable[..., Any], ...]:
     """All the functions that torch offers under these names, each once.
 
+    Args:
+        names: Names in torch, `torch.Tensor`, `torch.nn.functional` or `torch.special`.
+
     Example:
-        cp.activations.spellings("relu")  # (torch.relu, torch.Tensor.relu, F.relu)
+        cp.extending.spellings("relu")  # (torch.relu, torch.Tensor.relu, F.relu)
     """
     homes = (torch, torch.Tensor, F, torch.special)
     functions = [getattr(home, name) for name in names for home in homes if hasattr(home, name)]
     return tuple(dict.fromkeys(functions))
+
+
+def in_place_spellings(*names: str) -> tuple[Callable[..., Any], ...]:
+    """The in-place forms of these functions, whose names end in an underscore.
+
+    Args:
+        names: Names without the underscore.
+
+    Example:
+        cp.extending.in_place_spellings("relu")  # (torch.relu_, torch.Tensor.relu_, F.relu_)
+    """
+    return spellings(*(f"{name}_" for name in names))

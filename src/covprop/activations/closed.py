@@ -22,8 +22,8 @@ from covprop.kernels.normal import (
     cumulative,
     density,
     partial_expectation,
+    rectified_moments,
     standard_deviation,
-    standardise,
 )
 from covprop.kernels.plackett import bivariate_density, gap_to_one, plackett
 from covprop.kernels.polynomials import hermite_functions, unit_interval
@@ -177,14 +177,12 @@ def _gelu_closed(
     """E[G_i G_j] by the relu of u and its conditional expectations given u = 0, less the means."""
     rho = c / (s1 * s2)
     gap = gap_to_one(rho)
-    root = standard_deviation(gap * (2 - gap))  # sqrt(1 - rho^2), 0 for huge variances
+    rest = gap * (2 - gap)  # 1 - rho^2, 0 for huge variances
     relu = s1 * s2 * (rho * cumulative(a) * cumulative(b) + plackett(a, b, rho)[1])
 
     def given_zero(a: Tensor, b: Tensor, ratio: Tensor) -> Tensor:
-        shift = b - rho * a
-        tail = partial_expectation(-standardise(shift, root).abs())
-        inner = shift.clamp(min=0) + root * tail - partial_expectation(b)
-        return density(a) * ratio * inner
+        above, _ = rectified_moments(b - rho * a, rest)
+        return density(a) * ratio * (above - partial_expectation(b))
 
     both = (bivariate_density(a, b, rho) - density(a) * density(b)) / (s1 * s2)
     return relu - given_zero(a, b, s2 / s1) - given_zero(b, a, s1 / s2) + both
@@ -242,6 +240,7 @@ class Sinusoid(Activation):
 
     cosine: bool = False
     key: ClassVar[Hashable] = None
+    periodic: ClassVar[bool] = True
 
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """g(mu) exp(-sigma^2 / 2)."""
@@ -254,9 +253,17 @@ class Sinusoid(Activation):
 
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = sigma^k g^(k)(mu) exp(-sigma^2 / 2) / sqrt(k!)."""
-        decay = torch.exp(-variance / 2)
-        derivatives = [self._derivative(mean, k) * decay for k in range(1, order + 1)]
-        return _from_derivatives(derivatives, variance)
+        stddev, rows = standard_deviation(variance), []
+        # sigma^(k-1) / sqrt(k!) overflows where exp is zero: factor 2^exponent, the factor below 1.
+        factor, exponent = torch.ones_like(stddev), torch.zeros_like(stddev)
+        for k in range(1, order + 1):
+            factor = factor / math.sqrt(k)
+            decay = torch.exp(exponent * math.log(2) - variance / 2)
+            rows.append(factor * decay * self._derivative(mean, k))
+            factor = factor * stddev
+            shift = torch.frexp(factor.detach()).exponent.clamp(min=0).to(factor)
+            factor, exponent = factor * torch.exp2(-shift), exponent + shift
+        return torch.stack(rows)
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """g(mu), g'(mu) and sigma^2 / 2."""
@@ -310,8 +317,8 @@ class Polynomial(Activation):
     def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
         """a_k = sigma^k E[g^(k)] / sqrt(k!), zero beyond the degree."""
         derivatives = self._expected_derivatives(mean, variance)[1 : order + 1]
-        derivatives += [torch.zeros_like(mean)] * (order - len(derivatives))
-        return _from_derivatives(derivatives, variance)
+        nothing = mean.new_zeros(order - len(derivatives), *mean.shape)
+        return torch.cat([_from_derivatives(derivatives, variance), nothing])
 
     @property
     def key(self) -> Hashable:
@@ -367,4 +374,4 @@ def _from_derivatives(derivatives: Sequence[Tensor], variance: Tensor) -> Tensor
         factor = factor / math.sqrt(k)
         rows.append(factor * derivative)
         factor = factor * stddev
-    return torch.stack(rows)
+    return torch.stack(rows) if rows else stddev.new_zeros(0, *stddev.shape)

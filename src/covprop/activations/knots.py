@@ -98,6 +98,7 @@ class Pieces:
         self.slopes = list(slopes)  # without those of narrow segments
         self.ramps: list[Ramp] = []
         self.widths: list[Tensor] = []  # of segments; large if they have no slope
+        self.narrow = torch.zeros_like(stddev, dtype=torch.bool)  # elements with ramps
         sloped = [isinstance(slope, Tensor) or slope != 0 for slope in slopes[1:-1]]
         if not any(sloped):
             return
@@ -112,6 +113,7 @@ class Pieces:
                 slope = torch.as_tensor(slopes[k + 1], dtype=mean.dtype, device=mean.device)
                 parts = self.widths[k], slope * length
                 width, height = (torch.where(narrow, part, 0) for part in parts)
+                self.narrow = self.narrow | narrow
                 self.ramps.append(Ramp(k, self.knots[k].a, width, height))
                 self.slopes[k + 1] = torch.where(narrow, 0, slope)
 

@@ -51,6 +51,7 @@ class Scalar:
     fineness: the multiple of the usual number of panels that its moments needed; jumps: those of
     its kinks where it jumps, and by how much; parameters: numbers of each element. Parameters, and
     kinks that are tensors, have the shape of the elements. compiled: the same function of a kernel.
+    conditional_slopes: E[g'] and sigma E[g''] / sqrt(2) likewise; periodic: as of an `Activation`.
     """
 
     function: Callable[..., Tensor]
@@ -60,6 +61,8 @@ class Scalar:
     jumps: Sequence[tuple[float, float]] = ()
     parameters: tuple[Tensor, ...] = ()
     compiled: Compiled | None = None
+    conditional_slopes: Callable[[Tensor, Tensor], Tensor] | None = None
+    periodic: bool = False
 
     def __call__(self, y: Tensor) -> Tensor:
         """g(y), for y (*elements, *any)."""
@@ -83,23 +86,6 @@ class Scalar:
     def take(self, index: Any) -> "Scalar":
         """The function of some of the elements."""
         return self.having([tensor[index] for tensor in self.of_elements])
-
-
-@dataclass(frozen=True)
-class ScalarPair:
-    """The functions of a pair; the second is integrated given the variable of the first."""
-
-    first: Scalar
-    second: Scalar
-
-    @property
-    def fineness(self) -> int:
-        """That of the finer one."""
-        return max(self.first.fineness, self.second.fineness)
-
-    def take(self, index: Any) -> "ScalarPair":
-        """The functions of some of the pairs."""
-        return ScalarPair(self.first.take(index), self.second.take(index))
 
 
 def leading(number: Any, like: Tensor) -> Any:
@@ -134,15 +120,22 @@ def breakpoints(
     return insert(grid.expand(*mean.shape, panels + 1), places) if places else grid
 
 
-def panel_count(stddev: Tensor, order: int = 1) -> int:
+def panel_count(stddev: Tensor, order: int = 1, periodic: bool = False) -> int:
     """A multiple of 4; narrow enough for features of unit size and for the waves of He_order.
 
     In powers of two, so that few different grids are ever made.
     """
     widest = float(stddev.max()) if stddev.numel() else 0.0
     # Of wide elements the graded points resolve the function, the even ones the density.
-    needed = max(1.0, 0.0 if widest > WIDE else widest / 2, math.sqrt(order) / 8)
-    return 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
+    graded_points = widest > WIDE and not periodic
+    needed = max(1.0, 0.0 if graded_points else widest / 2, math.sqrt(order) / 8)
+    panels = 2 * math.ceil(REACH) * 2 ** math.ceil(math.log2(needed))
+    if panels * NODES > HELD_VALUES:
+        raise QuadratureError(
+            f"a periodic function has too many waves within a standard deviation of {widest:.3g} "
+            "to be integrated with another one; use smaller noise, or sampling"
+        )
+    return panels
 
 
 @lru_cache(maxsize=8)
@@ -287,19 +280,23 @@ def _estimate(
     variance = expect(deviation.square())
     size = expect(value.square()) + (mean.abs() + stddev).square()
     floor = rounding(DEVIATION, size.dtype) ** 2 * size + torch.finfo(size.dtype).tiny
-    # A value at the mean alone, as of the sign at zero, has no part in moments.
-    around = expect(value - rise) / expect(torch.ones_like(value))
-    alone = (around - centre).square() > floor + MISMATCH**2 * variance
-    centre = torch.where(alone & varies, around, centre)
-    excess = (expect((value - centre[..., None, None] - rise).square()) - floor).clamp(min=0)
-    share = torch.where(excess > 0, excess / torch.where(variance > 0, variance, excess), 0)
+
+    def mismatch(level: Tensor) -> Tensor:
+        excess = (expect((value - level[..., None, None] - rise).square()) - floor).clamp(min=0)
+        return torch.where(excess > 0, excess / variance.where(variance > 0, excess), 0).sqrt()
+
+    error = mismatch(centre)
+    if bool((error > MISMATCH).any()):  # a value at the mean alone, as of the sign at zero?
+        around = expect(value - rise) / normal.sum((-2, -1))
+        continued = (error > MISMATCH) & (mismatch(around) <= MISMATCH)
+        centre, error = torch.where(continued, around, centre), torch.where(continued, 0, error)
     # 2 Cov(g, g') and, for the variance, E[(g - E g) g' xi] / sigma with its limit g'^2.
     product = deviation * slope
     by_variance = expect(product * grid.nodes) / torch.where(varies, stddev, 1)
     return _Estimate(
         centre + expected,
         variance,
-        share.sqrt(),
+        error,
         floor,
         2 * expect(product),
         torch.where(varies, by_variance, expect(slope).square()),

@@ -8,33 +8,25 @@ places y that all y1 share; elsewhere g is smooth on the scale s.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.activations.base import Activated
 from covprop.activations.moments import (
     NODES,
     REACH,
     WIDE,
     Scalar,
-    ScalarPair,
     breakpoints,
     panel_count,
     value_and_slope,
 )
 from covprop.kernels.gradients import first_order
-from covprop.kernels.normal import (
-    SQRT_2PI,
-    correlation,
-    density,
-    inverse_deviation,
-    standard_deviation,
-)
+from covprop.kernels.normal import SQRT_2, SQRT_2PI, density
 from covprop.kernels.polynomials import Panels, graded, hermite_rule, insert
-from covprop.kernels.rounding import REMAINDER, rounding
 
 INNER_REACH = 9.0
 """Standard deviations covered on either side by the variable that is integrated first."""
@@ -50,14 +42,23 @@ SMOOTH_NODES = 40
 HELD_NODES, HELD_VALUES, HELD_WIDE = 2**16, 2**19, 2**18
 """Numbers in memory at a time: nodes of the first variable, of all pairs together; values of
 functions; and values for one wide pair."""
-ORDERS = (64, 512)
-"""Orders of the series of two different activations; the second where the first leaves more pairs
-to integrals than there are units."""
-ACCURACY = {torch.float32: 1e-6, torch.float64: 1e-11}
-"""Bound of the error of that series, relative to the standard deviations."""
 
-Places = tuple[Tensor, ...]
-"""The places of pairs in a matrix (*batch, rows, columns), one vector for each axis."""
+
+@dataclass(frozen=True)
+class ScalarPair:
+    """The functions of a pair; the second is integrated given the variable of the first."""
+
+    first: Scalar
+    second: Scalar
+
+    @property
+    def fineness(self) -> int:
+        """That of the finer one."""
+        return max(self.first.fineness, self.second.fineness)
+
+    def take(self, index: Any) -> "ScalarPair":
+        """The functions of some of the pairs."""
+        return ScalarPair(self.first.take(index), self.second.take(index))
 
 
 class _Gaussians(NamedTuple):
@@ -109,66 +110,12 @@ def nested_covariance(
     sides = list(zip(two.first.of_elements, two.second.of_elements, strict=True))
     first = two.first.having([torch.where(swap, other, one) for one, other in sides])
     second = two.second.having([torch.where(swap, one, other) for one, other in sides])
-    return _Nested.apply(ScalarPair(first, second), *ordered, rho)
+    return pair_covariance(ScalarPair(first, second), *ordered, rho)
 
 
-def beyond_series(left: Activated, right: Activated, covariance: Tensor) -> tuple[int, Places]:
-    """An order of the series of two activations, and the pairs for which it is too short.
-
-    The error after K terms is at most |rho|^(K+1) r_i r_j, as for pairs of one activation.
-    """
-    degrees = [side.activation.degree for side in (left, right)]
-    ends = [degree for degree in degrees if degree is not None]
-    if ends:  # terms beyond are zero
-        nothing = torch.zeros(0, dtype=torch.long, device=covariance.device)
-        return min(ends), (nothing,) * covariance.dim()
-    values = covariance.detach()
-    inverse = [inverse_deviation(side.variance.detach()).to(values) for side in (left, right)]
-    size = correlation(values, inverse[0][..., :, None], inverse[1][..., None, :]).abs_()
-    for order in ORDERS:
-        root = 1 / (order + 1)
-        rows, columns = (_tail(side, order).pow(root).to(values) for side in (left, right))
-        limit = ACCURACY[values.dtype] ** root
-        pairs = (size * rows[..., :, None] * columns[..., None, :] > limit).nonzero(as_tuple=True)
-        if len(pairs[0]) <= left.mean.numel() + right.mean.numel():
-            break
-    return order, pairs
-
-
-def _tail(side: Activated, order: int) -> Tensor:
-    """The share of the deviation that is left after so many terms, and what rounding may hide."""
-    # Not without gradients: what is computed here is kept, and used with them.
-    coefficients, output = side.coefficients(order).detach(), side.output.detach()
-    varies = output > 0
-    explained = coefficients * (side.variance.detach() * coefficients)  # a square may overflow
-    share = explained.sum(0) / torch.where(varies, output, 1)
-    rest = (1 - share).clamp(min=0) + rounding(REMAINDER, share.dtype)
-    return torch.where(varies, rest.sqrt(), 0)
-
-
-def integrated(left: Activated, right: Activated, covariance: Tensor, pairs: Places) -> Tensor:
-    """Cov[g(y_i), h(y_j)] = E[(g(y_i) - E g) (E[h(y_j) | y_i] - E h)] of pairs, in float64."""
-    rows, columns = pairs[:-1], (*pairs[:-2], pairs[-1])
-    inverse = inverse_deviation(left.variance)[rows], inverse_deviation(right.variance)[columns]
-    rho = correlation(covariance[pairs].double(), *inverse)
-    rho = rho + (rho.clamp(-1, 1) - rho).detach()  # beyond one by rounding
-    stddev_1, stddev_2 = (standard_deviation(side.variance) for side in (left, right))
-    one = left.mean[rows], stddev_1[rows]
-    two = right.mean[columns], stddev_2[columns]
-    total = torch.zeros_like(rho)
-    for factor, first in left.activation.scalars(left.mean, left.variance):
-        for weight, second in right.activation.scalars(right.mean, right.variance):
-            share = factor[rows] * weight[columns]
-            g, h = first.take(rows), second.take(columns)
-            # The slope of what jumps is integrated over its own variable; a closed mean is used
-            # for the other one.
-            closed = g.conditional_mean is not None and h.conditional_mean is None
-            if h.jumps or (closed and not g.jumps):
-                value = _Nested.apply(ScalarPair(h, g), *two, *one, rho)
-            else:
-                value = _Nested.apply(ScalarPair(g, h), *one, *two, rho)
-            total = total + share * value
-    return total
+def pair_covariance(two: ScalarPair, *pairs: Tensor) -> Tensor:
+    """Cov[g(y1), h(y2)] for vectors of pairs: mean_1, stddev_1, mean_2, stddev_2 and rho."""
+    return _Nested.apply(two, *pairs)
 
 
 class _Nested(Function):
@@ -241,7 +188,11 @@ def _partials(two: ScalarPair, pairs: _Gaussians) -> tuple[Tensor, ...]:
     weight, first = torch.cat([weight, nothing], dim=-1), torch.cat([first, nothing], dim=-1)
     mean, stddev = pairs.given_first(x)
     positions = pairs.rho[:, None] * x
-    if pairs.wide and _is_blurred(two.second, stddev):
+    if two.second.conditional_mean is not None and two.second.conditional_slopes is not None:
+        second = two.second.conditional_mean(mean, stddev.square())
+        second_slope, curve = two.second.conditional_slopes(mean, stddev.square())
+        stretched = positions * second_slope + pairs.rest[:, None] * SQRT_2 * curve
+    elif pairs.wide and _is_blurred(two.second, stddev):
         rows = _wide_given_first(two.second, mean[0], stddev[0, 0], slopes=True)
         second, second_slope, turned = rows[:, None]
         stretched = positions * second_slope + pairs.rest[:, None] * turned
@@ -265,7 +216,7 @@ def _outer(two: ScalarPair, pairs: _Gaussians) -> tuple[Tensor, Tensor]:
     if pairs.wide:
         return _wide_outer(two, pairs)
     mean_2, stddev_2, rho, fineness = pairs.mean_2, pairs.stddev_2, pairs.rho, two.fineness
-    panels = panel_count(torch.maximum(pairs.stddev_1, stddev_2)) * fineness
+    panels = _even_panels(two, pairs)
     grid = breakpoints(two.first.kinks, pairs.mean_1, pairs.stddev_1, panels, fineness=fineness)
     # Given y1, a kink of h(y2) is blurred over the width sqrt(1 - rho^2).
     slope = torch.where(rho != 0, rho, 1)
@@ -276,6 +227,18 @@ def _outer(two: ScalarPair, pairs: _Gaussians) -> tuple[Tensor, Tensor]:
         for offset in SOFTENED
     ]
     return _weighted(Panels(insert(grid.expand(len(mean_2), -1), places), NODES))
+
+
+def _even_panels(two: ScalarPair, pairs: _Gaussians) -> int:
+    """Panels of the first variable that are the same for all pairs."""
+    panels = panel_count(torch.maximum(pairs.stddev_1, pairs.stddev_2))
+    # Of a periodic function nothing is left where the second variable varies more than this.
+    visible = pairs.stddev_2 * pairs.rest < BLUR
+    widths = pairs.stddev_1, torch.where(visible, pairs.stddev_2 * pairs.rho.abs(), 0)
+    for scalar, width in zip((two.first, two.second), widths, strict=True):
+        if scalar.periodic:
+            panels = max(panels, panel_count(width, periodic=True))
+    return panels * two.fineness
 
 
 def _weighted(quadrature: Panels) -> tuple[Tensor, Tensor]:
@@ -330,7 +293,7 @@ def _wide_outer(two: ScalarPair, pair: _Gaussians) -> tuple[Tensor, Tensor]:
     """Nodes and weights for the standardised first variable of one wide pair, (1, nodes)."""
     mean_1, stddev_1, mean_2, stddev_2, rho = (tensor[0] for tensor in pair)
     fineness, even = two.fineness, 1 / two.fineness
-    grid = torch.linspace(-REACH, REACH, int(2 * REACH * fineness) + 1, dtype=mean_1.dtype)
+    grid = torch.linspace(-REACH, REACH, _even_panels(two, pair) + 1, dtype=mean_1.dtype)
     places = [
         grid.to(mean_1.device),
         (_graded(two.first.kinks, 1, fineness, even * stddev_1) - mean_1) / stddev_1,

@@ -35,7 +35,8 @@ class Piecewise(Correlated):
     """A piecewise-linear function.
 
     Args:
-        function: The function itself, which gives the value at a jump when nothing varies.
+        function: The function itself, which gives the value at a mean, and at a jump when nothing
+            varies.
         knots: Places where the slope changes or the function jumps, ascending.
         slopes: One more than knots; numbers, or tensors of shape (*batch, n).
         start: The value just left of the first knot.
@@ -58,11 +59,9 @@ class Piecewise(Correlated):
 
     def __post_init__(self) -> None:
         """Check that the pieces fit together."""
-        if len(self.slopes) != len(self.knots) + 1 or len(self.jumps) != len(self.knots):
-            raise ValueError(
-                f"{len(self.knots)} knots need {len(self.knots) + 1} slopes and {len(self.knots)} "
-                f"jumps, not {len(self.slopes)} and {len(self.jumps)}"
-            )
+        count, found = len(self.knots), f"{len(self.slopes)} and {len(self.jumps)}"
+        if len(self.slopes) != count + 1 or len(self.jumps) != count:
+            raise ValueError(f"{count} knots need {count + 1} slopes, {count} jumps, not {found}")
         if not self.knots:
             raise ValueError("a piecewise-linear function needs at least one knot")
         if list(self.knots) != sorted(self.knots):
@@ -77,11 +76,10 @@ class Piecewise(Correlated):
         """The function itself."""
         return self.function(y)
 
-    def differentiable(self, function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    def differentiable(self, _: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
         """The slopes of the pieces, also where torch's function has none; its value at a jump."""
-        del function
-        known, value = self.value(y), self.function(y.detach())
-        return known + (value - known).detach()
+        known = self.value(y)
+        return self.function(y.detach()) + (known - known.detach())
 
     @property
     def kinks(self) -> Sequence[float]:
@@ -176,7 +174,8 @@ class Piecewise(Correlated):
         pieces = [
             [float(number) for number in row] for row in (self.knots, self.slopes, self.jumps)
         ]
-        found = compiled_moments.piecewise(mean, variance, pieces, self.start, order, NARROW)
+        values = self.value(mean) if self.has_jumps else self.function(mean)
+        found = compiled_moments.piecewise(mean, variance, values, pieces, order, NARROW)
         if found is None or not self.has_jumps:
             return found
         centre = torch.where(variance > 0, found.mean, self.function(mean))
@@ -186,8 +185,12 @@ class Piecewise(Correlated):
         return Pieces(mean, variance, self.knots, self.slopes, self.jumps)
 
     def _mean(self, mean: Tensor, variance: Tensor, pieces: Pieces) -> Tensor:
-        result = pieces.mean(self._value(mean, pieces.slopes))
-        return torch.where(variance > 0, result, self.function(mean)) if self.has_jumps else result
+        at_mean = self._value(mean, pieces.slopes)
+        if self.has_jumps:
+            return torch.where(variance > 0, pieces.mean(at_mean), self.function(mean))
+        # Not added up from the first knot, which rounds; with the slope right of a knot.
+        own = self.function(mean.detach()).detach() + (at_mean - at_mean.detach())
+        return pieces.mean(torch.where(pieces.narrow, at_mean, own))
 
     def elements(self, mean: Tensor, variance: Tensor) -> Elements:
         """The fields of `Side`."""
@@ -302,8 +305,8 @@ def clamp(min: Any = None, max: Any = None) -> Activation:
     """y clamped between two numbers, either of which may be missing."""
     if min is None and max is None:
         raise ValueError("clamp needs at least one of min and max")
-    low, high = _number("clamp", min), _number("clamp", max)
-    return _clamped("clamp", -math.inf if low is None else low, math.inf if high is None else high)
+    low = -math.inf if min is None else _number(min)
+    return _clamped("clamp", low, math.inf if max is None else _number(max))
 
 
 clamp_min = declare("clamp_min", treatment=INTEGRAL)(lambda min: clamp(min=min))
@@ -391,9 +394,7 @@ def prelu(weight: Tensor) -> Activation:
     return continuous(function, [0.0], [weight, torch.ones_like(weight)], 0.0)
 
 
-def _number(name: str, bound: Any) -> float | None:
-    if isinstance(bound, Tensor):
-        if bound.numel() == 1 and not bound.requires_grad:
-            return float(bound)
-        raise UnsupportedOperation(f"{name} has a rule for numbers as bounds, not for tensors")
-    return None if bound is None else float(bound)
+def _number(bound: Any) -> float:
+    if isinstance(bound, Tensor) and (bound.numel() != 1 or bound.requires_grad):
+        raise UnsupportedOperation("clamp has a rule for numbers as bounds, not for tensors")
+    return float(bound)

@@ -136,7 +136,8 @@ def _integrals(
         for factor, scalar in terms
     ]
     by_width = stddev.argsort(stable=True)  # elements of like width have like grids
-    grid = NODES * panel_count(stddev.new_ones(1), max(counts))
+    periodic = any(scalar.periodic for _, scalar in terms)
+    grid = NODES * panel_count(stddev if periodic else stddev.new_ones(1), max(counts), periodic)
     size = max(1, HELD_VALUES // (max(counts) * grid))
     parts = []
     for part in by_width.split(size):
@@ -152,7 +153,8 @@ def _of_elements(
 ) -> tuple[Tensor, ...]:
     kinks = [kink for _, scalar in terms for kink in scalar.kinks]
     fineness = max(scalar.fineness for _, scalar in terms)
-    panels = panel_count(stddev, max(counts)) * fineness
+    periodic = any(scalar.periodic for _, scalar in terms)
+    panels = panel_count(stddev, max(counts), periodic) * fineness
     grid = Panels(breakpoints(kinks, mean, stddev, panels, fineness=fineness), NODES)
     y = mean[:, None, None] + stddev[:, None, None] * grid.nodes
     value = torch.zeros_like(y)  # g(y) - g(mu), as the integral of g' and the jumps between them

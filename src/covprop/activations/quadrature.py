@@ -9,8 +9,8 @@ from torch import Tensor
 
 from covprop.activations.base import Activation, Elements, Prepared
 from covprop.activations.correlated import LADDER, Correlated
-from covprop.activations.moments import REACH, WIDE, Scalar, ScalarPair, leading, moments
-from covprop.activations.nested import nested_covariance
+from covprop.activations.moments import REACH, WIDE, Scalar, leading, moments
+from covprop.activations.nested import ScalarPair, nested_covariance
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.compiled_moments import Compiled
 from covprop.kernels.normal import correlation, inverse_deviation, standard_deviation

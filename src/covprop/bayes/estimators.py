@@ -230,12 +230,33 @@ def _quantile(below: Cumulative, centre: Tensor, share: float) -> Tensor:
 class BayesClassifier(ClassifierMixin, BayesEstimator):
     """Classification with a Bayesian network, trained without sampling.
 
-    Features are standardised inside; labels may be of any kind. Parameters but the likelihood are
-    those of `BayesRegressor`.
+    Features are standardised inside; labels may be of any kind.
 
     Args:
+        hidden: Widths of hidden layers.
+        activation: A name: `relu`, `leaky_relu`, `elu`, `gelu`, `silu`, `softplus`, `sigmoid` or
+            `tanh`.
         likelihood: `bernoulli` (default for two classes), `categorical` (default for more), or an
             object such as `bayes.Categorical(bayes.Delta())`.
+        prior: `he`, `wide-he`, `xavier`, `fixed`, `mixture`, `empirical-bayes`, or an object.
+        method: `gaussian-layers` (also `exact`), `series`, `dvi`, `ddvi`, `mcvi`, or an object
+            such as `cp.Series(order=2)`.
+        input_noise: Standard deviation of a sensor's noise on the features, in their units: a
+            number, one for each, or a covariance matrix, in training and prediction.
+        learning_rate: Of AdamW.
+        epochs: Passes over the rows.
+        batch_size: Rows of one step.
+        weight_decay: Of AdamW.
+        cooldown: The share of the steps of all epochs, at the end, in which the learning rate
+            falls to zero (early stopping may end before).
+        early_stopping: Hold out `validation_fraction` of the rows, end when their density has not
+            improved for `patience` epochs, and restore the best epoch.
+        validation_fraction: The share of rows to hold out.
+        patience: Epochs without improvement before the training ends.
+        random_state: A seed, or a generator of numpy.
+        device: Of the network.
+        dtype: `float64` or `float32`.
+        verbose: Whether to show a progress bar.
 
     Example:
         X = np.random.default_rng(0).normal(size=(40, 2))

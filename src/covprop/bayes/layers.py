@@ -336,8 +336,20 @@ class _BayesConv(BayesLayer, ABC):
 class BayesConv1d(_BayesConv):
     """`nn.Conv1d` with random weights and biases, and zeros as padding.
 
-    It takes the arguments of `nn.Conv1d` but `padding_mode`, and `prior`, `members` and `shared` of
-    `BayesLinear`.
+    Args:
+        in_channels: Channels of an input.
+        out_channels: Channels of an output.
+        kernel_size: Size of the kernel, a number.
+        stride: Step of the kernel.
+        padding: Zeros at both ends of the dimension.
+        dilation: Distance of the elements that the kernel takes.
+        groups: How many groups of channels are convolved separately.
+        bias: Whether there are biases.
+        prior: The prior of the weights, `HePrior()` by default.
+        members: How many networks are computed together, as for `BayesLinear`.
+        shared: Allow several uses in one pass, as for `BayesLinear`.
+        device: Of the parameters.
+        dtype: Of the parameters.
 
     Example:
         layer = bayes.BayesConv1d(1, 4, 3, prior=bayes.XavierPrior())
@@ -351,8 +363,20 @@ class BayesConv1d(_BayesConv):
 class BayesConv2d(_BayesConv):
     """`nn.Conv2d` with random weights and biases, and zeros as padding.
 
-    It takes the arguments of `nn.Conv2d` but `padding_mode`, and `prior`, `members` and `shared` of
-    `BayesLinear`.
+    Args:
+        in_channels: Channels of an input.
+        out_channels: Channels of an output.
+        kernel_size: Size of the kernel, a number, or a pair.
+        stride: Step of the kernel.
+        padding: Zeros at both ends of each dimension.
+        dilation: Distance of the elements that the kernel takes.
+        groups: How many groups of channels are convolved separately.
+        bias: Whether there are biases.
+        prior: The prior of the weights, `HePrior()` by default.
+        members: How many networks are computed together, as for `BayesLinear`.
+        shared: Allow several uses in one pass, as for `BayesLinear`.
+        device: Of the parameters.
+        dtype: Of the parameters.
 
     Example:
         layer = bayes.BayesConv2d(3, 8, kernel_size=3, padding=1)

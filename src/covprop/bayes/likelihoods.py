@@ -41,6 +41,13 @@ class Prediction:
     Var[t] = E[Var[t | f]] + Var[E[t | f]], all of shape (*batch, k). For classes the mean holds
     their probabilities, and the variances are those of the indicators of the classes.
 
+    Attributes:
+        mean: E[t], or the probabilities of the classes.
+        aleatoric: E[Var[t | f]]: noise that would remain if the outputs f were known.
+        epistemic: Var[E[t | f]]: what not knowing the outputs f adds.
+        entropy: Of classes only, (*batch,): the entropy of the predicted class in nats.
+        expected_entropy: Of classes only, (*batch,): what knowing the outputs would leave of it.
+
     Example:
         output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)
         bayes.Poisson().predict(output).stddev
@@ -48,13 +55,9 @@ class Prediction:
 
     mean: Tensor
     aleatoric: Tensor
-    """E[Var[t | f]]: noise that would remain if the outputs f were known."""
     epistemic: Tensor
-    """Var[E[t | f]]: what not knowing the outputs f adds."""
     entropy: Tensor | None = None
-    """(*batch,), of classes only: the entropy of the predicted class in nats."""
     expected_entropy: Tensor | None = None
-    """(*batch,), of classes only: the part of it that knowing the outputs would leave."""
 
     @classmethod
     def of_draws(cls, mean: Tensor, variance: Tensor, *entropies: Tensor) -> "Prediction":

@@ -50,6 +50,10 @@ def log_predictive_density(likelihood: Likelihood, output: Gaussian, target: Ten
 def rmse(mean: Tensor, target: Tensor) -> Tensor:
     """Root of the average squared error of the mean.
 
+    Args:
+        mean: Predicted means (*members, data).
+        target: The targets (*members, data).
+
     Example:
         metrics.rmse(torch.zeros(5), torch.ones(5))
     """
@@ -64,6 +68,11 @@ def crps(mean: Tensor, stddev: Tensor, target: Tensor) -> Tensor:
 
     in the units of the target; |t - m| where s = 0.
 
+    Args:
+        mean: Predicted means (*members, data).
+        stddev: Predicted standard deviations (*members, data).
+        target: The targets (*members, data).
+
     Example:
         metrics.crps(torch.zeros(5), torch.ones(5), torch.ones(5))
     """
@@ -77,6 +86,9 @@ def crps(mean: Tensor, stddev: Tensor, target: Tensor) -> Tensor:
 def sharpness(stddev: Tensor) -> Tensor:
     """Root of the average predicted variance: small if predictions are narrow.
 
+    Args:
+        stddev: Predicted standard deviations (*members, data).
+
     Example:
         metrics.sharpness(torch.ones(5))
     """
@@ -85,6 +97,11 @@ def sharpness(stddev: Tensor) -> Tensor:
 
 def gaussian_cumulative(mean: Tensor, stddev: Tensor, target: Tensor) -> Tensor:
     """P(T <= t) of a Gaussian prediction, uniform over [0, 1] if it is calibrated.
+
+    Args:
+        mean: Predicted means (*members, data).
+        stddev: Predicted standard deviations (*members, data).
+        target: The targets (*members, data).
 
     Example:
         metrics.gaussian_cumulative(torch.zeros(5), torch.ones(5), torch.randn(5))
@@ -111,12 +128,20 @@ def coverage(probability: Tensor, level: float = 0.95) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """Expected and observed shares of targets below the quantiles of their predictions."""
+    """Expected and observed shares of targets below the quantiles of their predictions.
+
+    Attributes:
+        expected: (levels,).
+        observed: (*members, levels).
+        data: How many targets there were.
+
+    Example:
+        curve = metrics.calibration_curve(torch.rand(100))
+        curve.observed - curve.expected, curve.error
+    """
 
     expected: Tensor
-    """(levels,)"""
     observed: Tensor
-    """(*members, levels)"""
     data: int
 
     @property
@@ -143,6 +168,10 @@ def calibration_curve(probability: Tensor, levels: int = LEVELS) -> Calibration:
 def calibration_error(probability: Tensor, levels: int = LEVELS) -> Tensor:
     """Average of |observed - expected| over the quantiles of a `calibration_curve`.
 
+    Args:
+        probability: P(T <= t) of each target.
+        levels: How many quantiles.
+
     Example:
         metrics.calibration_error(torch.rand(100))
     """
@@ -152,6 +181,10 @@ def calibration_error(probability: Tensor, levels: int = LEVELS) -> Tensor:
 def accuracy(probabilities: Tensor, target: Tensor) -> Tensor:
     """Share of data whose most probable class is the target.
 
+    Args:
+        probabilities: (*members, data, classes).
+        target: Class numbers (*members, data).
+
     Example:
         metrics.accuracy(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))
     """
@@ -160,6 +193,10 @@ def accuracy(probabilities: Tensor, target: Tensor) -> Tensor:
 
 def brier_score(probabilities: Tensor, target: Tensor) -> Tensor:
     """Average of sum_c (p_c - [t = c])^2: from 0, the best, to 2.
+
+    Args:
+        probabilities: (*members, data, classes).
+        target: Class numbers (*members, data).
 
     Example:
         metrics.brier_score(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))
@@ -171,12 +208,21 @@ def brier_score(probabilities: Tensor, target: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence and accuracy in bins of confidence, (bins,) each; NaN in those without data."""
+    """Confidence and accuracy in bins of confidence, (*members, bins) each; NaN without data.
+
+    Attributes:
+        confidence: The average probability of the predicted class.
+        accuracy: How often the predicted class is right.
+        share: Of the data, that is in each bin.
+
+    Example:
+        bins = metrics.reliability(torch.tensor([[0.2, 0.8], [0.6, 0.4]]), torch.tensor([1, 0]))
+        bins.accuracy, bins.error
+    """
 
     confidence: Tensor
     accuracy: Tensor
     share: Tensor
-    """Of the data, that is in each bin."""
 
     @property
     def error(self) -> Tensor:
@@ -211,6 +257,11 @@ def reliability(probabilities: Tensor, target: Tensor, bins: int = BINS) -> Reli
 def expected_calibration_error(probabilities: Tensor, target: Tensor, bins: int = BINS) -> Tensor:
     """Average of |accuracy - confidence| over bins of confidence (Guo et al. 2017).
 
+    Args:
+        probabilities: (*members, data, classes).
+        target: Class numbers (*members, data).
+        bins: How many bins of confidence.
+
     Example:
         metrics.expected_calibration_error(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))
     """
@@ -221,6 +272,9 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
     """-sum_c p_c log p_c of each datum, in nats: a score for what is unlike the training data.
 
     `Prediction.mutual_information` is the part of it that more training data would remove.
+
+    Args:
+        probabilities: (*members, data, classes).
 
     Example:
         metrics.predictive_entropy(torch.tensor([[0.2, 0.8]]))
@@ -267,6 +321,9 @@ def plot_calibration(curves: Mapping[str, Calibration] | Calibration) -> Any:
 
 def plot_reliability(bins: Reliability) -> Any:
     """Plot accuracy against confidence, and how many data have it.
+
+    Args:
+        bins: The result of `reliability`.
 
     Example:
         p = torch.rand(100, 3).softmax(-1)

@@ -31,6 +31,15 @@ FUSED = ("cpu", "cuda")
 class History:
     """The progress of a training: one entry for every epoch, a tensor () or (members,).
 
+    Attributes:
+        elbo: The bound for one datum in nats, an average over the steps of the epoch.
+        expected_log_prob: Its first term, for one datum.
+        kl: The divergence of all weights from the prior, not for one datum.
+        validation: The log predictive density of the validation data, for one datum; empty without
+            them.
+        best_epoch: () or (members,): the epoch, from 0, whose parameters the model has; None: the
+            last one.
+
     Example:
         elbo, x = bayes.ELBO(bayes.HomoskedasticGaussian(), 10), torch.randn(10, 3)
         history = bayes.fit(bayes.BayesLinear(3, 1), elbo, x, x.sum(1), epochs=2, batch_size=5,
@@ -39,14 +48,10 @@ class History:
     """
 
     elbo: list[Tensor] = field(default_factory=list)
-    """The bound for one datum in nats, an average over the steps of the epoch."""
     expected_log_prob: list[Tensor] = field(default_factory=list)
     kl: list[Tensor] = field(default_factory=list)
-    """Of all weights, not of one datum."""
     validation: list[Tensor] = field(default_factory=list)
-    """The log predictive density of the validation data, for one datum; empty without them."""
     best_epoch: Tensor | None = None
-    """() or (members,): the epoch, from 0, whose parameters the model has; None: the last one."""
 
     @property
     def epochs(self) -> int:

@@ -10,13 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
 from covprop.covariance.planned import PlannedCovariance
-from covprop.covariance.semidefinite import (
-    FactorRoot,
-    Root,
-    check_regular,
-    singular,
-    square_root,
-)
+from covprop.covariance.semidefinite import FactorRoot, Root, check_regular, singular, square_root
 from covprop.errors import InconsistentBranches
 from covprop.kernels.normal import correlation, inverse_deviation, is_finite
 
@@ -43,8 +37,6 @@ class Pairs:
 
 CHUNK = 2**18
 """Entries of vectors that go through a linear map at a time: what comes of them stays in cache."""
-
-
 SMALL = 2**20
 """Entries of a matrix that may be read across its rows: larger ones leave the cache."""
 STRIP = 256
@@ -114,9 +106,15 @@ class Layer(Protocol):
 class LinearMap:
     """The linear part of an operation on the event, for any number of vectors at once.
 
-    function takes a tensor (*batch, *event_shape) as the operation itself does; `leading` says that
-    it also takes any further leading dimensions as they are; layer knows more of the map; squared,
-    where there is one, is the map whose matrix has the squares of the entries.
+    Args:
+        function: Takes a tensor (*batch, *event_shape) as the operation itself does.
+        event_shape: The shape of what it takes, without the batch.
+        leading: Whether it also takes any further leading dimensions as they are.
+        layer: Knows more of the map.
+        squared: The map whose matrix has the squares of the entries, where there is one.
+
+    Example:
+        cp.extending.LinearMap(lambda t: 2 * t, torch.Size((3,)))(torch.eye(3))  # three vectors
     """
 
     function: Callable[[Tensor], Tensor]
@@ -156,12 +154,11 @@ class LinearMap:
         if self.squared is not None:
             result = self.squared(values.reshape(*batch, *self.event_shape))
             return result.reshape(*batch, result.shape[len(batch) :].numel())
-        size = values.shape[-1]
         step = max(1, CHUNK // max(1, values.numel()))
         total: Tensor | None = None
-        for start in range(0, size, step):
+        for start in range(0, values.shape[-1], step):
             part = values[..., start : start + step]
-            units = part.new_zeros(*batch, part.shape[-1], size)
+            units = part.new_zeros(*batch, part.shape[-1], values.shape[-1])
             units.diagonal(offset=start, dim1=-2, dim2=-1).fill_(1)
             shares = (self(units).square() * part[..., None]).sum(-2)
             total = shares if total is None else total + shares
@@ -183,7 +180,11 @@ class LinearMap:
 
 
 class Covariance(ABC):
-    """A symmetric positive semi-definite matrix for every element of a batch."""
+    """A symmetric positive semi-definite matrix for every element of a batch.
+
+    Example:
+        cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).covariance.diagonal()
+    """
 
     independent: ClassVar[bool] = False
     """Whether the structure says that no two features depend on each other."""

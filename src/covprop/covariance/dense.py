@@ -47,7 +47,16 @@ def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
 @final
 @dataclass(frozen=True)
 class Dense(Covariance):
-    """Every covariance, written out: matrix (*batch, n, n)."""
+    """Every covariance, written out.
+
+    Args:
+        values: The matrix (*batch, n, n).
+        nonnegative: Whether it is known that no variance is negative, nor NaN.
+
+    Example:
+        matrix = torch.tensor([[1.0, 0.3], [0.3, 0.5]])
+        cp.Gaussian(torch.zeros(2), cp.covariance.Dense(matrix))
+    """
 
     values: Tensor
     nonnegative: bool = False

@@ -25,9 +25,15 @@ from covprop.kernels.normal import standard_deviation
 @final
 @dataclass(frozen=True)
 class Diagonal(Covariance):
-    """Variances only: values (*batch, n), everything off the diagonal zero.
+    """Variances only: everything off the diagonal is zero.
 
     An operation that makes features depend on each other gives a `Dense` covariance.
+
+    Args:
+        values: The variances (*batch, n).
+
+    Example:
+        cp.Gaussian(torch.zeros(3), cp.covariance.Diagonal(torch.full((3,), 0.01)))
     """
 
     values: Tensor
@@ -131,10 +137,17 @@ class PlannedDiagonal(PlannedIndependent):
 @final
 @dataclass(frozen=True)
 class Zero(Covariance):
-    """The covariance of a constant: values (*batch, n) are zeros, and no matrix is ever written.
+    """The covariance of a constant, of which no matrix is ever written.
 
     Every function of a constant is one; randomness of the model's own (weights, dropout) turns it
     into another structure.
+
+    Args:
+        values: Zeros (*batch, n).
+
+    Example:
+        mean = torch.ones(3)
+        cp.Gaussian(mean, cp.covariance.Zero.like(mean, batch_dims=0))
     """
 
     values: Tensor

@@ -32,10 +32,18 @@ from covprop.kernels.rounding import BESIDE_FACTOR
 @final
 @dataclass(frozen=True)
 class LowRank(Covariance):
-    """F F^T + diag(v): factor (*batch, n, k), values (*batch, n) or None for the factor only.
+    """F F^T + diag(v), few directions and independent noise.
 
     Without independent noise it stays a factor through linear maps. With it, and in activations, it
     becomes a matrix of all pairs, a `Dense` one, in `to_dense`.
+
+    Args:
+        factor: F, (*batch, n, k).
+        values: v, (*batch, n), or None for the factor only.
+
+    Example:
+        factor = torch.randn(100, 2)
+        cp.Gaussian(torch.zeros(100), cp.covariance.LowRank(factor, torch.full((100,), 0.01)))
     """
 
     factor: Tensor

@@ -152,9 +152,22 @@ def undistributed(covariance: Tensor | Covariance) -> Tensor | Covariance:
 class Sharded(Covariance):
     """Every process of a team holds some rows of the matrix, and all variances.
 
-    values (*batch, mine, n); variance (*batch, n). Activations and factors stay where the rows are;
-    a linear map sends each entry of S A^T once. What only rounding distinguishes from a symmetric
-    matrix is not made symmetric, which would cost as much again.
+    Activations and factors stay where the rows are; a linear map sends each entry of S A^T once.
+    What only rounding distinguishes from a symmetric matrix is not made symmetric, which would cost
+    as much again.
+
+    Args:
+        values: The rows of this process, (*batch, mine, n).
+        variance: All variances, (*batch, n).
+        team: The processes; `from_diagonal` and `from_dtensor` take their mesh.
+
+    Example:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (1,))  # as many as torchrun has started
+        cp.covariance.Sharded.from_diagonal(torch.ones(4), mesh)
+        dist.destroy_process_group()
     """
 
     values: Tensor

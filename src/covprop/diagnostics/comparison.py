@@ -182,7 +182,7 @@ class Comparison(Tabular):
         rows: one for each method, in their order.
 
     Example:
-        comparison = cp.compare(model, x, show=False)
+        comparison = cp.compare(model, x, methods=cp.GaussianLayers(), samples=10_000, show=False)
         print(comparison["GaussianLayers()"].agreement.verdict)
     """
 

@@ -40,8 +40,17 @@ class Sized(Protocol):
 class Contraction:
     """Which elements of two tensors are multiplied, and over which dimensions they are summed.
 
-    batch: the shape that leads both tensors and the result; first, second, out: labels of the
-    dimensions behind it, from 0; shapes: the sizes of those of the two tensors.
+    Args:
+        batch: The shape that leads both tensors and the result.
+        first: Labels of the dimensions of the first tensor behind the batch, from 0.
+        second: Those of the second.
+        out: Those of the result.
+        shapes: The sizes of the dimensions of the two tensors behind the batch.
+
+    Example:
+        shapes = torch.Size((2, 3)), torch.Size((3,))
+        product = cp.extending.Contraction(torch.Size(), (0, 1), (1,), (0,), shapes)
+        product(torch.ones(2, 3), torch.ones(3))  # a matrix and a vector
     """
 
     batch: torch.Size
@@ -159,9 +168,16 @@ class Recurrence:
 @final
 @dataclass(frozen=True)
 class Groups:
-    """Which elements of a flat event have a length together, index (G, n), less their mean or not.
+    """Which elements of a flat event have a length together.
 
-    offset: what is added to the square of the length.
+    Args:
+        index: Places of the n elements of each of G groups, (G, n).
+        centred: Whether the mean of a group is subtracted first.
+        offset: What is added to the square of the length.
+
+    Example:
+        groups = cp.extending.Groups(torch.arange(6).reshape(2, 3))
+        groups.take(torch.ones(6)).norm(dim=-1)
     """
 
     index: Tensor

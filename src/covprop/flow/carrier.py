@@ -71,6 +71,20 @@ class Carrier(ABC):
 
     depth: how many nonlinear operations, one after another, lead to it at most; rank: higher than
     of all that it came from, and of nonlinear ones lower than of others as deep.
+
+    Args:
+        lineage: The propagation that it belongs to.
+        edges: The carriers that it came from, each with its transfer.
+        nonlinear: Whether the operation that made it is.
+        opaque: Whether it does not say how it depends on what it came from.
+
+    Example:
+        @cp.rule(torch.deg2rad)
+        def deg2rad(function, x):
+            loc, factor = function(x.loc), function(torch.ones_like(x.flat))
+            return cp.extending.GaussianTensor(loc, x.carrier.scale(loc, factor))
+
+        cp.propagate(torch.deg2rad, x, cp.GaussianLayers())
     """
 
     may_pile_up: ClassVar[bool] = False

@@ -24,7 +24,19 @@ BodyType = TypeVar("BodyType", bound=Callable[..., Any])
 
 
 class Batch(Enum):
-    """Where a rule lets the batch of its tensors be."""
+    """Where a rule lets the batch of its tensors be.
+
+    Attributes:
+        FIRST: The first dimensions. A call with the batch elsewhere is refused.
+        ANYWHERE: Any dimension. The rule sees it first, and runs the function that it is given to
+            see what goes where.
+        STEPWISE: As the operations that the rule is made of want it. The rule gets its tensors as
+            they are, pending ones too.
+
+    Example:
+        cp.rule(torch.trapezoid, batch=cp.Batch.ANYWHERE)(cp.extending.affine)
+        cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
+    """
 
     FIRST = "the first dimensions"
     ANYWHERE = "any dimension: the rule runs the function itself to see what goes where"
@@ -32,27 +44,41 @@ class Batch(Enum):
 
 
 class Kind(Enum):
-    """What a function does to a random vector."""
+    """What a function does to a random vector.
+
+    Attributes:
+        LINEAR: A linear map and a constant.
+        MOVEMENT: It moves, repeats or leaves out elements.
+        ELEMENTWISE: One scalar function of each element.
+        PRODUCT: A sum of products, or a quotient.
+        JOIN: It puts tensors side by side.
+        MAXIMUM: It takes pending tensors as they are: maxima commute with monotone functions.
+        SMOOTH: A smooth function of several elements.
+        NOISE: It adds randomness of its own, and leaves the mean.
+        RANDOM_WEIGHTS: Linear with random weights, its second argument, of the shape that one
+            network has.
+        ATTENTION: Attention.
+        RECURRENT: A step that is repeated.
+        CONSTANT: Its result does not vary.
+        OTHER: Anything else.
+
+    Example:
+        cp.rule(torch.trapezoid, kind=cp.extending.Kind.LINEAR)(cp.extending.affine)
+        cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
+    """
 
     LINEAR = auto()
     MOVEMENT = auto()
-    """It moves, repeats or leaves out elements."""
     ELEMENTWISE = auto()
     PRODUCT = auto()
     JOIN = auto()
-    """It puts tensors side by side."""
     MAXIMUM = auto()
-    """It takes pending tensors as they are: maxima commute with monotone functions."""
     SMOOTH = auto()
-    """A smooth function of several elements."""
     NOISE = auto()
-    """It adds randomness of its own, and leaves the mean."""
     RANDOM_WEIGHTS = auto()
-    """Linear with random weights, its second argument, of the shape that one network has."""
     ATTENTION = auto()
     RECURRENT = auto()
     CONSTANT = auto()
-    """Its result does not vary."""
     OTHER = auto()
 
 
@@ -94,6 +120,7 @@ def rule(
     treatment: str = UNDESCRIBED,
     name: str | None = None,
     batch: Batch = Batch.FIRST,
+    in_place: Iterable[Callable[..., Any]] = (),
     weights: Callable[..., object] | None = None,
 ) -> Callable[[BodyType], BodyType]:
     """Register what torch functions do to a `GaussianTensor`.
@@ -108,41 +135,49 @@ def rule(
         name: What the table calls it.
         batch: Where the batch may be. `Batch.STEPWISE` suits rules that are made of other
             operations on the tensor.
+        in_place: The forms that change their first argument, such as torch.Tensor.flip_. Each is
+            run as the function of its name, or as the first one.
         weights: What holds the random weights of a call.
 
     Example:
-        @cp.rule(torch.hypot, batch=cp.Batch.STEPWISE)
+        @cp.rule(torch.hypot, in_place=[torch.Tensor.hypot_], batch=cp.Batch.STEPWISE)
         def hypot(function, x, y):
-            return (x.square() + y.square()).sqrt()
+            return torch.stack([x, y], -1).norm(dim=-1)
+
+        cp.propagate(lambda x: torch.hypot(x, x.flip(-1)), x, cp.GaussianLayers())
     """
     if not functions:
         raise ValueError("name at least one torch function: @cp.rule(torch.function)")
+    forms = tuple(in_place)
 
     def decorate(body: BodyType) -> BodyType:
         title = name or name_of(functions[0])
         row = Rule(title, body, kind, batch, treatment, weights=weights)
-        for function in functions:
-            _check_new(function)
-        TABLE.update(dict.fromkeys(functions, row))
+        rows = dict.fromkeys(functions, row)
+        for form in forms:
+            rows[form] = Rule(name_of(form), in_place_of=_plain_form(form, functions))
+        for function in rows:
+            if function in TABLE:
+                raise ValueError(f"{name_of(function)} has a rule already")
+        TABLE.update(rows)
         return body
 
     return decorate
 
 
-def in_place(function: Callable[..., Any], of: Callable[..., Any]) -> None:
-    """Register the in-place form of a function that has a rule."""
-    _check_new(function)
-    TABLE[function] = Rule(name_of(function), in_place_of=of)
+def _plain_form(
+    form: Callable[..., Any], functions: Sequence[Callable[..., Any]]
+) -> Callable[..., Any]:
+    """What an in-place form writes: the function of its name, the method if there is one."""
+    name = getattr(form, "__name__", "").removesuffix("_")
+    named = [function for function in functions if getattr(function, "__name__", None) == name]
+    method = getattr(torch.Tensor, name, None)
+    return method if method in named else (*named, *functions)[0]
 
 
 def composes(functions: Iterable[Callable[..., Any]], compose: Callable[..., Any]) -> None:
     """Let functions that have a rule extend the pending function of a tensor."""
     TABLE.update({function: replace(TABLE[function], compose=compose) for function in functions})
-
-
-def _check_new(function: Callable[..., Any]) -> None:
-    if function in TABLE:
-        raise ValueError(f"{name_of(function)} has a rule already")
 
 
 class Entered:

@@ -29,19 +29,26 @@ class _Storage:
 class GaussianTensor:
     """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
 
-    Every torch function that has a rule works on it, as a function and as a method; anything else
-    raises `UnsupportedOperation`. `loc` is the mean tensor, `covariance` its covariance, and
-    `cross_covariance(other)` its covariance with another tensor of the same propagation.
+    Every torch function that has a rule works on it, as a function and as a method; others raise
+    `UnsupportedOperation`. Rules see tensors that have numbers, and their batch first. Those made
+    of steps (`Batch.STEPWISE`) see them as they are: they may be `pending`, until `evaluate`.
 
-    The batch leads `loc`; the model sees it at dimension `batch_at`, which is 0 unless the model
-    has moved it. Rules see tensors whose batch comes first, but for those made of steps.
+    Args:
+        loc: The mean, (*batch, *event).
+        carrier: The random vector around it.
+        view_of: The tensor of which this is a view.
+        batch_at: The dimension at which the model sees the batch.
 
-    Element-wise functions are lazy: a tensor may be `pending`, and has `loc` and `carrier` after
-    `evaluate`. Rules see tensors that have them, but for those made of steps.
+    Example:
+        @cp.rule(torch.trapezoid)
+        def trapezoid(function, x):
+            return x.through(function(x.loc), cp.extending.LinearMap(function, x.event_shape))
+        cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
     """
 
     __slots__ = ("__weakref__", "_storage", "_version", "batch_at", "carrier", "loc", "pending")
     __array_ufunc__ = None  # numpy leaves its operators to ours
+    is_nested = False  # nor is any tensor of a propagation
 
     def __init__(
         self,
@@ -233,11 +240,6 @@ class GaussianTensor:
     def is_cuda(self) -> bool:
         """Whether it is on a CUDA device."""
         return self.template.is_cuda
-
-    @property
-    def is_nested(self) -> bool:
-        """Never a nested tensor."""
-        return False
 
     def size(self, dim: int | None = None) -> Any:
         """Tensor.size."""

@@ -20,8 +20,9 @@ class _Piecewise(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("n", "knots", "order")),
-        *((name, ctypes.c_void_p) for name in ("mean", "variance", "places", "slopes", "jumps")),
-        *((name, ctypes.c_double) for name in ("start", "saturation", "narrow")),
+        *((name, ctypes.c_void_p) for name in ("mean", "variance", "values")),
+        *((name, ctypes.c_void_p) for name in ("places", "slopes", "jumps")),
+        *((name, ctypes.c_double) for name in ("saturation", "narrow")),
         *((name, ctypes.c_void_p) for name in ("centre", "output", "coefficients")),
         *((name, ctypes.c_void_p) for name in ("inverse", "slope", "density")),
         *((name, ctypes.c_void_p) for name in ("positions", "weights", "widths")),
@@ -64,23 +65,24 @@ class PiecewiseMoments(NamedTuple):
 
 
 def piecewise(
-    mean: Tensor, variance: Tensor, pieces: Sequence[Sequence[float]], start: float,
+    mean: Tensor, variance: Tensor, values: Tensor, pieces: Sequence[Sequence[float]],
     order: int, narrow: float,
 ) -> PiecewiseMoments | None:  # fmt: skip
     """Moments, coefficients and the numbers of elements; None where a segment is narrow.
 
-    pieces: the knots, the slopes and the jumps.
+    values: the function of the means, right of a jump there; pieces: the knots, the slopes and the
+    jumps.
     """
     shape, count = mean.shape, len(pieces[0])
-    mean, variance = mean.contiguous(), variance.contiguous()
+    tensors = [tensor.contiguous() for tensor in (mean, variance, values)]
     numbers = [(ctypes.c_double * len(row))(*row) for row in pieces]
     # One piece of memory for all results, row by row.
     rows = (1, 1, order, 1, 1, 1, count, count, max(0, count - 1))
     results = torch.empty((sum(rows), *shape), dtype=mean.dtype).split(rows)
     pointers = [result.data_ptr() for result in results]
     call = _Piecewise(
-        mean.numel(), count, order, mean.data_ptr(), variance.data_ptr(),
-        *(ctypes.addressof(row) for row in numbers), start, SATURATION, narrow, *pointers,
+        mean.numel(), count, order, *(tensor.data_ptr() for tensor in tensors),
+        *(ctypes.addressof(row) for row in numbers), SATURATION, narrow, *pointers,
     )  # fmt: skip
     if compiled.loaded().piecewise_moments(ctypes.byref(call)):
         return None

@@ -176,10 +176,10 @@ def flushed(coefficients: Tensor, dtype: torch.dtype, largest: float = 1.0) -> T
         )
         least = least * max(largest, 0.01) ** (-steps / 2)
         least = least.reshape(-1, *(1,) * (coefficients.dim() - 1))
-    kept = coefficients.detach().abs() >= least
+    dropped = coefficients.detach().abs() < least  # not what is no number
     if not coefficients.requires_grad:
-        return torch.where(kept, coefficients, 0)
-    return torch.where(kept, coefficients, coefficients - coefficients.detach())
+        return torch.where(dropped, 0, coefficients)
+    return torch.where(dropped, coefficients - coefficients.detach(), coefficients)
 
 
 class _PowerSeries(Function):

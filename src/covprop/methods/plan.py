@@ -43,7 +43,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The operations of a propagation, in order; print it to see the table."""
+    """The operations of a propagation, in order; print it to see the table.
+
+    Attributes:
+        steps: Operation, shape, bytes and work of each step.
+        free_bytes: The memory that is free now.
+
+    Example:
+        plan = cp.plan(model, x)
+        plan.fits, plan.peak_bytes, plan.work
+    """
 
     steps: tuple[Step, ...]
     free_bytes: int

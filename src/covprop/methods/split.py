@@ -332,8 +332,11 @@ def mixed(
     with torch.no_grad():
         size = torch.einsum("k,k...->...", chances, offsets.square()).sqrt()
         moved = (perturbed.mean.double().reshape(size.shape) - means[-1]).abs()
-        share = torch.where(size > 0, moved / torch.where(size > 0, size, 1), 0)
-        typical = share.square().mean(-1, keepdim=True).sqrt() * size
+        # Of all outputs together: those that no component moves have a size of rounding alone.
+        largest = size.amax(-1, keepdim=True)
+        unit = torch.where(largest > 0, largest, 1)
+        together = torch.linalg.vector_norm(size / unit, dim=-1, keepdim=True).clamp(min=1)
+        typical = torch.linalg.vector_norm(moved, dim=-1, keepdim=True) / together * (size / unit)
         least = LEAST * torch.finfo(components.dtype).eps * means.abs().amax((0, -1))[..., None]
         rounding = torch.maximum(torch.maximum(moved, typical), least)
         rest = torch.einsum("k,k...->...", chances, (offsets - linear).square()).sqrt()

@@ -12,9 +12,9 @@
 // A call: what compiled.py has in a structure of the same layout. Rows of results have n elements.
 struct PiecewiseCall {
     int64_t n, knots, order;
-    const double *mean, *variance;
-    const double *places, *slopes, *jumps;  // of knots; slopes are one more
-    double start, saturation, narrow;
+    const double *mean, *variance, *values;  // values: the function of the means
+    const double *places, *slopes, *jumps;   // of knots; slopes are one more
+    double saturation, narrow;
     double *centre, *output;                                       // mean and variance
     double *coefficients;                                          // a_k / sigma, (order, n)
     double *inverse, *slope, *density, *positions, *weights, *widths;  // of each element
@@ -41,9 +41,8 @@ static bool piecewise(const PiecewiseCall& p) {
         Mask<T> varies = variance > 0.0;
         Vec<T> sigma = varies ? root<T>(varies ? variance : all<T>(1.0)) : Vec<T>{};
         Vec<T> inverse = varies ? 1.0 / (varies ? sigma : all<T>(1.0)) : Vec<T>{};
-        Vec<T> value = p.start + p.slopes[0] * (mean - p.places[0]), slope = all<T>(p.slopes[0]);
+        Vec<T> value = read(p.values) + 0.0 * mean, slope = all<T>(p.slopes[0]);  // NaN if infinite
         Vec<T> expected{}, lost{}, second{}, pure{}, mixed{}, bells{};
-        T level = p.start;
         for (int64_t t = 0; t < knots; t++) {
             Vec<T> distance = mean - p.places[t];
             Mask<T> above = distance >= 0.0, near = absolute<T>(distance) < p.saturation * sigma;
@@ -54,9 +53,6 @@ static bool piecewise(const PiecewiseCall& p) {
             Vec<T> tail = 0.5 * height * mills, phi = height * (1 / SQRT_2PI);
             Vec<T> excess = phi * (1.0 - SQRT_PI * scaled * mills);
             const T weight = p.slopes[t + 1] - p.slopes[t], jump = p.jumps[t];
-            if (t > 0) level += p.slopes[t] * (p.places[t] - p.places[t - 1]);
-            level += jump;
-            value = above ? level + p.slopes[t + 1] * distance : value;
             slope = above ? all<T>(p.slopes[t + 1]) : slope;
             lost += weight * side * tail;
             expected += weight * sigma * excess - jump * side * tail;

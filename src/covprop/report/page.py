@@ -72,7 +72,7 @@ def render(
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1)
-        text = page.render(model_name="a model", x=x, trace=cp.trace(nn.Linear(4, 3), x))
+        text = cp.report.render(model_name="a model", x=x, trace=cp.trace(nn.Linear(4, 3), x))
     """
     content = Content(x, y, trace, comparison, robustness, output_names)
     sections = list(_sections(content))
@@ -120,11 +120,19 @@ def write(
     """Write the page of `render` to a file, as a whole or not at all.
 
     Args:
-        path: Where to write; the other arguments are those of `render`.
+        path: Where to write.
+        model_name: The title of the page.
+        x: The Gaussian input.
+        y: The result of `cp.propagate`; by default that of the trace or the comparison.
+        trace: The result of `cp.trace`.
+        comparison: The result of `cp.compare`.
+        robustness: The result of `cp.robustness.analyse` for the same x.
+        output_names: One for each output.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1)
-        page.write("report.html", model_name="a model", x=x, y=cp.propagate(nn.Linear(4, 3), x))
+        y = cp.propagate(nn.Linear(4, 3), x)
+        cp.report.write("report.html", model_name="a model", x=x, y=y)
     """
     text = render(
         model_name=model_name, x=x, y=y, trace=trace, comparison=comparison,

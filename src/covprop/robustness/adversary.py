@@ -326,30 +326,29 @@ def fooling_rate(
 
 
 def fooling_and_adversary(
-    model: Model,
-    inputs: Gaussian | Tensor,
-    labels: int | Tensor | None = None,
-    levels: Sequence[float] = LEVELS,
-    *,
-    norm: float = 2.0,
-    steps: int = STEPS,
-    bounds: tuple[float, float] | None = None,
-    batch_dims: int = 1,
-    method: Method | str = AUTO,
-    samples: int = SAMPLES,
-    points: int = POINTS,
-    generator: torch.Generator | None = None,
-) -> FoolingRate:
+    model: Model, inputs: Gaussian | Tensor, labels: int | Tensor | None = None,
+    levels: Sequence[float] = LEVELS, *, norm: float = 2.0, steps: int = STEPS,
+    bounds: tuple[float, float] | None = None, batch_dims: int = 1, method: Method | str = AUTO,
+    samples: int = SAMPLES, points: int = POINTS, generator: torch.Generator | None = None,
+) -> FoolingRate:  # fmt: skip
     """`fooling_rate`, and the share that projected gradient descent fools in a ball of that size.
 
     The radius for each input is the root of the mean square of the noise: of its length for norm 2,
     of an element for math.inf.
 
     Args:
-        model: As for `fooling_rate`, like all arguments that are not listed here.
+        model: As for `fooling_rate`.
+        inputs: As for `fooling_rate`.
+        labels: As for `fooling_rate`.
+        levels: Noise levels from 0.
         norm: Of the ball, 2 or math.inf.
         steps: Number of steps of each attack.
         bounds: (low, high) of the inputs' elements.
+        batch_dims: How many dimensions of a tensor are a batch.
+        method: As for `cp.propagate`.
+        samples: Number of samples of each input and level.
+        points: Number of Sobol points in all, rounded up.
+        generator: Draws samples and scramblings; torch's global one by default.
 
     Example:
         inputs = torch.ones(2, 4)

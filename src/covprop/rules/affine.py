@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from covprop.activations import spellings
+from covprop.activations import in_place_spellings, spellings
 from covprop.covariance import Layer, LinearMap
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.flow.table import Batch, Kind, in_place, is_moved, rule
+from covprop.flow.table import Batch, Kind, is_moved, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules import layers
 from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
@@ -50,9 +50,18 @@ def affine(
 ) -> GaussianTensor:
     """Carry a Gaussian through a function that is linear but for a constant offset.
 
-    strip takes the offset out of the arguments (a linear function needs none); layer, for functions
-    with a weight, tells what more is known of the map, from the Gaussian and the arguments;
-    entries tells the one number that all entries of its matrix are that are not zero, if it is one.
+    Args:
+        function: The torch function.
+        args: Its arguments, one of them a `GaussianTensor`.
+        strip: Takes the constant offset out of (args, kwargs); a linear function needs none.
+        layer: For functions with a weight: what more is known of the map, from the Gaussian and
+            the arguments.
+        entries: Tells the one number that all nonzero entries of the matrix are, if it is one.
+        kwargs: Its arguments by name.
+
+    Example:
+        cp.rule(torch.trapezoid)(cp.extending.affine)
+        cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
     """
     x = the_gaussian(function, args, kwargs)
     leads = leads_with(x, args, kwargs)
@@ -144,9 +153,9 @@ def _linear(
     entries: Callable[..., float | None] | None = None,
 ) -> None:
     """One line: every spelling of a torch function that is linear once stripped."""
-    functions = spellings(*names)
 
-    @rule(*functions, kind=Kind.LINEAR, treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
+    @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
+          batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return affine(
             function,
@@ -209,30 +218,21 @@ def einsum(function: Callable[..., Any], equation: str, *operands: Any) -> Any:
 
 
 def _scaling(*names: str, strip: Strip | None = None) -> None:
-    """One line: a function that multiplies each element by a constant, and its in-place form."""
-    functions = spellings(*names)
+    """One line: a function that multiplies each element by a constant."""
 
-    @rule(*functions, kind=Kind.LINEAR, treatment=EXACT, name=names[0], batch=Batch.ANYWHERE)
+    @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
+          batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
         return scaling(function, *args, strip=strip, **kwargs)
-
-    _in_place_forms(*names)
-
-
-def _in_place_forms(*names: str) -> None:
-    for name in names:
-        for function in spellings(f"{name}_"):
-            in_place(function, of=getattr(torch.Tensor, name))
 
 
 _scaling("neg", "negative")
 _scaling("tril")
 _scaling("triu")
-_in_place_forms("cumsum")
 
 
 @rule(*spellings("mul", "multiply"), kind=Kind.PRODUCT, treatment=PRODUCT, name="mul",
-      batch=Batch.ANYWHERE)  # fmt: skip
+      batch=Batch.ANYWHERE, in_place=in_place_spellings("mul", "multiply"))  # fmt: skip
 def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A product: with a constant, or with another tensor."""
     if len(tensors := gaussians(args, kwargs)) > 1:
@@ -240,11 +240,9 @@ def multiply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Gaussia
     return scaling(function, *args, **kwargs)
 
 
-_in_place_forms("mul", "multiply")
-
-
 @rule(*spellings("div", "divide", "true_divide"), kind=Kind.PRODUCT, treatment=QUOTIENT, name="div",
-      batch=Batch.ANYWHERE)  # fmt: skip
+      batch=Batch.ANYWHERE,
+      in_place=in_place_spellings("div", "divide", "true_divide"))  # fmt: skip
 def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Division by a constant, or by the reciprocal of a tensor that varies."""
     if kwargs.get("rounding_mode") is not None:
@@ -256,9 +254,6 @@ def divide(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return scaling(function, *args, **kwargs)
 
 
-_in_place_forms("div", "divide", "true_divide")
-
-
 @rule(torch.Tensor.__rtruediv__, kind=Kind.PRODUCT, treatment=QUOTIENT, name="div")
 def divide_by(function: Callable[..., Any], by: GaussianTensor, top: Any) -> Any:
     """`number / x`, as Python writes it."""
@@ -266,7 +261,8 @@ def divide_by(function: Callable[..., Any], by: GaussianTensor, top: Any) -> Any
 
 
 @rule(*spellings("add", "sub", "subtract", "rsub", "__rsub__"), kind=Kind.LINEAR, treatment=EXACT,
-      name="add, sub", batch=Batch.ANYWHERE)  # fmt: skip
+      name="add, sub", batch=Batch.ANYWHERE,
+      in_place=in_place_spellings("add", "sub", "subtract"))  # fmt: skip
 def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """A sum: with a constant, which may only move the mean, or with another tensor."""
     if len(tensors := gaussians(args, kwargs)) > 1:
@@ -285,6 +281,3 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
         if loc.shape == x.shape:
             return x.moved(loc)
     return scaling(function, *args, strip=without_terms, **kwargs)
-
-
-_in_place_forms("add", "sub", "subtract")

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations import spellings
+from covprop.activations import in_place_spellings, spellings
 from covprop.errors import UnsupportedOperation
-from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import EXACT, PRODUCT, QUOTIENT, affine, scaling, without_terms
 from covprop.rules.joint import join
@@ -51,13 +51,15 @@ def where_method(
     return _choice(condition, input, other)
 
 
-@rule(*spellings("masked_fill"), kind=Kind.LINEAR, treatment=EXACT, name="masked_fill")
+@rule(*spellings("masked_fill"), kind=Kind.LINEAR, treatment=EXACT, name="masked_fill",
+      in_place=in_place_spellings("masked_fill"))  # fmt: skip
 def masked_fill(function: Callable[..., Any], input: Any, mask: Any, value: Any) -> GaussianTensor:
     """A value where a constant mask is set."""
     return _choice(mask, value, input)
 
 
-@rule(*spellings("lerp"), kind=Kind.PRODUCT, treatment=PRODUCT, name="lerp")
+@rule(*spellings("lerp"), kind=Kind.PRODUCT, treatment=PRODUCT, name="lerp",
+      in_place=in_place_spellings("lerp"))  # fmt: skip
 def lerp(function: Callable[..., Any], input: Any, end: Any, weight: Any) -> Any:
     """Input + weight (end - input)."""
     if isinstance(weight, GaussianTensor):
@@ -86,7 +88,8 @@ def _sum_of_product(
     return total + beta * input if beta else total
 
 
-@rule(*spellings("addcmul"), kind=Kind.PRODUCT, treatment=PRODUCT, name="addcmul")
+@rule(*spellings("addcmul"), kind=Kind.PRODUCT, treatment=PRODUCT, name="addcmul",
+      in_place=in_place_spellings("addcmul"))  # fmt: skip
 def addcmul(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
@@ -94,7 +97,8 @@ def addcmul(
     return _sum_of_product(function, torch.mul, (input, tensor1, tensor2), scales)
 
 
-@rule(*spellings("addcdiv"), kind=Kind.PRODUCT, treatment=QUOTIENT, name="addcdiv")
+@rule(*spellings("addcdiv"), kind=Kind.PRODUCT, treatment=QUOTIENT, name="addcdiv",
+      in_place=in_place_spellings("addcdiv"))  # fmt: skip
 def addcdiv(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
@@ -105,7 +109,8 @@ def addcdiv(
 
 
 @rule(*spellings("addmm", "addmv", "baddbmm"), kind=Kind.PRODUCT, treatment=PRODUCT,
-      name="addmm, addmv, baddbmm")  # fmt: skip
+      name="addmm, addmv, baddbmm",
+      in_place=in_place_spellings("addmm", "addmv", "baddbmm"))  # fmt: skip
 def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: Any) -> Any:
     """Beta input + alpha first @ second."""
     named = [name for name in FACTORS[function.__name__] if name in options]
@@ -114,7 +119,7 @@ def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: An
 
 
 @rule(*spellings("cumprod"), kind=Kind.PRODUCT, treatment=PRODUCT, name="cumprod",
-      batch=Batch.STEPWISE)  # fmt: skip
+      batch=Batch.STEPWISE, in_place=in_place_spellings("cumprod"))  # fmt: skip
 def cumprod(
     function: Callable[..., Any], input: Any, dim: int, *, dtype: torch.dtype | None = None
 ) -> Any:
@@ -124,11 +129,6 @@ def cumprod(
     for i in range(1, len(parts)):
         parts[i] = parts[i - 1] * parts[i]
     return torch.stack(parts, dim) if parts else input
-
-
-for _name in ("cumprod", "masked_fill", "lerp", "addcmul", "addcdiv", "addmm", "addmv", "baddbmm"):
-    for _function in spellings(f"{_name}_"):
-        in_place(_function, of=getattr(Tensor, _name))
 
 
 @rule(F.scaled_dot_product_attention, kind=Kind.ATTENTION, treatment=COMPOSED,

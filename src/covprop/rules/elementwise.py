@@ -19,7 +19,7 @@ from covprop.errors import (
     UnsupportedOperation,
     name_of,
 )
-from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
 from covprop.rules.composition import (
@@ -58,13 +58,14 @@ def register(
     factory: Factory,
     name: str,
     treatment: str,
-    in_place_functions: Sequence[Callable[..., Any]] = (),
+    in_place: Sequence[Callable[..., Any]] = (),
     kind: Kind = Kind.ELEMENTWISE,
 ) -> None:
     """Register an activation's factory under all its spellings."""
     signature = inspect.signature(factory)
 
-    @rule(*functions, kind=kind, treatment=treatment, name=name, batch=Batch.ANYWHERE)
+    @rule(*functions, kind=kind, treatment=treatment, name=name, batch=Batch.ANYWHERE,
+          in_place=in_place)  # fmt: skip
     def body(
         function: Callable[..., Any], x: Any = None, *args: Any, **kwargs: Any
     ) -> GaussianTensor:
@@ -88,8 +89,6 @@ def register(
         x.become(result)
         return x
 
-    for function in in_place_functions:
-        in_place(function, of=functions[0])
     for function in functions:
         reading = activation_reading(function, signature, factory, functions)
         register_reading([function], power_reading(reading) if name == "pow" else reading, apply)
@@ -156,6 +155,8 @@ def activation(
         @cp.activation(kinks=(0.0,))
         def squared_relu(x):
             return torch.relu(x) ** 2
+
+        cp.propagate(squared_relu, x, cp.GaussianLayers())
     """
     if function is None:
         return partial(activation, kinks=kinks)
@@ -214,6 +215,7 @@ def register_activation(
     *functions: Callable[..., Any],
     activation: Factory | None = None,
     kinks: Sequence[float] = (),
+    in_place: Sequence[Callable[..., Any]] = (),
 ) -> None:
     """Register torch functions, all spellings of one element-wise function, as an activation.
 
@@ -222,9 +224,11 @@ def register_activation(
         activation: A factory that takes the function's options and returns an `Activation`; without
             it the first function is integrated by quadrature.
         kinks: Where the derivative of that function jumps.
+        in_place: The forms that change their argument, such as torch.Tensor.lgamma_.
 
     Example:
-        cp.register_activation(torch.sinc, torch.Tensor.sinc)
+        cp.register_activation(torch.sinc, torch.Tensor.sinc, in_place=[torch.Tensor.sinc_])
+        cp.propagate(torch.sinc, x, cp.GaussianLayers())
     """
     if not functions:
         raise ValueError("name at least one torch function: cp.register_activation(torch.sinc)")
@@ -239,7 +243,8 @@ def register_activation(
         activation or by_quadrature,
         name_of(functions[0]),
         "accurate to 1e-8: quadrature" if activation is None else "as its activation says",
-        kind=Kind.OTHER,
+        in_place,
+        Kind.OTHER,
     )
 
 

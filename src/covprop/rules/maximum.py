@@ -48,6 +48,9 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
             return found
         if pair[0].shape == pair[1].shape:
             input, other = _likelier_first(*pair)
+        return _of_pair(input, other)
+    if len(pair) == 1 and (bound := _number(input, other)) is not None:
+        return torch.clamp(pair[0], min=bound)  # type: ignore[call-overload]
     return input + torch.relu(other - input)
 
 
@@ -55,11 +58,38 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
       batch=Batch.STEPWISE)  # fmt: skip
 def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     """a - relu(a - b), for tensors or constants."""
-    if len(gaussians((input, other), {})) > 1 or any(
-        bool(_is_minus_infinity(-side).any()) for side in (input, other)
-    ):
+    pair = gaussians((input, other), {})
+    if len(pair) > 1 or any(bool(_is_minus_infinity(-side).any()) for side in (input, other)):
         return -maximum(function, -input, -other)
+    if (bound := _number(input, other)) is not None:
+        return torch.clamp(pair[0], max=bound)  # type: ignore[call-overload]
     return input - torch.relu(input - other)
+
+
+def _number(*sides: Any) -> float | None:
+    """The constant beside a Gaussian, if it is one number that autograd does not follow."""
+    (constant,) = (side for side in sides if not isinstance(side, GaussianTensor))
+    followed = constant.requires_grad and torch.is_grad_enabled()
+    return float(constant) if constant.dim() == 0 and not followed else None
+
+
+def _of_pair(a: Any, b: Any) -> Any:
+    """a + relu(b - a), with its mean as max(a, b) and what noise adds.
+
+    a + (b - a) is not b in the last bits, or none of it beside a large a.
+    """
+    difference = b - a
+    difference.materialize()
+    distance = difference.shown.detach()
+    rectified: Any = torch.relu(difference)
+    del difference  # and its covariance, if it can go
+    rectified.materialize()
+    result = a + rectified
+    result.materialize()
+    added = rectified.shown.detach() - torch.relu(distance)
+    mean = torch.maximum(a.shown.detach(), b.shown.detach()) + added
+    # With the gradient of the sum, which has no kink at equal means.
+    return _with_mean(result, mean + (result.shown - result.shown.detach()))
 
 
 def _maximum_above_padding(function: Callable[..., Any], a: Any, b: Any) -> Any:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations import spellings
+from covprop.activations import in_place_spellings, spellings
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.flow.table import Batch, Kind, in_place, rule
+from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import affine
 from covprop.rules.operands import (
@@ -26,7 +26,17 @@ from covprop.rules.operands import (
 
 
 def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Move the mean, and the rows and columns of the covariance with it."""
+    """Move the mean, and the rows and columns of the covariance with it.
+
+    Args:
+        function: A torch function whose result consists of elements of its argument.
+        args: Its arguments, one of them a `GaussianTensor`.
+        kwargs: Its arguments by name.
+
+    Example:
+        cp.rule(torch.take)(cp.extending.movement)
+        cp.propagate(lambda x: torch.take(x, torch.tensor([2, 0])), x, cp.GaussianLayers())
+    """
     x = the_gaussian(function, args, kwargs)
     moved_argument = args[0] if args else kwargs.get("input")
     if moved_argument is not x:  # constant.expand_as(x): only the shape of x matters
@@ -63,13 +73,8 @@ def _moved(
 
 
 def _movement(*names: str) -> None:
-    functions = spellings(*names)
-    rule(*functions, kind=Kind.MOVEMENT, treatment="exact", name=names[0], batch=Batch.ANYWHERE)(
-        movement
-    )
-    for name in names:
-        for function in spellings(f"{name}_"):
-            in_place(function, of=getattr(torch.Tensor, name))
+    rule(*spellings(*names), kind=Kind.MOVEMENT, treatment="exact", name=names[0],
+         batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))(movement)  # fmt: skip
 
 
 @rule(F.interpolate, kind=Kind.LINEAR, treatment="exact", name="interpolate")

@@ -34,6 +34,14 @@ def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
     """Switch a model's dropout on, and nothing else, for a `with` block.
 
     That of dropout layers, and of attention and recurrent layers that have some of their own.
+
+    Args:
+        model: The module.
+
+    Example:
+        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 2)).eval()
+        with cp.dropout_active(model):
+            y = cp.propagate(model, x)
     """
     layers = [layer for layer in model.modules() if isinstance(layer, NOISY)]
     before = [layer.training for layer in layers]

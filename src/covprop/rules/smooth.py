@@ -50,7 +50,17 @@ WITHIN = "approximate: exact within each group for Gaussian input, linear betwee
 
 
 def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """Carry a Gaussian through a smooth function."""
+    """Carry a Gaussian through a smooth function of several elements by the delta method.
+
+    Args:
+        function: A torch function that autograd can differentiate twice.
+        args: Its arguments, one of them a `GaussianTensor`.
+        kwargs: Its arguments by name.
+
+    Example:
+        cp.rule(torch.logcumsumexp)(cp.extending.delta)
+        cp.propagate(lambda x: torch.logcumsumexp(x, -1), x, cp.GaussianLayers())
+    """
     x = the_gaussian(function, args, kwargs)
     call = of_tensor(function, args, kwargs)
     value = call(x.loc)

@@ -24,6 +24,13 @@ class DaunizeauSigmoid(Activation):
 
     Its series is asymptotic: use it at the paper's low orders, with `cp.Series`. The variance on
     the diagonal is the accurate one, or the truncated sum where the approximation exceeds it.
+
+    Args:
+        alpha: The constant of beta.
+
+    Example:
+        series = cp.Series(order=2, activations={torch.sigmoid: cp.DaunizeauSigmoid()})
+        cp.propagate(torch.sigmoid, x, series)
     """
 
     alpha: float = FITTED

@@ -51,7 +51,9 @@ class Sketched(LayerwiseMethod):
         activations: As of `GaussianLayers`.
 
     Example:
-        cp.propagate(model, cp.Gaussian.isotropic(image, stddev=0.1), cp.Sketched(64))
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        x = cp.Gaussian.isotropic(torch.zeros(1, 1, 8, 8), stddev=0.1, batch_dims=1)
+        y = cp.propagate(model, x, cp.Sketched(64))
     """
 
     tangents: int = 64
