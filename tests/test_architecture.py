@@ -184,28 +184,31 @@ def type_tests(name: str, kinds: set[str]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("carriers/")])
-def test_nothing_asks_which_carrier_it_has(name: str) -> None:
-    """Outside the files of the carriers; methods name the carrier that they start with."""
-    kinds = descendants("Carrier")
-    assert kinds >= {"Full", "IndependentMaxima", "Variances", "Tangents", "Planned"}
-    assert type_tests(name, kinds) == []
+def defined(name: str) -> set[str]:
+    """The names of the classes of a module."""
+    return {node.name for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("covariance/")])
-def test_nothing_asks_which_structure_a_covariance_has(name: str) -> None:
-    """Outside the files of the structures."""
-    kinds = descendants("Covariance") - {"Covariance"}
-    assert kinds >= {"Dense", "Diagonal", "Sharded", "Zero"}
-    assert type_tests(name, kinds) == []
+FAMILIES = {
+    "Carrier": {"Full", "IndependentMaxima", "Variances", "Tangents", "Planned"},
+    "Covariance": {"Dense", "Diagonal", "Sharded", "Zero"},
+    "Activation": {"Piecewise", "Quadrature", "Rescaled"},
+}
+"""Types that are asked by their methods, and some of their kinds."""
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("activations/")])
-def test_nothing_asks_which_activation_it_has(name: str) -> None:
-    """Outside the files of the activations."""
-    kinds = descendants("Activation") - {"Activation"}
-    assert kinds >= {"Piecewise", "Quadrature", "Rescaled"}
-    assert type_tests(name, kinds) == []
+@every_module
+@pytest.mark.parametrize("root", FAMILIES)
+def test_nothing_asks_which_kind_it_has(root: str, name: str) -> None:
+    """Of carrier, of structure, of activation: but in the file of that kind."""
+    kinds = descendants(root) - {root}
+    assert kinds >= FAMILIES[root]
+    assert type_tests(name, kinds - defined(name)) == []
+
+
+SUBCLASSED = {
+    "Activation", "Covariance", "FunctionMethod", "LayerwiseMethod", "Likelihood", "MaximaOption",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])
@@ -214,8 +217,5 @@ def test_a_class_is_abstract_or_final(name: str) -> None:
     for node in [node for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)]:
         bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
         marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
-        if (
-            bases & {"Covariance", "Activation", "LayerwiseMethod", "FunctionMethod", "Likelihood"}
-            and "ABC" not in bases
-        ):
+        if bases & SUBCLASSED and "ABC" not in bases:
             assert "final" in marks, f"{name}: {node.name} is not marked final"

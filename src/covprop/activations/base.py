@@ -122,6 +122,11 @@ class Activation(ABC):
         return None
 
     @property
+    def power_coefficients(self) -> Sequence[float | Tensor] | None:
+        """Coefficients of y^0, y^1 ..., if it is a polynomial."""
+        return None
+
+    @property
     def degree(self) -> int | None:
         """The order at which its Hermite series ends, if it does."""
         return None

@@ -296,6 +296,11 @@ class Polynomial(Activation):
     polynomial: Sequence[float | Tensor]
 
     @property
+    def power_coefficients(self) -> Sequence[float | Tensor]:
+        """Its own."""
+        return self.polynomial
+
+    @property
     def degree(self) -> int:
         """The highest power, 1 at least."""
         return max(1, len(self.polynomial) - 1)

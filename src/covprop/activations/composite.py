@@ -87,10 +87,10 @@ def _polynomial(argument: Argument) -> Coefficients:
         return _times(*operands)
     if kind is OperationKind.DIVIDE and len(operands[1]) == 1:
         return [a / operands[1][0] for a in operands[0]]
-    if not isinstance(activation, Polynomial):
+    if activation is None or activation.power_coefficients is None:
         raise _NotInFamily
     result: Coefficients = [0.0]
-    for coefficient in reversed(activation.polynomial):  # Horner
+    for coefficient in reversed(activation.power_coefficients):  # Horner
         result = _times(result, operands[0])
         result[0] = result[0] + coefficient
     return result
@@ -119,10 +119,10 @@ def _knots(argument: Argument) -> set[float]:
         difference = Expression(SUBTRACT, argument.arguments)
         knots |= set(_crossings(difference, sorted(knots), [0.0]))
     if kind is OperationKind.FUNCTION:
-        if not isinstance(activation, Piecewise) or not activation.uniform:
+        if activation is None or activation.segments is None:
             raise _NotInFamily
         (inner,) = argument.inner
-        knots |= set(_crossings(inner, sorted(knots), activation.knots))
+        knots |= set(_crossings(inner, sorted(knots), activation.segments.knots))
     return knots
 
 
@@ -191,8 +191,8 @@ def _jump_places(argument: Argument, mean: Tensor, stddev: Tensor) -> set[tuple[
     activation = argument.operation.activation
     if argument.kind is OperationKind.COMPARE:
         places |= _met(Expression(SUBTRACT, argument.arguments), [0.0], mean, stddev)
-    elif isinstance(activation, Piecewise) and activation.has_jumps:
-        pairs = zip(activation.knots, activation.jumps, strict=True)
+    elif activation is not None and (lines := activation.segments) is not None and any(lines.jumps):
+        pairs = zip(lines.knots, lines.jumps, strict=True)
         places |= _met(argument.inner[0], [knot for knot, jump in pairs if jump], mean, stddev)
     return places
 
