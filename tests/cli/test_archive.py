@@ -422,9 +422,13 @@ def test_weights_that_are_views_are_read_as_they_lie(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (x @ self.later @ self.repeated) @ self.turned
 
+    torch.manual_seed(0)
     model, x = Views(), torch.randn(2, 3)
     path = save(torch.export.export(model, (x,)), tmp_path / "views.pt2")
-    assert torch.equal(archive.load(path)[0](x), model(x))
+    # A BLAS rounds by the layout of its operands: three products of three terms each.
+    scale = x.abs() @ model.later.abs() @ model.repeated.abs() @ model.turned.abs()
+    rounding = 9 * torch.finfo(scale.dtype).eps * scale
+    assert ((archive.load(path)[0](x) - model(x)).abs() <= rounding).all()
 
 
 def calls(*nodes: dict[str, Any]) -> Callable[[bytes], bytes]:

@@ -154,3 +154,27 @@ def test_an_empty_batch_has_an_empty_result(method: Any) -> None:
     y = propagate(nn.Linear(4, 3).to(D), x, method)
     assert y.mean.shape == (0, 3)
     assert y.covariance_matrix.shape == (0, 3, 3)
+
+
+class Steps(nn.Module):
+    """A recurrent layer, which vmap cannot do."""
+
+    def __init__(self, by_size: bool) -> None:
+        super().__init__()
+        self.lstm, self.by_size = nn.LSTM(3, 2, batch_first=True), by_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0][:, -1] * (len(x) if self.by_size else 1)
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_what_vmap_cannot_do_runs_in_one_batch_where_it_may(by_size: bool) -> None:
+    """Not where the size of the batch changes the values."""
+    torch.manual_seed(0)
+    model = Steps(by_size).double().requires_grad_(requires_grad=False)
+    x = cp.Gaussian.isotropic(torch.randn(2, 4, 3, dtype=D), stddev=0.3, batch_dims=1)
+    network = Network(model, [x])
+    assert network.vectorised is not by_size
+    points = torch.randn(5, 2, 4, 3, dtype=D)
+    (found,) = network.at([points])
+    assert_close(found, torch.stack([model(point) for point in points]))

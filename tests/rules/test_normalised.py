@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.carriers.variances import FEW
+from covprop.carriers.variances import LARGEST_EXACT_GROUP
 from covprop.covariance import Diagonal, Zero
 from tests.gaussians import gaussian, weight
 from tests.layers import propagate
@@ -133,7 +133,7 @@ def test_a_series_has_the_same_numbers(name: str) -> None:
 
 
 @ROUGH
-@pytest.mark.parametrize("n", [3, FEW, FEW + 1, 100])
+@pytest.mark.parametrize("n", [3, LARGEST_EXACT_GROUP, LARGEST_EXACT_GROUP + 1, 100])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "normalize", "std", "norm"])
 def test_variances_alone_are_those_of_independent_elements(name: str, n: int) -> None:
     functions: dict[str, Callable[[Any], Any]] = {
@@ -148,7 +148,7 @@ def test_variances_alone_are_those_of_independent_elements(name: str, n: int) ->
     y = propagate(functions[name], x)
     alone = propagate(functions[name], x, cp.AssumedDensity())
     assert isinstance(alone.covariance, Diagonal)
-    centred = name in ("layer_norm", "std") and n > FEW
+    centred = name in ("layer_norm", "std") and n > LARGEST_EXACT_GROUP
     rtol = 0.015 if centred else 1e-9
     assert_close(alone.mean, y.mean, rtol=rtol, atol=rtol * float(y.mean.abs().max()) / 10)
     assert_close(alone.variance, y.variance, rtol=rtol)

@@ -233,9 +233,15 @@ class Estimator:
                     method.traverse(self.call, seen[-1])
                 except CovpropError:
                     return None
-        for (path, *first), (_, *second) in zip(*(one.found for one in seen), strict=False):
-            difference = [(a - b).abs() for a, b in zip(first, second, strict=True)]
-            gaps = [quotient(one, second[1]) for one in difference if one.numel()]
+        gaussian, skewed = (one.found for one in seen)
+        for path, (mean, stddev) in gaussian.items():
+            other_mean, other = skewed.get(path, (mean, stddev))
+            if mean.shape != other_mean.shape or not mean.numel():
+                continue  # a layer that one of them takes as a whole, the other in operations
+            gaps = (
+                quotient((mean - other_mean).abs(), other),
+                quotient((stddev - other).abs(), other),
+            )
             if any(float(gap.max()) > limit for gap in gaps):
                 return path
         return None
@@ -340,11 +346,11 @@ def _within(expected: Tensor | None, difference: Tensor, chance: Tensor, stddev:
 
 
 class _Seen:
-    """Watches a propagation, and notes means and standard deviations behind every operation."""
+    """Watches a propagation: means and standard deviations behind the last operation of modules."""
 
     def __init__(self, module: object) -> None:
         self._names = module_names(module)
-        self.found: list[tuple[str, Tensor, Tensor]] = []
+        self.found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def run(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -356,5 +362,5 @@ class _Seen:
         for leaf in leaves(result):
             if isinstance(leaf, GaussianTensor) and not leaf.is_pending:
                 stddev = standard_deviation(leaf.variances)
-                self.found.append((running_module(self._names), leaf.flat, stddev))
+                self.found[running_module(self._names)] = (leaf.flat, stddev)
         return result

@@ -23,8 +23,8 @@ MIN_SAMPLES = 128
 """Samples, at least, also of a group: of fewer, standard errors come out too small."""
 HELD = 2**21
 """Numbers of all outputs of a group, about, which are held at a time."""
-MATRICES = 12
-"""In float64, of the size of a covariance, that are held at a time."""
+MATRICES = 14
+"""In float64, of the size of a covariance, that are held at a time where one has to be repaired."""
 LEAST_SHARE = 0.1
 """Of the sampled variance of a combination of outputs: where a control variate leaves less, the
 samples are too few to know its coefficients, and are taken without it."""
@@ -291,15 +291,18 @@ def _semidefinite(covariance: Tensor, plain: Tensor) -> Tensor:
     if _leaves_enough(covariance, plain):
         return covariance
     plain = symmetric(plain)
+    values = torch.linalg.eigvalsh(covariance)
     sizes, axes = torch.linalg.eigh(plain)
     varies = sizes > _rounding(sizes)
     root = torch.where(varies, sizes, 0).sqrt()
     white = axes * torch.where(varies, 1 / torch.where(varies, root, 1), 0)[..., None, :]
-    shares = symmetric(white.mT @ covariance @ white) + torch.diag_embed((~varies).to(white))
+    shares = symmetric(white.mT @ covariance @ white)
+    del white, plain  # memory
+    shares.diagonal(dim1=-2, dim2=-1).add_(~varies)
     shares, turns = torch.linalg.eigh(shares)
-    values = torch.linalg.eigvalsh(covariance)
     sound = (values[..., 0] >= -_rounding(values)[..., 0]) & (shares[..., 0] >= LEAST_SHARE)
-    factor = (axes * root[..., None, :]) @ turns
+    factor = axes.mul_(root[..., None, :]) @ turns
+    del axes, turns  # memory
     kept = torch.where(shares < LEAST_SHARE, 1, shares)
     mended = symmetric((factor * kept[..., None, :]) @ factor.mT)
     return torch.where(sound[..., None, None], covariance, mended)

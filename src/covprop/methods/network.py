@@ -65,6 +65,7 @@ class Network:
         self.call, self.inputs = eager(call), tuple(inputs)
         self.batch_shape = inputs[0].batch_shape
         self._vectorised: bool | None = None  # not known
+        self._many = self._mapped
         self.at_once_only = False
         """Whether points that cannot be evaluated at once are refused (`NotVectorised`)."""
         self.rounding: tuple[Tensor, ...] | None = None
@@ -157,9 +158,12 @@ class Network:
         if self._vectorised is not False:
             try:
                 with quiet():
-                    found: tuple[Tensor, ...] = vmap(self, randomness="different")(*points)
+                    found = self._many(points)
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
                 # vmap cannot do all that models do; a mistake of the model shows up once more.
+                if self._many == self._mapped and self._takes_larger_batches(points):
+                    self._many = self._in_one_batch
+                    return self.at(points)
                 self._vectorised = False
                 if self.at_once_only:
                     raise NotVectorised from error
@@ -168,6 +172,39 @@ class Network:
                 return found
         rows = [self(*point) for point in zip(*points, strict=True)]
         return tuple(torch.stack(part) for part in zip(*rows, strict=True))
+
+    def _mapped(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Every output at many points by vmap."""
+        found: tuple[Tensor, ...] = vmap(self, randomness="different")(*points)
+        return found
+
+    def _in_one_batch(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The same with a larger batch: what vmap cannot do, such as recurrent layers."""
+        count, batch = len(points[0]), self.batch_shape[0]
+        result = list(leaves(self.call(*(part.flatten(0, 1) for part in points))))
+        values = []
+        for output in self.outputs:
+            shape = list(output.shape)
+            shape[output.batch_at] = count * batch
+            _check_shape(torch.Size(shape), result[output.leaf].shape)
+            rows = result[output.leaf].movedim(output.batch_at, 0)
+            values.append(rows.reshape(count, batch, output.event_shape.numel()))
+        return tuple(values)
+
+    def _takes_larger_batches(self, points: Sequence[Tensor]) -> bool:
+        """Whether it does with one dimension of batch, and finds what it finds one by one."""
+        if len(self.batch_shape) != 1 or self.draws:
+            return False
+        two = [torch.stack([x.mean, part[-1]]) for x, part in zip(self.inputs, points, strict=True)]
+        try:
+            found = self._in_one_batch(two)
+        except Exception:  # whatever a model has against another batch
+            return False
+        rows = zip(*(self(*point) for point in zip(*two, strict=True)), strict=True)
+        return all(
+            torch.allclose(values, torch.stack(row), rtol=0, atol=_rounding(values))
+            for values, row in zip(found, rows, strict=True)
+        )
 
     def gaussians(self, estimates: Sequence[Estimate], method: object) -> Any:
         """What the model returns, with a Gaussian in place of each output."""
@@ -212,6 +249,12 @@ def _output(probes: Probes, leaf: int, old: Tensor, new: Tensor) -> Output:
     event = list(old.shape)
     del event[at : at + len(probes.batch_shape)]
     return Output(leaf, old.shape, at, torch.Size(event), old.dtype)
+
+
+def _rounding(values: Tensor) -> float:
+    """By how much the rounding of whole networks may move values, at the most."""
+    finite = values[values.isfinite()].abs()
+    return float(finite.max()) * torch.finfo(values.dtype).eps ** 0.5 if finite.numel() else 0.0
 
 
 def _check_shape(expected: torch.Size, found: torch.Size) -> None:
