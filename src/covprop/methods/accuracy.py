@@ -233,7 +233,9 @@ class Estimator:
                     method.traverse(self.call, seen[-1])
                 except CovpropError:
                     return None
-        for (path, *first), (_, *second) in zip(*(one.found for one in seen), strict=False):
+        for (path, *first), (_, *second) in zip(*(one.last for one in seen), strict=False):
+            if first[0].shape != second[0].shape:
+                continue
             difference = [(a - b).abs() for a, b in zip(first, second, strict=True)]
             gaps = [quotient(one, second[1]) for one in difference if one.numel()]
             if any(float(gap.max()) > limit for gap in gaps):
@@ -340,11 +342,14 @@ def _within(expected: Tensor | None, difference: Tensor, chance: Tensor, stddev:
 
 
 class _Seen:
-    """Watches a propagation, and notes means and standard deviations behind every operation."""
+    """Watches a propagation, and notes means and standard deviations behind every module.
+
+    Not behind every operation: a method may take many in one step, as those of a recurrent layer.
+    """
 
     def __init__(self, module: object) -> None:
         self._names = module_names(module)
-        self.found: list[tuple[str, Tensor, Tensor]] = []
+        self.last: list[tuple[str, Tensor, Tensor]] = []
 
     def run(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -355,6 +360,8 @@ class _Seen:
         result = proceed()
         for leaf in leaves(result):
             if isinstance(leaf, GaussianTensor) and not leaf.is_pending:
-                stddev = standard_deviation(leaf.variances)
-                self.found.append((running_module(self._names), leaf.flat, stddev))
+                path = running_module(self._names)
+                if self.last and self.last[-1][0] == path:
+                    self.last.pop()
+                self.last.append((path, leaf.flat, standard_deviation(leaf.variances)))
         return result
