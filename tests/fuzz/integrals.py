@@ -58,21 +58,27 @@ def marginal(
     stddev: float,
     kinks: Sequence[float] = (),
     jumps: Sequence[float] = (),
+    cancels: bool = False,
 ) -> Moments:
-    """E g(y) and Var g(y) for y ~ N(mean, stddev^2)."""
+    """E g(y) and Var g(y) for y ~ N(mean, stddev^2).
+
+    cancels: g is y less something near it, and rounded as y is.
+    """
     centre = float(evaluate(function, np.array([mean]))[0])
     if stddev == 0.0:
         return Moments(centre, 0.0, 4 * EPS * abs(centre), 0.0)
     small = SMALL * max(abs(mean), abs(centre))
     if stddev < small:
-        return _shrunk(function, mean, stddev, 2 * small, (tuple(kinks), tuple(jumps)))
+        bends = tuple(kinks), tuple(jumps)
+        return _shrunk(function, mean, stddev, 2 * small, bends, cancels)
     y, weight = rule(mean, stddev, kinks, 20, 0.5, REACH)
     with np.errstate(over="ignore", invalid="ignore"):
         value = evaluate(function, y) - centre
         shift = float(np.sum(weight * value))
         variance = float(np.sum(weight * (value - shift) ** 2))
     largest = float(np.max(np.abs(value) * (weight > 0)))
-    blur = 4 * EPS * (abs(centre) + largest * abs(mean) / stddev + abs(shift))
+    rounded = np.max(np.abs(y)) if cancels else abs(centre)
+    blur = 4 * EPS * (rounded + largest * abs(mean) / stddev + abs(shift))
     # what a tail beyond the window holds is of the order of its probability
     size = 1 + abs(mean) + REACH * stddev
     tail = 1e-40 * size
@@ -86,13 +92,14 @@ def _shrunk(
     stddev: float,
     wide: float,
     bends: tuple[tuple[float, ...], tuple[float, ...]],
+    cancels: bool,
 ) -> Moments:
     """From those of a wider Gaussian, where the function is straight, or at a kink or jump."""
     centre = float(evaluate(function, np.array([mean]))[0])
     unknown = Moments(centre, 0.0, np.inf, np.inf)
     if any(0 < abs(mean - place) < 2 * REACH * wide for place in (*bends[0], *bends[1])):
         return unknown
-    near, far = (marginal(function, mean, width, *bends) for width in (wide, 2 * wide))
+    near, far = (marginal(function, mean, width, *bends, cancels) for width in (wide, 2 * wide))
     part = stddev / wide
     if mean in bends[1]:
         bound = 100 * wide * (1 + abs(mean))

@@ -129,6 +129,26 @@ def test_rough_results_are_warned_of_each_time_at_the_users_line(
     assert "compare with cp.MonteCarlo()" in str(found[0].message)
 
 
+class LastStep(nn.Module):
+    """A recurrent layer, of which the last step counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layer = nn.GRU(3, 4, batch_first=True, dtype=torch.float64).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)[0][:, -1]
+
+
+def test_rough_recurrent_layers_are_named() -> None:
+    """Third cumulants go through such a layer in other steps than Gaussians do."""
+    x = cp.Gaussian.isotropic(numbers(2, 4, 3), stddev=10.0, batch_dims=1)
+    with pytest.warns(cp.ApproximationWarning, match="may be off: .* from module layer on"):
+        cp.propagate(LastStep(), x)
+
+
 def test_the_same_call_gives_the_same_numbers() -> None:
     model, x = network(4, 30, 30, 30, 2), isotropic(4, 2.0)
     first, again = cp.propagate(model, x), cp.propagate(model, x)

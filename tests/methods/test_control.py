@@ -265,7 +265,7 @@ def test_memory_is_checked_for_all_that_is_held(
     The covariance is of rank one: whether it counts as indefinite is a matter of rounding, and
     the memory that is asked for must do for both.
     """
-    monkeypatch.setattr(control, "_leaves_enough", lambda covariance, plain: not repaired)
+    monkeypatch.setattr(control, "_leaves_enough", lambda *_: not repaired)
     size = 1000
     weight = torch.ones(4, size, dtype=dtype)
     x = cp.Gaussian.isotropic(torch.zeros(4, dtype=dtype), stddev=1.0)

@@ -43,6 +43,11 @@ FUNCTIONS: dict[str, tuple[Function, Sequence[float], Sequence[float]]] = {
     "filled": (lambda x: torch.tanh(x).masked_fill(x < 0, 0.0), [0.0], [0.0]),
     "jump": (lambda x: torch.where(x > 0.3, torch.tanh(x), x.sigmoid()), [0.3], [0.3]),
     "masked": (lambda x: x * (x > 0.3), [0.3], [0.3]),
+    "masked by numbers": (lambda x: x * (x > 0.3).to(x.dtype), [0.3], [0.3]),
+    "gated copies": (lambda x: x.clone() * torch.tanh(x).contiguous().type_as(x), [], []),
+    "gated in one call": (lambda x: torch.addcmul(x, x, torch.tanh(x), value=0.5), [], []),
+    "mixed by itself": (lambda x: torch.lerp(x, torch.tanh(x), torch.sigmoid(x)), [], []),
+    "divided in one call": (lambda x: torch.addcdiv(x, x.tanh(), 1 + x * x), [], []),
     "exp of a sign": (lambda x: torch.exp(torch.sign(x)), [0.0], [0.0]),
     "sign of a parabola": (lambda x: torch.sign(x * x - 0.5), [-R, R], [-R, R]),
     "outside a band": (lambda x: torch.where(x * x > 0.5, x, 0.0), [-R, R], [-R, R]),
@@ -262,6 +267,23 @@ def test_what_is_written_in_place_changes_no_pending_function() -> None:
     z = propagate(lambda x: x * torch.tanh(x), cp.Gaussian(MEAN, COVARIANCE))
     assert_close(y.mean, z.mean, atol=1e-10)
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-10)
+
+
+def test_copies_of_pending_functions_change_with_the_original_where_they_do_in_torch() -> None:
+    x = cp.Gaussian(MEAN, COVARIANCE)
+
+    def changed(copied: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def function(x: Any) -> Any:
+            hidden = torch.tanh(x)
+            copy = copied(hidden)
+            copy.mul_(2.0)
+            return hidden
+
+        return function
+
+    for copied in (torch.clone, lambda x: x.to(x.dtype), lambda x: x.contiguous()):
+        function = changed(copied)
+        assert torch.equal(propagate(function, x.isotropic(MEAN, stddev=0.0)).mean, function(MEAN))
 
 
 def test_the_batch_may_be_anywhere() -> None:

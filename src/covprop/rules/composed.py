@@ -1,6 +1,7 @@
 """Operations that are made of others: step by step where several arguments vary."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from covprop.activations import in_place_spellings, spellings
 from covprop.errors import UnsupportedOperation
-from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.table import Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import EXACT, PRODUCT, QUOTIENT, affine, scaling, without_terms
 from covprop.rules.joint import join
@@ -61,9 +62,7 @@ def masked_fill(function: Callable[..., Any], input: Any, mask: Any, value: Any)
 @rule(*spellings("lerp"), kind=Kind.PRODUCT, treatment=PRODUCT, name="lerp",
       in_place=in_place_spellings("lerp"))  # fmt: skip
 def lerp(function: Callable[..., Any], input: Any, end: Any, weight: Any) -> Any:
-    """Input + weight (end - input)."""
-    if isinstance(weight, GaussianTensor):
-        return input + weight * (end - input)
+    """Input + weight (end - input), of a constant weight."""
     return _linear_in_both(lambda a, b: torch.lerp(a, b, weight), input, end)
 
 
@@ -83,7 +82,7 @@ def _sum_of_product(
             return tuple(kept), kwargs
 
         return affine(function, *terms, strip=strip, **scales)
-    total = product(first, second) * scales.get("alpha", scales.get("value", 1))
+    total = product(first, second) * scales.get("alpha", 1)
     beta = scales.get("beta", 1)
     return total + beta * input if beta else total
 
@@ -103,9 +102,41 @@ def addcdiv(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
     """Input + value tensor1 / tensor2."""
-    if isinstance(tensor2, GaussianTensor):
-        return input + scales.get("value", 1) * (tensor1 / tensor2)
     return _sum_of_product(function, torch.div, (input, tensor1, tensor2), scales)
+
+
+def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
+    return input + value * (tensor1 * tensor2)
+
+
+def _addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
+    return input + value * (tensor1 / tensor2)
+
+
+def _lerp(input: Any, end: Any, weight: Any) -> Any:
+    return input + weight * (end - input) if isinstance(weight, GaussianTensor) else None
+
+
+def _in_steps(steps: Callable[..., Any], by_last: bool = False) -> Callable[..., Any]:
+    """Operation by operation what is not affine, so that functions of one tensor compose.
+
+    by_last: the last argument alone makes it so.
+    """
+
+    def compose(
+        function: Callable[..., Any], args: Any, kwargs: Any, tensors: Sequence[GaussianTensor]
+    ) -> Any:
+        del function, tensors
+        given = inspect.signature(steps).bind(*args, **kwargs).args
+        varies = [isinstance(one, GaussianTensor) for one in given]
+        return steps(*args, **kwargs) if sum(varies) > 1 or (by_last and varies[-1]) else None
+
+    return compose
+
+
+composes(spellings("addcmul"), _in_steps(_addcmul))
+composes(spellings("addcdiv"), _in_steps(_addcdiv, by_last=True))
+composes(spellings("lerp"), _in_steps(_lerp, by_last=True))
 
 
 @rule(*spellings("addmm", "addmv", "baddbmm"), kind=Kind.PRODUCT, treatment=PRODUCT,

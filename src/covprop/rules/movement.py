@@ -4,7 +4,7 @@ Run on a tensor of indices, a movement tells which element goes where; the covar
 without arithmetic, and stays as it is where the order does not change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import in_place_spellings, spellings
+from covprop.activations.expression import OperationKind
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.table import Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import affine
 from covprop.rules.operands import (
@@ -159,7 +160,14 @@ def broadcast_tensors(function: Callable[..., Any], *tensors: Any) -> tuple[Any,
     return tuple(tensor.expand(shape) for tensor in tensors)
 
 
-@rule(*spellings("clone", "contiguous", "positive"), kind=Kind.MOVEMENT, treatment="exact",
+_COPIES = spellings("clone", "contiguous", "positive")
+_CONVERSIONS = (
+    Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
+    Tensor.cpu, Tensor.cuda,
+)  # fmt: skip
+
+
+@rule(*_COPIES, kind=Kind.MOVEMENT, treatment="exact",
       batch=Batch.ANYWHERE,
       name="clone, contiguous, positive")  # fmt: skip
 def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> GaussianTensor:
@@ -179,10 +187,8 @@ def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTenso
     return GaussianTensor(loc, input.carrier.map(loc, torch.Tensor.detach), view_of=input)
 
 
-@rule(Tensor.to, Tensor.type_as, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
-      Tensor.cpu, Tensor.cuda,
-      kind=Kind.MOVEMENT, treatment="exact", name="to, type_as, float, double, cpu, cuda",
-      batch=Batch.ANYWHERE)  # fmt: skip
+@rule(*_CONVERSIONS, kind=Kind.MOVEMENT, treatment="exact", batch=Batch.ANYWHERE,
+      name="to, type_as, float, double, cpu, cuda")  # fmt: skip
 def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """Change dtype or device of mean and covariance."""
     if not isinstance(x, GaussianTensor):  # tensor.to(x): only x's type matters
@@ -192,6 +198,28 @@ def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     if loc is x.loc:
         return x
     return GaussianTensor(loc, x.carrier.map(loc, lambda tensor: tensor.to(loc)))
+
+
+def _still_pending(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Sequence[GaussianTensor],
+) -> GaussianTensor | None:
+    """A copy of a function that is pending is the same function, if dtype and device stay."""
+    x = args[0] if args else kwargs.get("input")
+    if not isinstance(x, GaussianTensor) or x.pending is None:
+        return None
+    result = at_means(function, args, kwargs)
+    if (result.dtype, result.device) != (x.dtype, x.device):
+        return None
+    # torch returns the tensor itself where nothing changes, as it does not for comparisons.
+    compared = x.pending.expression.kind is OperationKind.COMPARE
+    itself = result.is_set_to(x.base.shown) and not compared
+    return x if itself else x.alias()
+
+
+composes([*_COPIES, *_CONVERSIONS], _still_pending)
 
 
 _METADATA = spellings(
