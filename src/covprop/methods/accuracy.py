@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from covprop.error_estimate import ROUNDINGS, STANDARD_ERRORS, ErrorEstimate, quotient
 from covprop.errors import CovpropError, approximations_ignored
+from covprop.flow.lineage import Lineage
 from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
@@ -233,18 +234,16 @@ class Estimator:
                     method.traverse(self.call, seen[-1])
                 except CovpropError:
                     return None
-        gaussian, skewed = (one.found for one in seen)
-        for path, (mean, stddev) in gaussian.items():
-            other_mean, other = skewed.get(path, (mean, stddev))
-            if mean.shape != other_mean.shape or not mean.numel():
-                continue  # a layer that one of them takes as a whole, the other in operations
-            gaps = (
-                quotient((mean - other_mean).abs(), other),
-                quotient((stddev - other).abs(), other),
-            )
-            if any(float(gap.max()) > limit for gap in gaps):
+        gaussian, skewed = (one.passes or [{}] for one in seen)
+        for path, first in gaussian[0].items():
+            second = skewed[0].get(path, first)
+            if first[0].shape != second[0].shape or not first[0].numel():
+                continue  # a layer that one takes as a whole, the other in operations
+            difference = [(a - b).abs() for a, b in zip(first, second, strict=True)]
+            if any(float(quotient(one, second[1]).max()) > limit for one in difference):
                 return path
-        return None
+        # A second pass, without third cumulants, follows one that could not go on.
+        return next(reversed(skewed[0])) if len(skewed) > 1 else None
 
     def _check(self, outputs: int, work: float) -> list[Moments] | None:
         """Moments at points: as many as take no more time than layers do, else a few dozen."""
@@ -346,11 +345,15 @@ def _within(expected: Tensor | None, difference: Tensor, chance: Tensor, stddev:
 
 
 class _Seen:
-    """Watches a propagation: means and standard deviations behind the last operation of modules."""
+    """Watches propagations: means and standard deviations where a module is left.
+
+    Not behind every operation: a method may take many in one step, as those of a recurrent layer.
+    """
 
     def __init__(self, module: object) -> None:
         self._names = module_names(module)
-        self.found: dict[str, tuple[Tensor, Tensor]] = {}
+        self._lineage: Lineage | None = None
+        self.passes: list[dict[str, tuple[Tensor, Tensor]]] = []
 
     def run(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -361,6 +364,10 @@ class _Seen:
         result = proceed()
         for leaf in leaves(result):
             if isinstance(leaf, GaussianTensor) and not leaf.is_pending:
-                stddev = standard_deviation(leaf.variances)
-                self.found[running_module(self._names)] = (leaf.flat, stddev)
+                if leaf.lineage is not self._lineage:
+                    self._lineage = leaf.lineage
+                    self.passes.append({})
+                path, seen = running_module(self._names), self.passes[-1]
+                seen.pop(path, None)  # in the order in which modules are left
+                seen[path] = (leaf.flat, standard_deviation(leaf.variances))
         return result
