@@ -94,6 +94,7 @@ def render(experiment: ModuleType, folder: Path) -> list[Path]:
     for name, figure in drawn.items():
         made += [folder / f"{name}.png", folder / f"{name}.pdf"]
         figure.savefig(made[-2], dpi=drawing.RESOLUTION)
+        figure.set_layout_engine("none")  # everything has its place by now
         figure.savefig(made[-1], dpi=drawing.RESOLUTION, metadata=UNDATED)
     return made
 

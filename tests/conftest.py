@@ -16,6 +16,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # warnings.
     for category in ("ApproximationWarning", "DropoutWarning", "BatchWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::covprop.{category}")
+    if config.getoption("--another-blas"):
+        config.pluginmanager.register(OnAnotherBLAS())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +36,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    seed_this_device_alone()
+
+
+def seed_this_device_alone() -> None:
+    """`torch.manual_seed` writes a stack trace down for each kind of device that is not there.
+
+    It takes half a millisecond below pytest, and tests seed some ten thousand times.
+    """
+    import torch
+
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():
+            device.manual_seed_all = lambda _: None
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -43,15 +58,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(f"kernels: {description()}")
 
 
-@pytest.fixture(autouse=True)
-def _another_blas(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not request.config.getoption("--another-blas"):
-        yield
-        return
-    from tests.another_blas import AnotherBLAS  # here: the process that hands out tests needs none
+class OnAnotherBLAS:
+    """What `--another-blas` asks for, of each test."""
 
-    with AnotherBLAS():
-        yield
+    @pytest.fixture(autouse=True)
+    def _another_blas(self) -> Iterator[None]:
+        from tests.another_blas import AnotherBLAS  # here: who hands out tests needs none
+
+        with AnotherBLAS():
+            yield
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ from covprop import demo
 from experiments import __main__ as experiments
 from experiments import (
     accuracy,
+    auto,
     cumulants,
     deep,
+    drawing,
+    filters,
     mnist,
     noisy,
     ood,
@@ -31,6 +34,7 @@ from experiments.options import Options
 
 def test_the_demo_agrees_with_sampling_and_writes_a_report(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "IMAGES", 6)
+    monkeypatch.setattr(demo, "SHOWN", 2)
     monkeypatch.setattr(demo, "EPOCHS", 8)
     monkeypatch.setattr(demo, "SAMPLES", 4000)
     monkeypatch.setattr(demo, "TRACED", 500)
@@ -72,6 +76,11 @@ def few(monkeypatch):
     monkeypatch.setattr(cumulants, "SMOKE_WIDTH", 4)
     monkeypatch.setattr(cumulants, "SMOKE_SAMPLES", 256)
     monkeypatch.setattr(cumulants, "DEPTHS", {2: 1, 3: 1})
+    monkeypatch.setattr(auto, "SMOKE_POINTS", 2**12)
+    monkeypatch.setattr(auto, "SAMPLES", (256, 1024))
+    monkeypatch.setattr(filters, "SMOKE_STEPS", 2)
+    monkeypatch.setattr(filters, "LORENZ_STEPS", 2)
+    monkeypatch.setattr(drawing, "RESOLUTION", 40)
     monkeypatch.setattr(table1, "SMOKE_INSTANCES", 1)
     monkeypatch.setattr(table2, "SMOKE_INSTANCES", 1)
     monkeypatch.setattr(table3, "SMOKE_SPLITS", 2)

@@ -90,9 +90,14 @@ cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2)
 late = {"bayes", "robustness", "diagnostics", "report", "cli"}
 early = [name for name in sys.modules if name.startswith("covprop.") and name.split(".")[1] in late]
 assert not early, early
+assert "sklearn" not in sys.modules
+sys.modules["sklearn"] = None  # as where it is not installed
 for name in cp.__all__:
     assert name in dir(cp)
-    getattr(cp, name)
+    try:
+        getattr(cp, name)
+    except ImportError as error:
+        print(name, error)
 assert not hasattr(cp, "nothing")
 """
 
@@ -101,6 +106,10 @@ def test_a_new_process_imports_what_it_needs_and_its_first_call_does_not_warn() 
     command = [sys.executable, "-W", "error::DeprecationWarning", "-c", NEW_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
+    refused = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert "from_sklearn" in refused
+    for name, told in refused.items():
+        assert told.startswith(f"cp.{name} needs scikit-learn; install it with pip")
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(3))])

@@ -45,7 +45,7 @@ def test_a_program_is_the_network_that_torch_loads(name: str, kind: str, tmp_pat
     assert expected.dtype == torch.float64
     expected.check(x.mean.shape)
     assert_close(module(x.mean), program.module()(x.mean), rtol=0.0)
-    if (name, kind) not in MERGED:
+    if kind == "exported" and (name, kind) not in MERGED:  # what it is made of, in test_exported.py
         assert_same(cp.propagate(module, x), cp.propagate(program.module(), x), rtol=1e-12)
 
 

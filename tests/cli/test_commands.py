@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import covprop as cp
 from covprop import demo
@@ -100,8 +101,10 @@ def test_sampling_has_no_plan() -> None:
 
 
 def test_the_demo_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # tests/test_commands.py has the other
+    monkeypatch.setattr(demo, "network", lambda: linear)
     monkeypatch.setattr(demo, "IMAGES", 2)
-    monkeypatch.setattr(demo, "EPOCHS", 2)
+    monkeypatch.setattr(demo, "EPOCHS", 1)
     monkeypatch.setattr(demo, "SAMPLES", 200)
     monkeypatch.setattr(demo, "TRACED", 200)
     ended = covprop("demo", "--json", "--report", "page.html")

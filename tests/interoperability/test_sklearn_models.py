@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -394,19 +392,3 @@ def test_the_wrapper_refuses_classifiers_and_what_is_not_fitted() -> None:
         cp.NoisyInputRegressor(classifier, X_stddev=0.1).predict(WINES)
     with pytest.raises(NotFittedError):
         cp.NoisyInputRegressor(linear.Ridge()).predict(X)
-
-
-def test_importing_covprop_does_not_import_scikit_learn() -> None:
-    program = """
-import sys, covprop as cp
-assert "sklearn" not in sys.modules
-sys.modules["sklearn"] = None  # as where it is not installed
-try:
-    cp.from_sklearn
-except ImportError as error:
-    print(error)
-"""
-    finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert finished.stdout.startswith("cp.from_sklearn needs scikit-learn; install it with pip")
