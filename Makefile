@@ -15,24 +15,31 @@ NUMERICAL := $(addprefix tests/,activations carriers covariance kernels rules ro
 # The least that torch, MKL and oneDNN can be held to on any x86 machine.
 PLAIN_CPU := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: demo native test test-plain-cpu lint bench docs clean
+.PHONY: demo native test test-plain-cpu style lint bench docs clean
 
 demo: native
 	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
 
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# The types are checked beside the tests, which leave a core idle while they begin and end; what mypy says comes after pytest. Tests start
+# many processes, each of which would compile the sources anew where Python is told to keep no bytecode.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: style
+	types=$$(mktemp) && trap 'rm -f "$$types"' EXIT && { $(BIN)/mypy >"$$types" 2>&1 & } && checking=$$! && \
+	{ $(PYTEST); tested=$$?; wait $$checking || { cat "$$types"; exit 1; }; exit $$tested; }
 
 test-plain-cpu: native
-	$(PLAIN_CPU) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(NUMERICAL)
+	$(PLAIN_CPU) $(PYTEST) $(NUMERICAL)
 
 # The compiled kernels; without a compiler the torch code runs in their place.
 native: $(INSTALLED)
 	$(BIN)/python src/covprop/native/build.py
 
-lint: native
+style: native
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+lint: style
 	$(BIN)/mypy
 
 bench: native

@@ -28,6 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONG = ("test_commands.py", "test_notebooks.py", "test_pages.py", "test_fuzz.py")
+"""Files of tests that take seconds each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that no process waits for it in the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: every collection of garbage would pass a million objects.
 

@@ -57,13 +57,13 @@ The package itself offers the public names, and is imported by clients alone."""
 CLIENTS = LAYERS[: LAYERS.index("bayes") + 1]
 
 MODULES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+NODES = {name: list(ast.walk(ast.parse(path.read_text()))) for name, path in MODULES.items()}
 every_module = pytest.mark.parametrize("name", MODULES)
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imports(module: str) -> Iterator[tuple[int, str]]:
     """(line, layer) for every import of covprop, wherever in the module; "" is the package."""
-    for node in ast.walk(tree):
+    for node in NODES[module]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -85,7 +85,7 @@ def test_imports_point_down(name: str) -> None:
     above = LAYERS[: LAYERS.index(own)]
     wrong = [
         f"{name}:{line} imports {layer or 'covprop'}"
-        for line, layer in imports(TREES[name])
+        for line, layer in imports(name)
         if layer in above or (not layer and own not in CLIENTS)
     ]
     assert wrong == []
@@ -103,7 +103,7 @@ def test_modules_of_a_layer_have_no_cycle() -> None:
     needs: dict[str, set[str]] = {}
     for module, name in dotted.items():
         found = set()
-        for node in ast.walk(TREES[name]):
+        for node in NODES[name]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("covprop."):
                 base = (node.module or "").removeprefix("covprop.")
                 parts = [f"{base}.{alias.name}" for alias in node.names]
@@ -121,7 +121,7 @@ def test_modules_of_a_layer_have_no_cycle() -> None:
 
 @every_module
 def test_imports_are_at_the_top(name: str) -> None:
-    body = TREES[name].body
+    body = NODES[name][0].body
     for_types = [
         node
         for block in body
@@ -131,7 +131,7 @@ def test_imports_are_at_the_top(name: str) -> None:
     top = {id(node) for node in (*body, *for_types)}
     nested = [
         node.lineno
-        for node in ast.walk(TREES[name])
+        for node in NODES[name]
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top
     ]
     assert nested == [] or name == "demo.py"  # which asks for scikit-learn only when it runs
@@ -148,7 +148,7 @@ def test_a_module_is_short_and_named_after_a_concept(name: str) -> None:
 def test_nothing_prints(name: str) -> None:
     calls = [
         node.lineno
-        for node in ast.walk(TREES[name])
+        for node in NODES[name]
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "print"
@@ -159,7 +159,7 @@ def test_nothing_prints(name: str) -> None:
 @cache
 def descendants(root: str) -> set[str]:
     """The names of a class and of all classes that come of it."""
-    classes = [node for tree in TREES.values() for node in ast.walk(tree)
+    classes = [node for nodes in NODES.values() for node in nodes
                if isinstance(node, ast.ClassDef)]  # fmt: skip
     found, before = {root}, 0
     while len(found) > before:
@@ -176,7 +176,7 @@ def type_tests(name: str, kinds: set[str]) -> list[int]:
     """The lines of a module that ask by `isinstance` whether something is one of these classes."""
     return [
         node.lineno
-        for node in ast.walk(TREES[name])
+        for node in NODES[name]
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "isinstance"
@@ -186,7 +186,7 @@ def type_tests(name: str, kinds: set[str]) -> list[int]:
 
 def defined(name: str) -> set[str]:
     """The names of the classes of a module."""
-    return {node.name for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)}
+    return {node.name for node in NODES[name] if isinstance(node, ast.ClassDef)}
 
 
 FAMILIES = {
@@ -214,7 +214,7 @@ SUBCLASSED = {
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__init__.py")])
 def test_a_class_is_abstract_or_final(name: str) -> None:
     """Only classes that say so are subclassed; autograd's functions and errors are torch's way."""
-    for node in [node for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)]:
+    for node in [node for node in NODES[name] if isinstance(node, ast.ClassDef)]:
         bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
         marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
         if bases & SUBCLASSED and "ABC" not in bases:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop import bayes
 
-PASSES = 10_000
+PASSES, TOGETHER = 10_000, 500
 
 
 def network(*layers: nn.Module) -> nn.Sequential:
@@ -41,9 +41,12 @@ def rows(*shape: int) -> Tensor:
 
 
 def passes(model: nn.Module, x: Tensor) -> Tensor:
+    """(passes, batch, outputs): many at a time, each row of which has a mask of its own."""
     torch.manual_seed(2)
+    many = x.repeat(TOGETHER, *(1 for _ in x.shape[1:]))
     with cp.dropout_active(model):
-        return torch.stack([model(x) for _ in range(PASSES)])
+        parts = [model(many).unflatten(0, (-1, len(x))) for _ in range(PASSES // TOGETHER)]
+    return torch.cat(parts)
 
 
 def standard_errors(drawn: Tensor) -> tuple[Tensor, Tensor]:
