@@ -231,9 +231,9 @@ def test_networks_and_noises_are_parameters_and_training_raises_the_likelihood()
         process_stddev=0.5, measurement_stddev=stddev,
     )  # fmt: skip
     assert len(list(model.parameters())) == 5
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
     values = []
-    for _ in range(20):
+    for _ in range(10):
         optimiser.zero_grad()
         loss = -model.filter(system.start, system.readings, "linearized").log_likelihood
         loss.backward()
