@@ -381,7 +381,9 @@ def test_a_large_map_shows_the_strongest_of_each_block() -> None:
 def test_a_thousand_outputs_stay_small() -> None:
     model, x = network(5, 1000), gaussian(size=5)
     comparison = cp.compare(model, x, methods=cp.Linearized(), samples=200, show=False)
-    text = page.render(model_name="m", x=x, trace=cp.trace(model, x, samples=500), comparison=comparison)
+    text = page.render(
+        model_name="m", x=x, trace=cp.trace(model, x, samples=500), comparison=comparison
+    )
     assert len(text.encode()) < ORDINARY / 3
     assert len(data_of(text)["outputs"]["names"]) == 1000
     assert len(rows_of(text, "Numbers of the outputs")) == 100
