@@ -18,6 +18,7 @@ LAYERS = (
     "cli",
     "demo",
     "report",
+    "attribution",
     "robustness",
     "sklearn_models",
     "filters",

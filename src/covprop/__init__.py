@@ -56,6 +56,7 @@ from covprop.skewed import Skewed
 
 if TYPE_CHECKING:
     from covprop import bayes, filters, report, robustness
+    from covprop.attribution import UncertaintyBudget, uncertainty_budget
     from covprop.diagnostics.compare import compare
     from covprop.diagnostics.comparison import Comparison
     from covprop.diagnostics.steps import Trace
@@ -113,6 +114,7 @@ __all__ = [
     "TooLarge",
     "Trace",
     "TrainingDiverged",
+    "UncertaintyBudget",
     "Unscented",
     "UnsupportedOperation",
     "Wu2019",
@@ -136,12 +138,14 @@ __all__ = [
     "rule",
     "series_error_bound",
     "trace",
+    "uncertainty_budget",
     "wasserstein_distance",
 ]
 
 _IMPORTED_WHEN_USED = {
     "Comparison": "diagnostics.comparison",
     "NoisyInputRegressor": "sklearn_models",
+    "UncertaintyBudget": "attribution",
     "Trace": "diagnostics.steps",
     "bayes": "bayes",
     "compare": "diagnostics.compare",
@@ -152,6 +156,7 @@ _IMPORTED_WHEN_USED = {
     "robustness": "robustness",
     "series_error_bound": "diagnostics.verdict",
     "trace": "diagnostics.trace",
+    "uncertainty_budget": "attribution",
     "wasserstein_distance": "diagnostics.verdict",
 }
 """Where names are that a first call of `propagate` does not need."""

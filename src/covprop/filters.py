@@ -22,10 +22,10 @@ from torch.nn.functional import pad
 
 from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
-from covprop.errors import ApproximationWarning, InvalidGaussian, UnsupportedOperation, warn_user
+from covprop.errors import ApproximationWarning, InvalidGaussian, warn_user
 from covprop.gaussian import Gaussian, check_gaussian
 from covprop.kernels.normal import inverse_deviation
-from covprop.methods import LayerwiseMethod, Method, WrappingMethod, as_method
+from covprop.methods import Method, as_method
 from covprop.propagate import AUTO, Model, joint
 
 __all__ = ["FilterResult", "StateSpace", "Update"]
@@ -388,12 +388,6 @@ def _surprise(reading: object, mean: Tensor) -> tuple[Tensor, Tensor]:
 
 def _checked_method(method: Method | str) -> Method:
     """One that knows how the output of a function depends on its input."""
-    found = inner = as_method(method)
-    while isinstance(inner, WrappingMethod):
-        inner = inner.base
-    if isinstance(inner, LayerwiseMethod) and not inner.carries_pairs:
-        raise UnsupportedOperation(
-            f"a filter needs the covariance of state and reading, and cp.{type(inner).__name__}() "
-            "has variances alone; use cp.GaussianLayers() or cp.Unscented()"
-        )
+    found = as_method(method)
+    found.check_covariances("a filter needs the covariance of state and reading")
     return found

@@ -136,6 +136,15 @@ def in_digits(value: float, digits: int = 3) -> str:
     return "-" if math.isnan(value) else f"{float(f'{value:.{digits}g}'):g}"
 
 
+def place_words(number: int, shape: Sequence[int]) -> str:
+    """The place of an element, by its number in row-major order: `3`, or `0,3`."""
+    words: list[str] = []
+    for size in reversed(shape):
+        number, place = divmod(number, max(1, size))
+        words.insert(0, str(place))
+    return ",".join(words) or "0"
+
+
 def plain(value: object) -> object:
     """A value that JSON can hold: infinities and NaN become words, tuples lists."""
     if isinstance(value, float) and not math.isfinite(value):

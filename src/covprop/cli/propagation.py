@@ -28,7 +28,7 @@ from covprop.methods import LayerwiseMethod, Method, MonteCarlo, QuasiMonteCarlo
 from covprop.propagate import GAUSSIAN_LAYERS, propagate
 from covprop.report import page
 from covprop.robustness import Robustness, analyse
-from covprop.text_table import Table, in_digits
+from covprop.text_table import Table, in_digits, place_words
 
 SHOWN = 20  # outputs in the table
 LARGEST_SEARCH = 2000  # outputs whose correlations are searched for the strongest
@@ -94,13 +94,13 @@ def table(y: Gaussian) -> Table:
     rows = []
     for number in range(min(SHOWN, means.numel())):
         cells = (in_digits(float(column[number]), DIGITS) for column in columns)
-        rows.append((_index(number, y.mean.shape), *cells))
+        rows.append((place_words(number, y.mean.shape), *cells))
     notes = list(y.notes) if y.error is None else [str(y.error), *y.notes]
     if means.numel() > SHOWN:
         notes.append(f"and {means.numel() - SHOWN:,} more: --out and --json have them all")
     undefined = stddevs.isnan().nonzero()[:, 0].tolist()
     if undefined:
-        names = ", ".join(_index(number, y.mean.shape) for number in undefined[:SHOWN])
+        names = ", ".join(place_words(number, y.mean.shape) for number in undefined[:SHOWN])
         least = in_digits(float(y.variance.min()), DIGITS)
         notes.append(
             f"no standard deviation for {len(undefined):,} with a negative variance (the least is "
@@ -117,14 +117,8 @@ def _strongest_correlation(y: Gaussian) -> str:
     value = float(matrix[pair])
     if value == 0 or math.isnan(value):
         return "no two outputs are correlated"
-    names = " and ".join(_index(number, y.event_shape) for number in pair)
+    names = " and ".join(place_words(number, y.event_shape) for number in pair)
     return f"strongest correlation: outputs {names}, {value:.3f}"
-
-
-def _index(number: int, shape: torch.Size) -> str:
-    """`3`, or `0,3` where there are more dimensions."""
-    place = torch.unravel_index(torch.tensor(number), tuple(shape)) if shape else ()
-    return ",".join(str(int(part)) for part in place) or "0"
 
 
 def run_comparison(

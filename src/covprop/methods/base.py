@@ -95,6 +95,10 @@ class Method(ABC):
         """Refuse a model that the method cannot run, as far as can be told before."""
         del module
 
+    def check_covariances(self, need: str) -> None:
+        """Refuse a method that has variances alone; need: what needs more, as a sentence."""
+        del need
+
     @abstractmethod
     def run(self, call: Call) -> Any:
         """What the model returns, with a Gaussian in place of each output."""
@@ -185,6 +189,14 @@ class LayerwiseMethod(Method):
                 )
         if isinstance(module, torch.jit.ScriptFunction):
             raise unsupported(module)
+
+    def check_covariances(self, need: str) -> None:
+        """As it carries them or not."""
+        if not self.carries_pairs:
+            raise UnsupportedOperation(
+                f"{need}, and cp.{type(self).__name__}() has variances alone; use "
+                "cp.GaussianLayers() or cp.Unscented()"
+            )
 
     def watcher(self, call: Call, runs: int = 1) -> Watcher | None:
         """The bar of so many runs, if one is to be shown."""
@@ -303,6 +315,10 @@ class WrappingMethod(Method):
     def check_model(self, module: object) -> None:
         """As its base."""
         self.base.check_model(module)
+
+    def check_covariances(self, need: str) -> None:
+        """As its base."""
+        self.base.check_covariances(need)
 
     def run(self, call: Call) -> Any:
         """As `around` says."""
