@@ -173,7 +173,7 @@ def test_the_doctors_values_are_those_of_the_table_of_oracles() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["propagate", "compare", "plan", "robustness", "demo", "doctor"]
+    "command", ["propagate", "compare", "budget", "plan", "robustness", "demo", "doctor"]
 )
 def test_every_command_explains_itself_and_has_json(command: str) -> None:
     ended = covprop(command, "--help")
@@ -185,6 +185,36 @@ def test_json_is_one_line_without_nan() -> None:
     out = covprop("compare", *GIVEN, "--samples", 50, "--json").out
     assert out.count("\n") == 1
     json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_budget_tells_the_shares_of_inputs_and_of_groups() -> None:
+    words = ("budget", *GIVEN, "--method", "gaussian-layers")
+    table = covprop(*words)
+    assert (table.code, table.err) == (0, "")
+    assert table.out.split()[:4] == ["output", "input", "uncertainty", "sensitivity"]
+    told = covprop(*words, "--json").told
+    assert told["names"] == ["0,0", "0,1", "0,2", "0,3"]
+    assert torch.tensor(told["share"]).sum(0).flatten().tolist() == pytest.approx([1.0] * 3)
+    grouped = covprop(*words, "--group", "left=0:2", "--group", "right=2,3", "--json").told
+    assert grouped["names"] == ["left", "right"]
+    assert torch.tensor(grouped["share"]).sum(0).flatten().tolist() == pytest.approx([1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--group", "left"], "takes NAME=0:8,12"),
+        (["--group", "=1"], "takes NAME=0:8,12"),
+        (["--group", "a=3:1"], "has no elements"),
+        (["--group", "a=0:999999999"], "or too many"),
+        (["--group", "a=9"], "group a: the input has 4 elements"),
+        (["--group", "a=1", "--group", "a=2"], "names a twice"),
+        (["--group", "a=1", "--group", "b=0:2"], "in two groups"),
+        (["--method", "assumed"], "has variances alone"),
+    ],
+)
+def test_what_budget_refuses(words: list[str], told: str) -> None:
+    assert told in refused("budget", *GIVEN, *words)
 
 
 def test_robustness_tells_probabilities_budget_and_sensitivity() -> None:

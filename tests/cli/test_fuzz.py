@@ -261,8 +261,9 @@ WORDS = (
 OPTIONS = st.sampled_from(["--mean", "--covariance", "--stddev", "--method", "--batch-dims",
                            "--shape", "--weights", "--output", "--seed", "--samples",
                            "--tolerance", "--nonsense", "-x", "--label", "--norm", "--radius",
-                           "--probability", "--require-probability"])  # fmt: skip
-COMMANDS = st.sampled_from(["propagate", "compare", "plan", "robustness"])
+                           "--probability", "--require-probability", "--group",
+                           "--orders"])  # fmt: skip
+COMMANDS = st.sampled_from(["propagate", "compare", "budget", "plan", "robustness"])
 
 
 def is_long(word: str) -> bool:

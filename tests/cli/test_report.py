@@ -19,6 +19,7 @@ FEW = ("--samples", "200")
         ["propagate", *GIVEN, "--method", "montecarlo:200"],
         ["compare", *GIVEN, *FEW],
         ["compare", *GIVEN, *FEW, "--method", "unscented"],
+        ["budget", *GIVEN, "--method", "gaussian-layers"],
         ["robustness", *GIVEN, *FEW],
         ["robustness", *GIVEN, *FEW, "--method", "linearized"],
     ],

@@ -31,6 +31,13 @@ class Cancelling(nn.Module):
         return (x / 100 + torch.relu(self.same(hidden)) - hidden).sum(-1, keepdim=True)
 
 
+def test_a_single_number_without_a_batch() -> None:
+    y = cp.propagate(lambda x: (x[0] / x[1]).square(), isotropic(2, 0.001))
+    assert y.mean.shape == ()
+    assert y.error is not None
+    assert y.error.largest < choice.GOOD
+
+
 def test_few_inputs_are_evaluated_at_points() -> None:
     y = cp.propagate(network(4, 30, 30, 30, 2), isotropic(4, 2.0))
     assert isinstance(y.method, cp.QuasiMonteCarlo)

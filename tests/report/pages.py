@@ -36,6 +36,7 @@ def everything(model: nn.Module, x: cp.Gaussian, samples: int = 500) -> dict[str
         "y": cp.propagate(model, x),
         "trace": cp.trace(model, x, samples=samples, generator=generator),
         "comparison": cp.compare(model, x, samples=samples, generator=generator, show=False),
+        "uncertainty_budget": cp.uncertainty_budget(model, x, method="gaussian-layers"),
         "robustness": analyse(model, x, samples=samples, generator=generator),
     }
 

@@ -46,12 +46,22 @@ def content() -> dict[str, Any]:
 SECTIONS = {
     "y": ["outputs", "maps"], "trace": ["outputs", "maps", "layers"],
     "comparison": ["outputs", "maps", "sampling"], "robustness": ["decision"],
+    "uncertainty_budget": ["outputs", "maps", "budget"],
 }  # fmt: skip
 """What comes of each argument by itself, besides the input."""
 
 
 @pytest.mark.parametrize(
-    "given", [(), ("y",), ("trace",), ("comparison",), ("robustness",), ("y", "trace")]
+    "given",
+    [
+        (),
+        ("y",),
+        ("trace",),
+        ("comparison",),
+        ("robustness",),
+        ("uncertainty_budget",),
+        ("y", "trace"),
+    ],
 )
 def test_any_subset_of_the_sections_is_a_page(content: dict[str, Any], given: tuple[str]) -> None:
     text = page.render(model_name="m", x=content["x"], **{name: content[name] for name in given})

@@ -95,9 +95,21 @@ class UncertaintyBudget(Tabular):
     @property
     def table(self) -> Table:
         """As the GUM asks for: a row for each input, and one for the combined uncertainty."""
+        return self.tabulated()
+
+    def tabulated(self, output_names: Sequence[str] = ()) -> Table:
+        """The table with names for the outputs in place of their numbers.
+
+        Args:
+            output_names: One for each element of the event of the output, or none.
+        """
         several, rows = self.noise.numel() > 1, list[tuple[str, ...]]()
+        batch, size = self.output.batch_shape, max(1, self.output.event_shape.numel())
         for place in range(self.noise.numel()):
             label = (place_words(place, self.noise.shape),) if several else ()
+            if several and output_names:
+                row = (place_words(place // size, batch),) if batch else ()
+                label = (" ".join((*row, str(output_names[place % size]))),)
             rows += [(*label, *cells) for cells in self._rows(place)]
             if len(rows) > ROWS:
                 break
@@ -316,7 +328,7 @@ def _members(call: Call, groups: Mapping[str, Any] | Sequence[str] | None) -> Me
     own = dict(zip(map(id, inputs), numbers.split(sizes), strict=True))
     if isinstance(groups, Mapping):
         chosen = {
-            str(name): own[id(index)] if id(index) in own else numbers[_index(index)].reshape(-1)
+            str(name): own[id(index)] if id(index) in own else _elements(str(name), index, numbers)
             for name, index in groups.items()
         }
     else:
@@ -338,9 +350,15 @@ def _members(call: Call, groups: Mapping[str, Any] | Sequence[str] | None) -> Me
     }
 
 
-def _index(index: Any) -> Any:
-    """An index of a vector; a range or a tuple is one of numbers."""
-    return list(index) if isinstance(index, range | tuple) else index
+def _elements(name: str, index: Any, numbers: Tensor) -> Tensor:
+    """The elements of a group by an index of a vector; a range or a tuple is one of numbers."""
+    try:
+        chosen: Tensor = numbers[list(index) if isinstance(index, range | tuple) else index]
+    except (IndexError, TypeError) as error:
+        raise ValueError(
+            f"group {name}: the input has {len(numbers):,} elements, of which {index!r} is no index"
+        ) from error
+    return chosen.reshape(-1)
 
 
 def _one_by_one(call: Call, names: Sequence[str] | None) -> dict[str, Tensor]:

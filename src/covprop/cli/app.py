@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from covprop import __version__
+from covprop.attribution.budget import ORDERS
 from covprop.cli import doctor, propagation
 from covprop.cli.output import (
     WRITERS,
@@ -56,6 +57,12 @@ PROBABILITY = "With which the noise budget keeps the label."
 REQUIRED = "Exit with 3 if a label is kept with less than this."
 RADIUS = "Of the attack by PGD; by default the noise's length."
 NORM = "In which the attack is bounded."
+GROUP = (
+    "Elements of the input that count as one, by their numbers; may be given several times. All "
+    "elements, one by one, by default."
+)
+ORDER = "Random orders of the inputs, where there are more than six."
+MOST_ORDERS = 10_000
 SEED = "Of everything that is drawn."
 PAGE = "The page that it ends with."
 
@@ -183,6 +190,31 @@ def plan(
     }  # fmt: skip
     verdict, code = ("it fits", ExitCode.OK) if planned.fits else ("it does not fit", ExitCode.NO)
     return CommandResult(record, (planned.table, verdict), as_json, code)
+
+
+@app.command()
+@with_request
+def budget(
+    context: typer.Context,
+    read: Reader,
+    groups: Annotated[
+        list[str] | None, typer.Option("--group", metavar="NAME=0:8,12", help=GROUP)
+    ] = None,
+    method_name: MethodName = "auto",
+    orders: Annotated[int, typer.Option(min=1, max=MOST_ORDERS, metavar="N", help=ORDER)] = ORDERS,
+    report: Report = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> CommandResult:
+    """Which input the uncertainty of the output comes from: an uncertainty budget."""
+    context.obj.finish_unless_first()
+    chosen = method(method_name, seed)
+    page = _page(report)
+    request = read()
+    found = propagation.run_budget(request, groups or (), chosen, orders, seed)
+    if page is not None:
+        propagation.write_report(page, request, found.output, seed, uncertainty_budget=found)
+    return CommandResult({"model": request.name, **found.to_dict()}, (found.table,), as_json)
 
 
 @app.command()

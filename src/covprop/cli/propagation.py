@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from covprop.attribution import UncertaintyBudget, uncertainty_budget
 from covprop.cli import arrays
 from covprop.cli.joining import concatenate, joined, without_generator
-from covprop.cli.output import CommandResult, ExitCode, Refusal, check_dense, quoted, writing
+from covprop.cli.output import (
+    CommandResult,
+    ExitCode,
+    Refusal,
+    check_dense,
+    printable,
+    quoted,
+    writing,
+)
 from covprop.cli.ranks import Ranks
 from covprop.cli.request import Request, running, single_output
 from covprop.diagnostics.compare import METHODS, compare, method_name
@@ -34,6 +43,7 @@ SHOWN = 20  # outputs in the table
 LARGEST_SEARCH = 2000  # outputs whose correlations are searched for the strongest
 DIGITS = 5
 LEVEL = 0.95
+MOST_ELEMENTS = 1_000_000  # of a group
 TRACE_SAMPLES = 2000  # through every layer, to see where its output is not Gaussian
 Partial = TypeVar("Partial")
 NORMS = {"2": 2.0, "inf": torch.inf}
@@ -211,6 +221,39 @@ def distribute(
     for note in dict.fromkeys(note for _, notes in gathered for note in notes):
         warnings.warn(note, ApproximationWarning, stacklevel=2)
     return join([part_result for part_result, _ in gathered if part_result is not None])
+
+
+def run_budget(
+    request: Request, named: Sequence[str], method: Method, orders: int, seed: int
+) -> UncertaintyBudget:
+    """The uncertainty budget of groups such as `left=0:8,12`, or of all elements."""
+    torch.manual_seed(seed)  # for models that draw random numbers themselves
+    groups: dict[str, list[int]] = {}
+    for name, elements in map(_group, named):
+        if name in groups:
+            raise Refusal(f"--group names {printable(name)} twice")
+        groups[name] = elements
+    with running():
+        return uncertainty_budget(
+            request.module, request.x, groups=groups or None, method=method, orders=orders,
+            seed=seed, progress=sys.stderr.isatty(),
+        )  # fmt: skip
+
+
+def _group(text: str) -> tuple[str, list[int]]:
+    """A name and the numbers of its elements."""
+    name, _, places = text.partition("=")
+    numbers: list[int] = []
+    for word in places.split(","):
+        ends = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", word)
+        if ends is None or not name:
+            raise Refusal(f"--group takes NAME=0:8,12, and not {quoted(text)}")
+        start = int(ends[1])
+        stop = int(ends[2] or start + 1)
+        if not start < stop <= start + MOST_ELEMENTS:
+            raise Refusal(f"--group {quoted(text)}: {quoted(word)} has no elements, or too many")
+        numbers += range(start, stop)
+    return name, numbers
 
 
 def run_robustness(

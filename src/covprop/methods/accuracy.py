@@ -122,7 +122,7 @@ def cross_checked(
 
     def largest(values: Tensor) -> Tensor:  # of one output, a gap may be small by chance
         found = values.double().flatten(len(y.batch_shape)).amax(-1)
-        return found.reshape(*y.batch_shape, *(1 for _ in y.event_shape))
+        return found.reshape((*y.batch_shape, *(1 for _ in y.event_shape)))
 
     exact = largest(torch.maximum(expected.mean, expected.stddev)) <= AGREEMENT
     constant = (own.stddev == 0) & (other.stddev <= NEGLIGIBLE * largest(other.stddev))

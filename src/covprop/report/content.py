@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from covprop.attribution import UncertaintyBudget
 from covprop.diagnostics.comparison import Comparison, ComparisonRow
 from covprop.diagnostics.steps import Trace
 from covprop.gaussian import Gaussian
@@ -83,8 +84,15 @@ def folded(title: str, table: Table) -> str:
     """A table that unfolds, also without a script and on paper."""
     return (
         f'<details class="numbers"><summary>{html.escape(title)}</summary>'
+        f"{tabulated(title, table)}</details>"
+    )
+
+
+def tabulated(title: str, table: Table) -> str:
+    """A table that scrolls where it is wide."""
+    return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(title)}">'
-        f"{table.to_html()}</div></details>"
+        f"{table.to_html()}</div>"
     )
 
 
@@ -263,6 +271,7 @@ class Content:
     robustness: Robustness | None
     names: Sequence[str]
     """Of the outputs, or none."""
+    budget: UncertaintyBudget | None = None
 
     def __post_init__(self) -> None:
         empty = self.given_y is not None and not self.given_y.mean.numel()
@@ -291,7 +300,9 @@ class Content:
             return self.given_y
         if self.trace is not None and isinstance(self.trace.output, Gaussian):
             return self.trace.output
-        return None if self.row is None else self.row.gaussian
+        if self.row is None:
+            return None if self.budget is None else self.budget.output
+        return self.row.gaussian
 
     @cached_property
     def sampled(self) -> Gaussian | None:

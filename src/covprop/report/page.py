@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import covprop
+from covprop.attribution import UncertaintyBudget
 from covprop.diagnostics.comparison import Comparison
 from covprop.diagnostics.steps import Trace
 from covprop.diagnostics.verdict import FINE
@@ -29,7 +30,13 @@ from covprop.report.analyses import (
     sampling_section,
 )
 from covprop.report.content import Content, Section, Selection, cards, embedded, paragraph
-from covprop.report.sections import LEVELS, inputs_section, maps_section, outputs_section
+from covprop.report.sections import (
+    LEVELS,
+    budget_section,
+    inputs_section,
+    maps_section,
+    outputs_section,
+)
 from covprop.robustness import Robustness
 from covprop.robustness.pairs import known_error
 from covprop.text_table import in_digits, in_percent, in_seconds
@@ -54,6 +61,7 @@ def render(
     trace: Trace | None = None,
     comparison: Comparison | None = None,
     robustness: Robustness | None = None,
+    uncertainty_budget: UncertaintyBudget | None = None,
     output_names: Sequence[str] = (),
 ) -> str:
     """Make an HTML page of results; it needs no other file and fetches nothing.
@@ -65,6 +73,7 @@ def render(
         trace: The result of `cp.trace`.
         comparison: The result of `cp.compare`.
         robustness: The result of `cp.robustness.analyse` for the same x.
+        uncertainty_budget: The result of `cp.uncertainty_budget`.
         output_names: One for each output.
 
     Returns:
@@ -74,7 +83,7 @@ def render(
         x = cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1)
         text = cp.report.render(model_name="a model", x=x, trace=cp.trace(nn.Linear(4, 3), x))
     """
-    content = Content(x, y, trace, comparison, robustness, output_names)
+    content = Content(x, y, trace, comparison, robustness, output_names, uncertainty_budget)
     sections = list(_sections(content))
     verdict = _trust(content)
     data: dict[str, Any] = {section.name: section.data for section in sections}
@@ -115,6 +124,7 @@ def write(
     trace: Trace | None = None,
     comparison: Comparison | None = None,
     robustness: Robustness | None = None,
+    uncertainty_budget: UncertaintyBudget | None = None,
     output_names: Sequence[str] = (),
 ) -> None:
     """Write the page of `render` to a file, as a whole or not at all.
@@ -127,6 +137,7 @@ def write(
         trace: The result of `cp.trace`.
         comparison: The result of `cp.compare`.
         robustness: The result of `cp.robustness.analyse` for the same x.
+        uncertainty_budget: The result of `cp.uncertainty_budget`.
         output_names: One for each output.
 
     Example:
@@ -136,7 +147,7 @@ def write(
     """
     text = render(
         model_name=model_name, x=x, y=y, trace=trace, comparison=comparison,
-        robustness=robustness, output_names=output_names,
+        robustness=robustness, uncertainty_budget=uncertainty_budget, output_names=output_names,
     )  # fmt: skip
     target = Path(path)
     write_atomically(target, lambda file: file.write(text.encode()))
@@ -154,6 +165,8 @@ def _sections(content: Content) -> Iterator[Section]:
     if y is not None and outputs is not None:
         yield outputs_section(y, outputs, content.sampled)
     yield inputs_section(content.x, content.inputs, content.robustness)
+    if content.budget is not None:
+        yield budget_section(content.budget, content.names)
     if y is not None and outputs is not None and len(outputs.names) > 1:
         yield maps_section(y, outputs)
     if content.trace is not None:

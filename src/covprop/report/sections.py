@@ -1,12 +1,14 @@
 """Sections on Gaussians: the input and its noise, the outputs, and how outputs vary together."""
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from covprop.attribution import UncertaintyBudget
 from covprop.gaussian import Gaussian
 from covprop.report.content import (
     MAP,
@@ -20,6 +22,7 @@ from covprop.report.content import (
     picture_note,
     plane,
     rounded,
+    tabulated,
 )
 from covprop.robustness import Robustness
 from covprop.text_table import Table, in_digits
@@ -92,6 +95,18 @@ def _input_table(x: Gaussian, choice: Selection, names: list[str]) -> Table:
     if len(rows) < choice.size:
         notes.append(f"The first {len(rows)} of {choice.size:,} elements.")
     return Table(("element", "mean", "standard deviation"), rows, notes=(" ".join(notes),))
+
+
+def budget_section(budget: UncertaintyBudget, names: Sequence[str]) -> Section:
+    """Which input the uncertainty comes from; names: of the outputs, or none."""
+    meaning = (
+        "The contribution is what an input adds to the standard deviation of an output in a linear "
+        "model. Shares are parts of the variance of the network as it is, and sum to 100 %: what "
+        "interactions and correlations give to several inputs is divided among them."
+    )
+    title = "Where the uncertainty comes from"
+    body = paragraph(meaning) + tabulated(title, budget.tabulated(names))
+    return Section("budget", "Uncertainty budget", title, body)
 
 
 def outputs_section(y: Gaussian, choice: Selection, sampled: Gaussian | None) -> Section:
