@@ -24,7 +24,7 @@ def test_every_example_prints_what_the_page_says(
     exec(code, {})
     commands = [text for text in blocks(page, "sh") if text.startswith("covprop")]
     shown = blocks(page, "text")
-    assert len(commands) == len(shown) == 4
+    assert len(commands) == len(shown) == 5
     for command, expected in zip(commands, shown, strict=True):
         ended = covprop(*shlex.split(command)[1:])
         assert (ended.code, ended.err) == (0, "")
