@@ -93,6 +93,7 @@ PAGES = {
 }
 ELSEWHERE = {
     "docs/cli.md": "with its commands, in tests/cli/test_page.py",
+    "docs/conformal.md": "with MAPIE and crepes, in tests/interoperability/test_conformal.py",
     "docs/scale.md": "by two processes, in tests/docs/test_scale.py",
     "docs/report.md": "with a network of its own, in tests/report/test_page.py",
     "CONTRIBUTING.md": "pieces of the library itself",

@@ -14,7 +14,7 @@ PARAGRAPH, GUIDE, ARCHITECTURE = 80, 15_000, 1_200
 REFERENCE = {
     "operations.md", "mathematics.md", "methods-reference.md", "trust-reference.md",
     "bayes-reference.md", "robustness-reference.md", "comparison.md", "errata.md",
-    "uncertainty-budget.md",
+    "uncertainty-budget.md", "conformal.md",
 }  # fmt: skip
 RESULTS = {"experiments.md", "accuracy.md", "performance.md"}
 API = {path.name for path in DOCS.glob("api*.md")}
