@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from covprop.bayes import metrics
 from covprop.bayes import random_weights as random_weights  # registers the rule of the layers
 from covprop.bayes.conversion import moments_of, to_bayesian, with_posterior
+from covprop.bayes.correlated import from_laplace, with_factor
 from covprop.bayes.discrete_likelihoods import Bernoulli, Categorical, Delta, Poisson
 from covprop.bayes.elbo import ELBO, LinearAnnealing
 from covprop.bayes.gaussian_likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
@@ -43,8 +44,9 @@ __all__ = [
     "Decomposition", "Delta", "EmpiricalBayes", "FixedPrior", "HePrior", "HeteroskedasticGaussian",
     "History", "HomoskedasticGaussian", "Likelihood", "LinearAnnealing", "LocalReparametrisation",
     "Poisson", "Posterior", "Prediction", "Prior", "ScaleMixturePrior", "TrainedPrior",
-    "WideHePrior", "XavierPrior", "decompose", "draws", "fit", "kl", "log_predictive", "metrics",
-    "moments_of", "predict", "predict_target", "to_bayesian", "with_posterior",
+    "WideHePrior", "XavierPrior", "decompose", "draws", "fit", "from_laplace", "kl",
+    "log_predictive", "metrics", "moments_of", "predict", "predict_target", "to_bayesian",
+    "with_factor", "with_posterior",
 ]  # fmt: skip
 
 ESTIMATORS = ("BayesClassifier", "BayesRegressor")
