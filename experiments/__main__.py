@@ -20,6 +20,7 @@ from experiments import (
     figure4,
     figure5,
     filters,
+    mc_dropout,
     noisy,
     ood,
     record,
@@ -39,7 +40,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants, auto, sampling, filters,
+        accuracy, cumulants, auto, sampling, filters, mc_dropout,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"

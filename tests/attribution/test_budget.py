@@ -323,6 +323,21 @@ def test_a_rough_answer_warns() -> None:
         cp.uncertainty_budget(cubed, x, method="quasimontecarlo:16")
 
 
+def test_what_a_method_does_not_follow_from_one_evaluation_to_the_other_is_said() -> None:
+    """Of a norm covariances are known to first order alone, and here that is zero."""
+
+    def length(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+    x = cp.Gaussian.isotropic(torch.zeros(2).double(), stddev=0.5)
+    with pytest.warns(cp.ApproximationWarning, match="may be off by 100 %"):
+        cp.uncertainty_budget(length, x, method="gaussian-layers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        budget = cp.uncertainty_budget(length, x, method="quasimontecarlo:4096")
+    assert float((budget.share - 0.5).abs().max()) < 0.01
+
+
 def test_what_does_not_fit_is_refused() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(40), stddev=1.0)
     model = nn.Linear(40, 1)

@@ -221,16 +221,20 @@ def uncertainty_budget(
         if len(game) > 1:
             error = error + STANDARD_ERRORS * values.std(0) / len(game) ** 0.5
         first, total = of(alone)[0], of(without)[0]
+        lost = shares.lost()
         whole = _stacked([shares.combined({frozenset(shares.varying): 1.0})], y)[0][0]
         coefficient, contribution, note = _linear_part(call, method, members, y)
     notes = [note]
     if len(game) > 1:
         notes.append(f"shares are averages of {orders} orders of the inputs and their reverses")
-    worst = float(error.nan_to_num(0).max()) if error.numel() else 0.0
+    error = error + lost
+    worst = max(
+        (float(each.nan_to_num(0).max()) for each in (error, lost) if each.numel()), default=0.0
+    )
     if worst > ROUGH:
         warn_user(
-            f"shares of this uncertainty budget may be off by {in_percent(worst)}; take a larger "
-            "number of orders, smaller noise, or method=cp.MonteCarlo(100_000)",
+            f"shares of this uncertainty budget may be off by {in_percent(worst)}; take the "
+            "default method or cp.QuasiMonteCarlo(65536), more orders, or smaller noise",
             ApproximationWarning,
         )
     return UncertaintyBudget(

@@ -61,6 +61,15 @@ class Shares:
             self._found[part] = self._looked_for(part)
         return self._found[part]
 
+    def lost(self) -> Tensor:
+        """The part of the variance in which two evaluations at one input differ: 0, or an error.
+
+        By a method that does not follow all of what two evaluations of a layer have in common.
+        """
+        if self.draws or not self.varying:
+            return torch.zeros(())
+        return (1 - self._looked_for(frozenset(self.varying))[0]).abs()
+
     def _looked_for(self, part: Part) -> Estimate:
         chosen = [self.groups[group] for group in sorted(part)]
         each = [torch.cat(indices) for indices in zip(*chosen, strict=True)]
