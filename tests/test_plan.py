@@ -23,7 +23,7 @@ from tests.registry import registry_kept
 from tests.test_networks import Peak
 
 EXACT = cp.Exact()
-RUNNING = "covprop.methods.call"
+RUNNING = "covprop.methods.planning"
 PLANNED = "covprop.methods.base.planned"
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar, final, overload
 import torch
 from torch import Tensor, nn
 
+from covprop.carriers import Work
 from covprop.errors import UnsupportedOperation
 from covprop.flow.lineage import Watcher
 from covprop.flow.nests import Nest
@@ -123,7 +124,7 @@ def plan(
     method: Method | str = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
-    """What `propagate` would take with the same arguments: shapes, memory and work, step by step.
+    """What `propagate` would take with the same arguments: shapes, memory and time, step by step.
 
     Runs the means through the module, and nothing of the covariances.
 
@@ -195,8 +196,8 @@ class _Bars(ExitStack):
 
     _points: PointBar | None = None
 
-    def operations(self, steps: Sequence[Step]) -> Watcher:
-        return self.enter_context(ProgressBar(steps))
+    def operations(self, steps: Sequence[Step], rates: Work) -> Watcher:
+        return self.enter_context(ProgressBar(steps, rates))
 
     def points(self, more: int, total: int) -> None:
         self._points = self._points or self.enter_context(PointBar())

@@ -90,7 +90,7 @@ def test_plan_lists_operations_by_module() -> None:
 
 
 def test_a_plan_that_does_not_fit_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 10)
+    monkeypatch.setattr("covprop.methods.planning.free_bytes", lambda _: 10)
     ended = covprop("plan", *GIVEN, "--json")
     assert ended.code == 3
     assert ended.told["fits"] is False

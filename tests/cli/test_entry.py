@@ -143,7 +143,7 @@ def test_debug_shows_what_is_behind_a_refusal() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_too_little_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 10)
+    monkeypatch.setattr("covprop.methods.planning.free_bytes", lambda _: 10)
     monkeypatch.setattr(sys.modules["covprop.flow.lineage"], "LARGE", 10)
     told = refused("propagate", *GIVEN, "--method", "gaussian-layers")
     assert "the covariances would need" in told

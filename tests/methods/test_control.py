@@ -286,7 +286,7 @@ def test_memory_is_checked_for_all_that_is_held(
 
 def test_memory_is_planned_for_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covprop.flow.lineage.LARGE", 1000)
-    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("covprop.methods.planning.free_bytes", lambda _: 1000)
     with pytest.raises(cp.TooLarge, match="The plan:"):
         propagate(network(), gaussian(), cp.ControlVariate(128))
 

@@ -3,7 +3,8 @@
 from covprop.carriers.cross_covariance import Treatment
 from covprop.carriers.cumulants import Cumulants
 from covprop.carriers.full import Full
-from covprop.carriers.planned import Ledger, Planned
+from covprop.carriers.ledger import Ledger, Work
+from covprop.carriers.planned import Planned
 from covprop.carriers.planned_cumulants import PlannedCumulants
 from covprop.carriers.sketched_activations import SketchSettings
 from covprop.carriers.tangents import Tangents
@@ -20,4 +21,5 @@ __all__ = [
     "Tangents",
     "Treatment",
     "Variances",
+    "Work",
 ]

@@ -98,8 +98,14 @@ class ExpectedSlope:
         return self.activated.coefficients(1)[0].to(cross)[..., None] * cross
 
 
-def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> tuple[set[Any], ...]:
-    """Vectors at which two living ones meet, those whose edges lead there, and all on the way."""
+Walk: TypeAlias = tuple[set[Any], set[Any], set[Any], int]
+
+
+def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> Walk:
+    """Vectors at which two living ones meet, those whose edges lead there, and all on the way.
+
+    The last is the number of pairs that were looked at.
+    """
     needed, expanded, reached = set(held), set[Any](), set(living)
     pairs = list(itertools.combinations(living, 2))
     seen: set[tuple[Any, Any]] = set()
@@ -118,23 +124,27 @@ def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> tuple[set[Any]
         if parallel(u, v):
             expanded.add(v)
             pairs += [(parent, other) for parent, _ in u.edges for other, _ in v.edges]
-    return needed, expanded, reached
+    return needed, expanded, reached, len(seen)
 
 
-def release(held: Iterable[Any], living: Sequence[Any]) -> None:
-    """Release covariances at which no two living vectors meet, and edges that lead to none."""
+def release(held: Iterable[Any], living: Sequence[Any]) -> int:
+    """Release covariances at which no two living vectors meet, and edges that lead to none.
+
+    Returns the number of pairs that were looked at.
+    """
     if len(living) <= 1:
         for node in living:
             node.forget()
             node.opaque = False
-        return
-    needed, expanded, reached = meeting_points(held, living)
+        return 0
+    needed, expanded, reached, pairs = meeting_points(held, living)
     newest = max(node.serial for node in living)
     for node in reached:
         if node not in needed:
             node.structure = None
         if node not in expanded and node.serial < newest:
             node.forget()
+    return pairs
 
 
 def parallel(u: Any, v: Any) -> bool:

@@ -4,9 +4,8 @@ Means are those of each function at the mean; of the randomness, bytes and work 
 tensor of the size of a covariance is made.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from covprop.activations import Activation
 from covprop.activations.moments import PART
 from covprop.carriers.cross_covariance import release
+from covprop.carriers.ledger import Ledger, Work
 from covprop.carriers.planned_cross import Crossed, between
 from covprop.carriers.planned_recurrent import recurrent_cost
 from covprop.covariance import Covariance, LinearMap, Zero
@@ -41,54 +41,8 @@ NORMED, FOLLOWED_NORM = 3, 6
 """Matrices of the whole result that a norm holds beside it, and those that autograd keeps."""
 RANDOM = 2
 """Matrices that random weights add."""
-
-
-class Event(NamedTuple):
-    """Something that takes memory: what is held at its peak, its work, and the carrier it made."""
-
-    peak: int
-    work: float
-    serial: int | None
-
-
-class Ledger:
-    """What the carriers of one plan write down, and what they cannot see of the operation.
-
-    taps: products for each feature of its result; followed: whether autograd follows a parameter.
-    """
-
-    def __init__(self) -> None:
-        """Begin without carriers."""
-        self.taps, self.followed = 1.0, False
-        self._events: list[Event] = []
-        self._graph = 0
-        self._carriers: weakref.WeakSet[Planned] = weakref.WeakSet()
-
-    def add(self, carrier: "Planned") -> None:
-        """Count a carrier for as long as it lives."""
-        self._carriers.add(carrier)
-
-    def held(self) -> int:
-        """Bytes of all carriers that are there, and of what autograd keeps."""
-        return self._graph + sum(carrier.nbytes for carrier in self._carriers)
-
-    def record(self, more: int, work: float, serial: int | None = None) -> None:
-        """Write down an operation that takes so many bytes beside what is held."""
-        self._events.append(Event(self.held() + more, work, serial))
-
-    @property
-    def kept(self) -> int:
-        """Bytes that autograd keeps."""
-        return self._graph
-
-    def keep(self, nbytes: int) -> None:
-        """Autograd keeps so many bytes until the end."""
-        self._graph += nbytes
-
-    def pop(self) -> list[Event]:
-        """What has been written down since this was last asked."""
-        events, self._events = self._events, []
-        return events
+ALONE = Work()
+"""No work but that of a cost."""
 
 
 class Planned(Carrier):
@@ -169,9 +123,19 @@ class Planned(Carrier):
         return Result(loc.numel() // batch, loc.itemsize, ledger.taps, followed)
 
     def _new(
-        self, loc: Tensor, cost: Cost, *others: "Planned", grid: int | None = None, **options: Any
+        self,
+        loc: Tensor,
+        cost: Cost,
+        *others: "Planned",
+        kind: str = "entries",
+        more: Work = ALONE,
+        grid: int | None = None,
+        **options: Any,
     ) -> "Planned":
-        """The result of an operation on this vector and others, written down."""
+        """The result of an operation on this vector and others, written down.
+
+        kind: what the work of the cost is; more: the other work.
+        """
         parents = dict.fromkeys((self, *others))
         followed = self._result(loc, *others).followed
         made, ledger = cost.structure, self.ledger
@@ -180,7 +144,8 @@ class Planned(Carrier):
             **options,
         )  # fmt: skip
         new = 0 if cost.shares else made.nbytes
-        ledger.record(new + cost.temporary, cost.work, result.serial)
+        work = more + Work(**{kind: cost.work, "operations": 1.0})
+        ledger.record(new + cost.temporary, work, result.serial)
         result.saved = followed
         if followed:
             ledger.keep(cost.graph + made.nbytes)
@@ -198,12 +163,12 @@ class Planned(Carrier):
         """As a linear map to as many features."""
         del covariance
         cost = self.planned.push(self._result(loc))
-        return self._new(loc, cost, opaque=transfer is None)
+        return self._new(loc, cost, kind=self.ledger.linear, opaque=transfer is None)
 
     def linear(self, loc: Tensor, linear: LinearMap) -> "Planned":
         """A S A^T."""
         del linear
-        return self._new(loc, self.planned.push(self._result(loc)))
+        return self._new(loc, self.planned.push(self._result(loc)), kind=self.ledger.linear)
 
     def select(self, loc: Tensor, index: Tensor) -> "Planned":
         """Rows and columns of the index."""
@@ -226,7 +191,9 @@ class Planned(Carrier):
         grid = each * min(PART, mean.numel()) if activation.integrated else 0
         vectors = VECTORS * mean.numel()
         cost = self.planned.pairwise(self._result(mean), vectors, grid)
-        return value, self._new(value, cost, grid=grid, nonlinear=True)
+        more = Work(integrals=mean.numel() if activation.integrated else 0)
+        made = self._new(value, cost, kind="pairs", more=more, grid=grid, nonlinear=True)
+        return value, made
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """None, but what second derivatives along all of them would take is written down."""
@@ -235,7 +202,7 @@ class Planned(Carrier):
         if planned.joined(self._result(self._zeros), nonlinear=True) is None:
             entries = batch * self.size**2
             most = 8 * SMOOTH * min(entries, DIRECTIONS)
-            self.ledger.record(most + planned.to_write, 2.0 * SMOOTH * entries)
+            self.ledger.record(most + planned.to_write, Work(entries=2.0 * SMOOTH * entries))
             if self._result(self._zeros).followed:
                 self.ledger.keep(most)
         return iter(())
@@ -294,15 +261,18 @@ class Planned(Carrier):
         cost = cost._replace(
             structure=dense, temporary=cost.temporary + more, graph=cost.graph + more
         )
-        return self._new(loc, cost)
+        return self._new(loc, cost, kind=self.ledger.linear)
 
     def finish(self, loc: Tensor) -> Covariance:
         """What is held without a matrix until now is written out."""
         del loc
         cost = self.planned.finished()
         if cost is not None:
-            self.ledger.record(cost.structure.nbytes + cost.temporary, cost.work, self.serial)
+            work = Work(products=cost.work)
+            self.ledger.record(cost.structure.nbytes + cost.temporary, work, self.serial)
             self.structure = cost.structure
+        if share := self.planned.backward_share:
+            self.ledger.record(0, self.ledger.done.backward(share), self.serial)
         return self.covariance
 
     # Operations on several vectors.
@@ -363,8 +333,8 @@ class Planned(Carrier):
         planned, result = self.planned, self._result(mean)
         if planned.constant or planned.joined(result) is not None or planned.processes > 1:
             return None
-        value, cost = recurrent_cost(self, mean, recurrence, Ledger(), result.followed)
-        return value, self._new(value, cost)
+        value, cost, more = recurrent_cost(self, mean, recurrence, Ledger(), result.followed)
+        return value, self._new(value, cost, kind="products", more=more)
 
     def forget(self) -> None:
         """Cut the edges to what it came from."""
@@ -375,7 +345,9 @@ class Planned(Carrier):
         """As the carrier does that it stands for."""
         nodes = {carrier for carrier in held if isinstance(carrier, Planned)}
         if not any(node.planned.joined(Result(0, 0)) for node in nodes):
-            release(nodes, [node for node in nodes if not node.planned.constant])
+            pairs = release(nodes, [node for node in nodes if not node.planned.constant])
+            for ledger in {node.ledger for node in nodes}:
+                ledger.visited += pairs
             return
         for one in others:
             if isinstance(one, Planned) and one not in nodes and one.structure is not None:

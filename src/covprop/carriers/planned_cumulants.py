@@ -7,12 +7,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from covprop.carriers.ledger import Ledger, Taps, Work, in_all
 from covprop.carriers.origins import FACTORS
-from covprop.carriers.planned import Ledger, Planned
+from covprop.carriers.planned import ALONE, Planned
 from covprop.carriers.planned_recurrent import (
-    Taps,
     at_means,
     extrapolated,
+    extrapolated_work,
     series_order,
     table_bytes,
 )
@@ -110,7 +111,7 @@ class PlannedCumulants(Planned):
         return unit * size * FACTORS * sum(columns)
 
     def _new(
-        self, loc: Tensor, cost: Cost, *others: Planned, grid: int | None = None, **options: Any
+        self, loc: Tensor, cost: Cost, *others: Planned, more: Work = ALONE, **options: Any
     ) -> Planned:
         """The result of an operation; a nonlinear one has a block of its own."""
         vectors = [v for v in dict.fromkeys((self, *others)) if isinstance(v, PlannedCumulants)]
@@ -123,13 +124,13 @@ class PlannedCumulants(Planned):
             one._ask(columns, bases)
         result = self._result(loc, *others)
         moved = self._blocks(result.size, columns.values())
-        work = cost.work + 2 * result.taps * moved / result.itemsize
+        linear, products = 2 * result.taps * moved / result.itemsize, 0.0
         held, kept, own, replayed = (JOINED if len(vectors) > 1 else 1) * moved, moved, 0, 0
         for one in vectors:  # what each has in the blocks of the others
             missing = columns.keys() - one.columns.keys()
             beside = (1 + BESIDE) * self._blocks(one.size, (columns[serial] for serial in missing))
             again = REPLAYED * sum(replays[serial] for serial in missing)
-            held, kept, work = held + beside + again, kept + beside, work + 2 * beside
+            held, kept, products = held + beside + again, kept + beside, products + 2 * beside
         if options.get("nonlinear"):
             own = result.size
             matrix = self.batch_shape.numel() * result.itemsize * own**2
@@ -138,9 +139,12 @@ class PlannedCumulants(Planned):
             products = 2 * min(PRODUCTS * result.itemsize, argument)
             held += FACTORS * matrix + max(HELD * matrix, products)
             kept += moved + SLICED * argument + FOLLOWED * matrix
-            work += 2 * own * moved / result.itemsize
-        cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
-        return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
+            products += 2 * own * moved / result.itemsize
+        cost = cost._replace(temporary=cost.temporary + held, graph=cost.graph + kept)
+        ledger = self.ledger
+        more += Work(**{ledger.linear: linear}) + Work(products=products, visits=ledger.visited)
+        ledger.visited = 0
+        return super()._new(loc, cost, *others, more=more, own=own, replayed=replayed, **options)
 
     def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, Planned] | None:
         """Step by step; what many steps take is extrapolated from few."""
@@ -151,9 +155,9 @@ class PlannedCumulants(Planned):
             return None
         followed = self._result(mean).followed
         counted = [self._few_steps(mean, recurrence, few, followed) for few in FEW_STEPS]
-        peak, kept, work = (
-            extrapolated(FEW_STEPS, [row[i] for row in counted], steps) for i in range(3)
-        )
+        peak = extrapolated(FEW_STEPS, [row[0] for row in counted], steps)
+        kept = extrapolated(FEW_STEPS, [row[1] for row in counted], steps)
+        work = extrapolated_work(FEW_STEPS, [row[2] for row in counted], steps)
         places = Places(recurrence, self.batch_shape, self.size, mean.shape[:-1].numel())
         value = at_means(places, mean.reshape(*self.batch_shape, self.size))[0]
         value = value.reshape(*mean.shape[:-1], -1)
@@ -161,12 +165,12 @@ class PlannedCumulants(Planned):
             self.batch_shape, value.numel() // self.batch_shape.numel(), mean.itemsize
         )
         columns = counted[-1][3] * steps // FEW_STEPS[-1]
-        cost = Cost(made, int(peak) + table, work, int(kept), writes=True)
-        return value, super()._new(value, cost, own=columns)
+        cost = Cost(made, int(peak) + table, graph=int(kept), writes=True)
+        return value, super()._new(value, cost, more=work, own=columns)
 
     def _few_steps(
         self, mean: Tensor, recurrence: Recurrence, steps: int, followed: bool
-    ) -> tuple[int, int, float, int]:
+    ) -> tuple[int, int, Work, int]:
         """Peak, what autograd keeps, work and columns of the first steps."""
         ledger, lineage = Ledger(), self.lineage.inner()
         lineage.watcher, ledger.followed = Taps(ledger), followed
@@ -187,7 +191,7 @@ class PlannedCumulants(Planned):
         return (
             max(event.peak for event in events),
             ledger.kept,
-            sum(event.work for event in events),
+            in_all([event.work for event in events]),
             sum(made.carrier.columns.values()),
         )
 

@@ -1,20 +1,21 @@
 """What a plan counts of recurrent layers: one step, and all of them as so many of its kind."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covprop.activations.moments import NODES, panel_count
 from covprop.activations.quadrature import Quadrature
+from covprop.carriers.ledger import Taps, Work, in_all
 from covprop.carriers.planned_cross import ancestors, between
 from covprop.carriers.recurrent import Places
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost
 from covprop.flow.algebra import Recurrence
-from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.kernels.compiled import library
 
@@ -26,31 +27,13 @@ COEFFICIENT_ROWS = 3
 """Copies of the coefficients of a series that are held at a time."""
 
 
-def taps_of(arguments: Any) -> float:
-    """Products for each feature of the result of an operation: entries of a row of its weights."""
-    given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
-    weights = [leaf for leaf in given if leaf.dim() > 1 and len(leaf)]
-    return weights[0].numel() / len(weights[0]) if weights else 1.0
-
-
-@final
-class Taps:
-    """Tells a ledger what its carriers do not see of the operations of a step."""
-
-    def __init__(self, ledger: Any) -> None:
-        self._ledger = ledger
-
-    def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
-        """Run an operation, its taps known."""
-        del function
-        self._ledger.taps = taps_of((args, kwargs))
-        return proceed()
-
-
 def recurrent_cost(
     carrier: Any, mean: Tensor, recurrence: Recurrence, ledger: Any, followed: bool
-) -> tuple[Tensor, Cost]:
-    """The layer at the mean, and its cost; ledger: an empty one, for what is in a step."""
+) -> tuple[Tensor, Cost, Work]:
+    """The layer at the mean, its cost, and the work inside of its steps.
+
+    ledger: an empty one, for what is in a step.
+    """
     batch, size = carrier.batch_shape, carrier.size
     count = mean.shape[len(batch) : -1].numel()
     places = Places(recurrence, batch, size, count)
@@ -69,7 +52,7 @@ def recurrent_cost(
     copies, tables = (CROSSED, TABLES) if compiled and not followed else (1, 1)
     # With autograd they are kept already, of the operations before.
     meanwhile = 0 if followed else copies * crossed.meanwhile
-    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype, tables)), 0.0)
+    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype, tables)), Work())
     events = ledger.pop()
     inside = max(event.peak for event in events) + unit * wide**2
     # Rows of a state have a column for each input, and for each output so far.
@@ -83,11 +66,12 @@ def recurrent_cost(
     rows = int(unit * places.steps * wide * mean_columns)
     graph = places.steps * ledger.kept + rows
     held += graph - ledger.kept if followed else 0  # that of one step is in its peak
-    work = 2.0 * max(1, batch.numel()) * width * wide * mean_columns
-    work = places.steps * (work + sum(event.work for event in events))
-    return values.reshape(*mean.shape[:-1], -1), Cost(
-        dense, held + meanwhile, work, graph, writes=True
+    count = max(1, batch.numel()) * places.steps
+    cost = Cost(
+        dense, held + meanwhile, 2.0 * count * width * wide * mean_columns, graph, writes=True
     )
+    inside_steps = in_all([event.work for event in events]) * places.steps
+    return values.reshape(*mean.shape[:-1], -1), cost, inside_steps
 
 
 def at_means(places: Places, mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,3 +124,9 @@ def extrapolated(steps: Sequence[int], values: Sequence[float], count: int) -> f
         others = [step for j, step in enumerate(steps) if j != i]
         total += value * math.prod((count - step) / (steps[i] - step) for step in others)
     return total
+
+
+def extrapolated_work(steps: Sequence[int], works: Sequence[Work], count: int) -> Work:
+    """The same of each kind of work."""
+    kinds = zip(*map(astuple, works), strict=True)
+    return Work(*(max(0.0, extrapolated(steps, kind, count)) for kind in kinds))

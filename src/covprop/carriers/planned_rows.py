@@ -55,10 +55,19 @@ class PlannedRows(PlannedCovariance):
 @final
 @dataclass(frozen=True)
 class PlannedTangents(PlannedRows):
-    """Rows of a sketch; kept: for the backward pass, behind a nonlinearity that remembers them."""
+    """Rows of a sketch, which runs are to share.
+
+    kept: for the backward pass, behind a nonlinearity that remembers them.
+    """
 
     remembers: bool
+    runs: int
     kept: bool = False
+
+    @property
+    def backward_share(self) -> float:
+        """A row for each feature of the result, in each run."""
+        return self.runs * self.size / self.width
 
     @property
     def released(self) -> PlannedRows | None:

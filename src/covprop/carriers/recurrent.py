@@ -17,6 +17,7 @@ from covprop.carriers.cross_covariance import Known, cross_covariance
 from covprop.covariance import Dense
 from covprop.covariance.base import symmetric
 from covprop.flow.algebra import Recurrence
+from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
 
 
@@ -127,7 +128,7 @@ def _initial_rows(places: Places, cross: Tensor) -> Tensor:
 
 
 def unrolled(
-    places: Places, mean: Tensor, matrix: Tensor, step: Step
+    places: Places, mean: Tensor, matrix: Tensor, step: Step, lineage: Lineage
 ) -> tuple[Tensor, Tensor, Unrolled]:
     """Mean and covariance of the results of all steps, and how they depend on the input.
 
@@ -143,7 +144,7 @@ def unrolled(
     made = matrix.new_zeros(*batch, places.total, places.total)
     to_inputs = matrix.new_zeros(*batch, places.steps * each, size)
     means, gains = [], []
-    for t, reads in enumerate(places.reads):
+    for t, reads in enumerate(lineage.repeated(list(places.reads))):
         at, after = t * each, (t + 1) * each
         inputs = matrix.index_select(-2, reads)
         joint = symmetric_blocks(inputs.index_select(-1, reads), rows.index_select(-1, reads), own)
@@ -220,5 +221,6 @@ def recurrent_layer(
 
     flat = mean.reshape(*batch, carrier.size)
     carrier.lineage.expect(mean.itemsize * max(1, batch.numel()) * places.total**2)
-    values, matrix, edge = unrolled(places, flat, carrier.covariance.matrix(), step)
+    matrix = carrier.covariance.matrix()
+    values, matrix, edge = unrolled(places, flat, matrix, step, carrier.lineage)
     return values.reshape(*mean.shape[:-1], -1), matrix, edge

@@ -177,14 +177,19 @@ def plan(
     method_name: MethodName = "gaussian-layers",
     as_json: Json = False,
 ) -> CommandResult:
-    """Shape, memory and work of every operation, before it is run."""
+    """Shape, memory and time of every operation, before it is run."""
     context.obj.finish_unless_first()
     request = read()
     chosen = method(method_name, seed=0)
     with running():
         planned = plan_of(request.module, request.x, method=chosen)
+    rates = planned.rates()
+    steps = [
+        {**dataclasses.asdict(step), "work": step.work, "seconds": step.counts.seconds(rates)}
+        for step in planned.steps
+    ]
     record = {
-        "model": request.name, "steps": [dataclasses.asdict(step) for step in planned.steps],
+        "model": request.name, "steps": steps, "seconds": planned.seconds,
         "peak_bytes": planned.peak_bytes, "free_bytes": planned.free_bytes, "work": planned.work,
         "fits": planned.fits,
     }  # fmt: skip

@@ -88,6 +88,11 @@ class PlannedCovariance(ABC):
         """What is left of it once no tensor has it any more, where a backward pass follows."""
         return None
 
+    @property
+    def backward_share(self) -> float:
+        """How many times the work so far a backward pass takes, 0 where none follows."""
+        return 0.0
+
     def finished(self) -> Cost | None:
         """What it takes to hand it to the caller, if anything."""
         return None

@@ -133,6 +133,9 @@ class Tracer:
                 step = replace(step, gaussian=x.with_moments(covariance=step.gaussian.covariance))
             self.drafts.append(_Draft(i, step, 0, len(x.batch_shape)))
 
+    def advance(self, share: float) -> None:
+        """Nothing is recorded of an operation that is not done."""
+
     def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
         """Run an operation and record its results."""
         del args, kwargs

@@ -2,9 +2,9 @@
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ LARGE = 2**26
 """Bytes of covariances, all that are made, from which it is asked before whether they fit."""
 UNRELEASED, UNSEEN = 2**20, 256
 """Bytes of covariances, and tensors, from which it is asked what of them may be released."""
+Step = TypeVar("Step")
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
 """Activations to use in place of the declared ones, by torch function."""
 
@@ -67,6 +68,9 @@ class Watcher(Protocol):
     ) -> Any:
         """Give the result of an operation, which is that of `proceed`, or another."""
 
+    def advance(self, share: float) -> None:
+        """Such a share of the operation that runs is done."""
+
 
 class Lineage:
     """One propagation: its tensors, its guard of memory and what watches it."""
@@ -113,6 +117,14 @@ class Lineage:
     def note(self, message: str, warn: bool = True) -> None:
         """Keep a sentence for the results, and warn the user of what could not be done as asked."""
         self.notes[warn_user(message, ApproximationWarning) if warn else message] = None
+
+    def repeated(self, steps: Sequence[Step], growing: bool = False) -> Iterator[Step]:
+        """The steps of an operation, whose watcher sees each; growing: each takes more."""
+        count = len(steps)
+        for i, step in enumerate(steps):
+            yield step
+            if self.watcher is not None:
+                self.watcher.advance((2 * i + 1) / count**2 if growing else 1 / count)
 
     def expect(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""

@@ -371,3 +371,6 @@ class _Seen:
                 seen.pop(path, None)  # in the order in which modules are left
                 seen[path] = (leaf.flat, standard_deviation(leaf.variances))
         return result
+
+    def advance(self, share: float) -> None:
+        """Nothing is noted inside of an operation."""

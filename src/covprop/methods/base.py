@@ -21,20 +21,22 @@ from covprop.gaussian import Gaussian
 from covprop.methods.call import (
     Advance,
     Call,
-    check_memory,
     finite,
     in_flight,
-    planned,
     unwrapped,
     without_draws,
 )
 from covprop.methods.network import Estimate, Network, check_outputs
 from covprop.methods.plan import Plan
+from covprop.methods.planning import check, planned
 from covprop.methods.root import Root
 from covprop.skewed import Skewed, is_skewed
 
 CARRIED = 2**24
 """Numbers in columns of the root of an input that are carried to the outputs at a time."""
+
+MEASURED = 5.0
+"""Seconds, by typical rates, from which it is measured how fast a bar is to advance."""
 
 SKEWED_RESULT = 0.5
 """The skewness of a result, as the input of another model, from which there is a warning.
@@ -202,7 +204,8 @@ class LayerwiseMethod(Method):
         """The bar of so many runs, if one is to be shown."""
         if call.progress is None:
             return None
-        return call.progress.operations(self.plan(call).steps * runs)
+        plan = self.plan(call)
+        return call.progress.operations(plan.steps * runs, plan.rates_for(MEASURED))
 
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
@@ -257,7 +260,7 @@ class LayerwiseMethod(Method):
         """A lineage that has the whole propagation planned before the first large covariance."""
         lineage = Lineage(self)
         method = lineage.method
-        lineage.guard = lambda: check_memory(planned(call, method))
+        lineage.guard = lambda: check(planned(call, method), method)
         return lineage
 
 

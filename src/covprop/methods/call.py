@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from covprop.carriers import Work
 from covprop.covariance import Covariance
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import (
@@ -23,15 +24,14 @@ from covprop.errors import (
     UnsupportedOperation,
     name_of,
 )
-from covprop.flow.lineage import Lineage, Watcher, free_bytes, sharers
+from covprop.flow.lineage import Lineage, Watcher
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
-from covprop.methods.plan import Plan, Planner, Step
+from covprop.methods.plan import Step
 from covprop.modules import eagerly, path_of, raising_module
-from covprop.text_table import in_bytes
 
 Result = TypeVar("Result")
 
@@ -45,8 +45,8 @@ SCRIPTED = "instead found type 'GaussianTensor'"
 class Progress(Protocol):
     """A bar that shows how far a propagation has come."""
 
-    def operations(self, steps: Sequence[Step]) -> Watcher:
-        """Begin a bar of planned operations, which it watches."""
+    def operations(self, steps: Sequence[Step], rates: Work) -> Watcher:
+        """Begin a bar of planned operations, which it watches; rates: seconds of their work."""
 
     def points(self, more: int, total: int) -> None:
         """Count evaluations of the model."""
@@ -235,33 +235,6 @@ def finite(
         mean, covariance, validate_args=False, method=method, sampling=error, skewness=skewness,
         notes=notes,
     )  # fmt: skip
-
-
-def planned(call: Call, method: Any) -> Plan:
-    """The operations of a propagation, from the means alone."""
-    lineage = Lineage(method)
-    planner = Planner(call.module, follows=torch.is_grad_enabled() and not method.backward)
-    lineage.watcher = planner
-    with torch.no_grad():
-        planner.end(call.in_flight(lambda x: planner.wrap(x, lineage)))
-    free = free_bytes(call.device) // sharers(call.inputs[0].covariance)
-    return Plan(tuple(planner.steps), free)
-
-
-def check_memory(plan: Plan) -> None:
-    """Refuse a propagation that does not fit."""
-    if plan.fits:
-        return
-    largest = max(plan.steps, key=lambda step: step.peak_bytes)
-    raise TooLarge(
-        f"the covariances would need {in_bytes(plan.peak_bytes)} at {largest.operation} "
-        f"({largest.module or 'the function'}, {largest.features:,} features), and "
-        f"{in_bytes(plan.free_bytes)} are free. A batch of inputs needs batch_dims=1, and "
-        "may be propagated in parts; float32 takes half of float64; wide layers between narrower "
-        "ones are streamed; else take cp.Sketched(), which has no covariances on the way, or "
-        "sample: cp.MonteCarlo(). The plan:\n"
-        f"{plan}"
-    )
 
 
 def random_state_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:

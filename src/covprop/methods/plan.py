@@ -5,7 +5,7 @@ The rules run on carriers that count (`covprop.carriers.planned`), about one for
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covprop.carriers.planned import Event, Ledger
-from covprop.carriers.planned_recurrent import taps_of
+from covprop.carriers.ledger import Event, Ledger, Work, in_all
 from covprop.errors import OutsideDomain, UnsupportedOperation, name_of
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import leaves, map_leaves
@@ -22,15 +21,27 @@ from covprop.flow.table import TABLE, Batch, Kind
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.modules import module_names, running_module
-from covprop.text_table import Table, in_bytes
+from covprop.text_table import Table, in_bytes, in_seconds
 
+TYPICAL = Work(
+    products=4e-11, convolved=2e-10, entries=2e-9, pairs=2.5e-10, integrals=2e-6, operations=2e-4,
+    visits=2.5e-6,
+)  # fmt: skip
+"""Seconds on one core of a common machine; those of visits, Python alone, are taken anywhere."""
+FOLDED = 3
+"""Times that operations are repeated, from which a table has them once."""
+LONGEST = 64
+"""Operations that are seen as one that is repeated."""
 ELEMENTWISE = 8
 """Floating-point operations that take as long as passing a number through memory, about."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: where it is, what it gives, what its covariance and itself take."""
+    """One operation: where it is, what it gives, what its covariance and itself take.
+
+    counts: the work, by kinds that take different times.
+    """
 
     module: str
     operation: str
@@ -38,7 +49,12 @@ class Step:
     features: int
     covariance_bytes: int
     peak_bytes: int
-    work: float
+    counts: Work
+
+    @property
+    def work(self) -> float:
+        """Floating-point operations, about."""
+        return self.counts.total
 
 
 @dataclass(frozen=True)
@@ -48,14 +64,16 @@ class Plan:
     Attributes:
         steps: Operation, shape, bytes and work of each step.
         free_bytes: The memory that is free now.
+        rates: Gives the seconds that each kind of work takes here; it measures for about a second.
 
     Example:
         plan = cp.plan(model, x)
-        plan.fits, plan.peak_bytes, plan.work
+        plan.fits, plan.peak_bytes, plan.seconds
     """
 
     steps: tuple[Step, ...]
     free_bytes: int
+    rates: Callable[[], Work] = field(default=lambda: TYPICAL, repr=False, compare=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -68,30 +86,65 @@ class Plan:
         return sum(step.work for step in self.steps)
 
     @property
+    def counts(self) -> Work:
+        """All work, by kinds that take different times."""
+        return in_all([step.counts for step in self.steps])
+
+    @property
+    def seconds(self) -> float:
+        """How long it will take, within a factor of three as a rule."""
+        return self.counts.seconds(self.rates())
+
+    def rates_for(self, least: float) -> Work:
+        """The rates, measured only where typical ones say that it takes so many seconds."""
+        return self.rates() if self.counts.seconds(TYPICAL) > least else TYPICAL
+
+    @property
     def fits(self) -> bool:
         """Whether the peak is below the memory that is free."""
         return self.peak_bytes <= self.free_bytes
 
     @property
     def table(self) -> Table:
-        """A row for each operation."""
-        head = ("module", "operation", "shape", "features", "covariance", "peak", "work")
-        rows = [
-            (
-                step.module, step.operation, "x".join(map(str, step.shape)), f"{step.features:,}",
-                in_bytes(step.covariance_bytes), in_bytes(step.peak_bytes), f"{step.work:.1e}",
-            )
-            for step in self.steps
-        ]  # fmt: skip
+        """A row for each operation, or for each of some that are repeated."""
+        head = ("module", "operation", "shape", "features", "covariance", "peak", "work", "time")
+        rates = self.rates()
+        rows = []
+        for steps in folded(self.steps):
+            last, counts = steps[-1], in_all([step.counts for step in steps])
+            times = f" ({len(steps)} times)" if len(steps) > 1 else ""
+            peak = max(step.peak_bytes for step in steps)
+            rows.append((
+                last.module, last.operation + times, "x".join(map(str, last.shape)),
+                f"{last.features:,}", in_bytes(last.covariance_bytes), in_bytes(peak),
+                f"{counts.total:.1e}", in_seconds(counts.seconds(rates)),
+            ))  # fmt: skip
         note = (
             f"peak {in_bytes(self.peak_bytes)} of {in_bytes(self.free_bytes)} that are free, about "
-            f"{self.work:.1e} operations"
+            f"{self.work:.1e} operations, {in_seconds(self.counts.seconds(rates))}"
         )
         return Table(head, tuple(rows), words=3, notes=(note,))
 
     def __str__(self) -> str:
         """The table."""
         return str(self.table)
+
+
+def folded(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Each step, with those in its place where several are repeated again and again."""
+    keys = [(step.module, step.operation, step.shape) for step in steps]
+    start = 0
+    while start < len(steps):
+        period, count = 1, 1
+        for width in range(1, LONGEST + 1):
+            times, unit = 1, keys[start : start + width]
+            while keys[start + times * width : start + (times + 1) * width] == unit:
+                times += 1
+            if times >= FOLDED and times * width > period * count:
+                period, count = width, times
+        for offset in range(start, start + period):
+            yield list(steps[offset : offset + period * count : period])
+        start += period * count
 
 
 def short_name(function: Callable[..., Any]) -> str:
@@ -114,6 +167,8 @@ class Planner:
         self._names = module_names(module)
         self._follows = follows
         self._inside = False
+        self.followed = False
+        """Whether autograd would follow any result."""
 
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
         """An input, its covariance counted."""
@@ -175,17 +230,20 @@ class Planner:
     def _seen(self, arguments: Any, made_of_steps: bool) -> Iterator[None]:
         """Tell carriers what they do not see of the operation that runs."""
         ledger = self._ledger
-        before = ledger.taps, ledger.followed
+        before = ledger.taps, ledger.linear, ledger.followed
         given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
-        ledger.taps = taps_of(given)
+        ledger.begin(given)
         # What an operation is made of may have weights that are made of those it was given.
         ledger.followed |= self._follows and any(leaf.requires_grad for leaf in given)
         self._inside = not made_of_steps
         try:
             yield
         finally:
-            ledger.taps, ledger.followed = before
+            ledger.taps, ledger.linear, ledger.followed = before
             self._inside = False
+
+    def advance(self, share: float) -> None:
+        """Nothing is shown of an operation."""
 
     def end(self, result: Any) -> None:
         """The end of the propagation: what is given back is written out."""
@@ -208,7 +266,10 @@ class Planner:
             own = [event for event in events if event.serial == carrier.serial] + others
             others = []
             peak = max((event.peak for event in own), default=self._ledger.held())
-            work = sum(event.work for event in own) or 2.0 * tensor.numel()
+            work = in_all([event.work for event in own])
+            if not work.total:
+                work += Work(entries=2.0 * tensor.numel(), operations=1.0)
+            self.followed |= carrier.followed
             held, shape = carrier.planned.nbytes, tuple(tensor.shape)
             self.steps.append(Step(module, name, shape, carrier.size, held, peak, work))
 

@@ -6,18 +6,24 @@ from typing import Any, final
 
 from tqdm import tqdm
 
+from covprop.carriers import Work
 from covprop.methods.plan import Step, short_name
+
+FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+"""Without planned seconds, which are not those that pass."""
 
 
 @final
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """Advances by the planned work of each operation."""
+    """Advances by the planned time of each operation, and inside of one that repeats a step."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = list(steps)
-        self._bar = tqdm(total=sum(step.work for step in steps), unit="FLOP", unit_scale=True)
+    def __init__(self, steps: Sequence[Step], rates: Work) -> None:
+        """rates: seconds of each kind of work."""
+        self._steps = [(step, step.counts.seconds(rates)) for step in steps]
+        total = sum(seconds for _, seconds in self._steps)
+        self._bar = tqdm(total=total, unit="s", bar_format=FORMAT)
         self._inside = False
-        self._done = 0
+        self._done, self._shown = 0, 0.0
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
@@ -25,20 +31,29 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
         """Run an operation, then advance by what was planned for it."""
         del args, kwargs
-        name, steps = short_name(function), self._steps
-        planned = self._done < len(steps) and steps[self._done].operation == name
-        if self._inside or not planned:
+        name = short_name(function)
+        if self._inside or not self._is_next(name):
             return proceed()
-        self._inside = True
-        self._bar.set_postfix_str(f"{steps[self._done].module} {name}".strip())
+        self._inside, self._shown = True, 0.0
+        self._bar.set_postfix_str(f"{self._steps[self._done][0].module} {name}".strip())
         result = proceed()
         self._inside = False
-        while self._done < len(steps) and steps[self._done].operation == name:
-            self._bar.update(steps[self._done].work)  # once for each of its results
-            self._done += 1
+        while self._is_next(name):
+            self._bar.update(self._steps[self._done][1] - self._shown)  # for each of its results
+            self._done, self._shown = self._done + 1, 0.0
             if not isinstance(result, list | tuple):
                 break
         return result
+
+    def _is_next(self, name: str) -> bool:
+        return self._done < len(self._steps) and self._steps[self._done][0].operation == name
+
+    def advance(self, share: float) -> None:
+        """Such a share of the operation that runs is done."""
+        if self._inside:
+            more = share * self._steps[self._done][1]
+            self._shown += more
+            self._bar.update(more)
 
 
 @final

@@ -227,13 +227,13 @@ def _repeated(
         return cell.step(gates, joint[..., -size:])
 
     varies = bool(gaussians(tuple(state), {}))
-    vector = torch.cat([x, *state], -1) if varies else x
+    vector: Any = torch.cat([x, *state], -1) if varies else x
     initial = None if varies else torch.cat(list(state), -1)
     recurrence = Recurrence(step, index, size, len(state), initial)
 
     def one_by_one() -> Any:
         current, outputs = state, []
-        for place in index:
+        for place in vector.lineage.repeated(list(index), growing=True):
             current = _next(cell, weights, x[:, place], current)
             outputs.append(current[0])
         return torch.cat([*outputs, *current[1:]], -1)

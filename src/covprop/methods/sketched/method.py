@@ -193,6 +193,7 @@ class Sketched(LayerwiseMethod):
         else:
             width += self.tangents * (1 if self.order == 1 else 2)
         rows = PlannedTangents(
-            covariance.batch_shape, covariance.size, mean.itemsize, width, self.order > 1
-        )
+            covariance.batch_shape, covariance.size, mean.itemsize, width, self.order > 1,
+            self.replicates,
+        )  # fmt: skip
         return Planned(rows, mean, lineage, ledger)
