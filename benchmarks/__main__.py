@@ -1,12 +1,14 @@
-"""`python -m benchmarks [--only NAME ...] [--smoke] [--out FILE]`: figures as JSON.
+"""`python -m benchmarks [--only NAME ...] [--smoke] [--load N] [--out FILE]`: figures as JSON.
 
 Every time is compared with others of the same run. `python -m benchmarks.render` makes a table and
 plots of the file.
 """
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from benchmarks import (
     layers,
     mnist,
     networks,
+    plans,
     recurrent,
     scaling,
     sketched,
@@ -42,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "accuracy": accuracy.run,
     "cumulants": cumulants.run,
     "recurrent": recurrent.run,
+    "planned-time": plans.run,
     "bayes-step": bayes.step,
     "bayes-deep": bayes.deep,
     "bayes-members": bayes.members,
@@ -79,21 +83,44 @@ def show(name: str, result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+BUSY = "import torch\nx = torch.randn(700, 700)\nwhile True:\n    x = torch.tanh(x @ x)"
+"""What each of the other programs does: arithmetic and memory."""
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many other processes run meanwhile, one thread each."""
+    command = [sys.executable, "-c", "import torch\ntorch.set_num_threads(1)\n" + BUSY]
+    others = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def main() -> int:
     """Measure one after another and write after each; 1 if any failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--smoke", action="store_true", help="seconds, to see that it works")
+    parser.add_argument(
+        "--load", type=int, default=0, metavar="N", help="other processes that run meanwhile"
+    )
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     arguments = parser.parse_args()
     smoke = arguments.smoke
     path = arguments.out or OUT / ("smoke.json" if smoke else "benchmarks.json")
-    settings = {"seed": SEED, "smoke": smoke, **environment.describe()}
+    settings = {
+        "seed": SEED, "smoke": smoke, "other processes": arguments.load, **environment.describe()
+    }  # fmt: skip
     results: dict[str, Any] = {}
-    for name in arguments.only:
-        results[name] = measured(name, smoke)
-        write(path, settings, results)
-        show(name, results[name])
+    with busy(arguments.load):
+        for name in arguments.only:
+            results[name] = measured(name, smoke)
+            write(path, settings, results)
+            show(name, results[name])
     return int(any(result.get("failure") for result in results.values()))
 
 

@@ -15,7 +15,8 @@ import covprop as cp
 from covprop.activations.moments import hermite_basis
 from covprop.carriers import cross_covariance
 from covprop.covariance import LinearMap
-from covprop.methods import call
+from covprop.methods import planning
+from covprop.methods.plan import TYPICAL
 from tests.architectures import ARCHITECTURES
 from tests.layers import joint, propagate
 from tests.oracles import assert_close
@@ -207,7 +208,7 @@ def test_the_table_has_a_line_for_each_step_and_the_peak() -> None:
     plan = cp.plan(convolutional(), gaussian((1, 16, 16), (2,)))
     head, *rows, last = str(plan).splitlines()
     assert head.split() == [
-        "module", "operation", "shape", "features", "covariance", "peak", "work"
+        "module", "operation", "shape", "features", "covariance", "peak", "work", "time"
     ]  # fmt: skip
     assert len(rows) == len(plan.steps)
     for row, step in zip(rows, plan.steps, strict=True):
@@ -656,7 +657,7 @@ def test_what_does_not_fit_is_refused_with_the_table(
     message = str(raised.value)
     plan = cp.plan(model, x)
     assert not plan.fits
-    assert str(plan) in message
+    assert str(plan.table_at(TYPICAL)) in message
     largest = max(plan.steps, key=lambda step: step.peak_bytes)
     assert f"at {largest.operation} ({largest.module}, {largest.features:,} features)" in message
     assert "sample" in message
@@ -708,7 +709,7 @@ def test_what_would_need_hundreds_of_gigabytes_is_refused_before_anything_is_mad
     with torch.no_grad(), Peak([x.mean]) as measured, pytest.raises(cp.TooLarge) as raised:
         propagate(OPERATIONS[name], x)
     assert measured.most < 2**27  # the means, and numbers of their elements
-    assert str(cp.plan(OPERATIONS[name], x)) in str(raised.value)
+    assert str(cp.plan(OPERATIONS[name], x).table_at(TYPICAL)) in str(raised.value)
 
 
 SAME_SIZE: dict[str, Callable[[Any], Any]] = {
@@ -774,7 +775,7 @@ def test_the_plan_is_made_once(
 ) -> None:
     small_machine(10**9)
     calls = []
-    plain = call.planned
+    plain = planning.planned
 
     def counted(*args: Any, **kwargs: Any) -> cp.Plan:
         calls.append(args)
@@ -853,14 +854,14 @@ def test_the_bar_advances_by_one_operation_at_a_time(monkeypatch: pytest.MonkeyP
 
         def update(self, work: float) -> None:
             self.done += work
-            seen.append(f"{work:.1f}")
+            seen.append(f"{1e6 * work:.1f}")
 
         def close(self) -> None:
-            seen.append(f"{self.done:.1f}")
+            seen.append(f"{1e6 * self.done:.1f}")
 
     monkeypatch.setattr("covprop.methods.progress.tqdm", Bar)
     model, x = frozen(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))), gaussian((4,))
-    works = [f"{step.work:.1f}" for step in cp.plan(model, x).steps]
+    works = [f"{1e6 * step.counts.seconds(TYPICAL):.1f}" for step in cp.plan(model, x).steps]
     propagate(model, x, progress=True)
     shown = [text for i, work in enumerate(works) for text in (f"{i} linear", work)]
     assert seen == [*shown, f"{sum(map(float, works)):.1f}"]

@@ -107,8 +107,11 @@ class Plan:
     @property
     def table(self) -> Table:
         """A row for each operation, or for each of some that are repeated."""
+        return self.table_at(self.rates())
+
+    def table_at(self, rates: Work) -> Table:
+        """The same with other seconds for each kind of work."""
         head = ("module", "operation", "shape", "features", "covariance", "peak", "work", "time")
-        rates = self.rates()
         rows = []
         for steps in folded(self.steps):
             last, counts = steps[-1], in_all([step.counts for step in steps])

@@ -9,7 +9,7 @@ from covprop.errors import TooLarge, warn_user
 from covprop.flow.lineage import Lineage, free_bytes, sharers
 from covprop.methods.calibration import Setting, rates_of
 from covprop.methods.call import Call
-from covprop.methods.plan import Plan, Planner
+from covprop.methods.plan import TYPICAL, Plan, Planner
 from covprop.text_table import in_bytes, in_seconds
 
 LONG, MARGIN = 120.0, 10
@@ -30,8 +30,8 @@ def planned(call: Call, method: Any) -> Plan:
 
 def check(plan: Plan, method: Any) -> None:
     """Refuse a propagation that does not fit, and name a faster way where it takes long."""
-    largest = max(plan.steps, key=lambda step: step.peak_bytes)
     if not plan.fits:
+        largest = max(plan.steps, key=lambda step: step.peak_bytes)
         raise TooLarge(
             f"the covariances would need {in_bytes(plan.peak_bytes)} at {largest.operation} "
             f"({largest.module or 'the function'}, {largest.features:,} features), and "
@@ -39,7 +39,7 @@ def check(plan: Plan, method: Any) -> None:
             "may be propagated in parts; float32 takes half of float64; wide layers between "
             "narrower ones are streamed; else take cp.Sketched(), which has no covariances on the "
             "way, or sample: cp.MonteCarlo(). The plan:\n"
-            f"{plan}"
+            f"{plan.table_at(TYPICAL)}"
         )
     rates = plan.rates_for(LONG / MARGIN)
     if (seconds := plan.counts.seconds(rates)) > LONG:
