@@ -14,8 +14,8 @@ from torch import Tensor
 
 from covprop.activations.base import Activation, Elements, Prepared, noting
 from covprop.kernels import compiled, compiled_moments
-from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.kernels.polynomials import FLUSH, flushed, in_units, power_series, series_units
+from covprop.kernels.normal import correlation, in_dtype, inverse_deviation
+from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER, rounding
 
 LADDER = (4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
@@ -63,19 +63,16 @@ class Correlated(Activation, ABC):
         self, coefficients: Tensor, output: Tensor, variance: Tensor, dtype: torch.dtype
     ) -> Elements:
         """1 / sigma, the tail after each order of LADDER, coefficients and their unit."""
+        if len(coefficients) and compiled.usable(coefficients, output, variance):
+            orders = [k for k in LADDER if k <= len(coefficients)]
+            bound = compiled.Bound(orders, self.accuracy[dtype])
+            limits = compiled_moments.SeriesLimits.of(dtype, LAST_COEFFICIENTS)
+            found = compiled_moments.series_numbers(coefficients, output, variance, bound, limits)
+            return in_dtype(found, dtype)
         inverse = inverse_deviation(variance)
         if not len(coefficients):
             nothing = coefficients.to(dtype)
             return inverse.to(dtype), nothing, nothing, torch.ones_like(inverse, dtype=dtype)
-        if compiled.usable(coefficients, output, variance):
-            orders = [k for k in LADDER if k <= len(coefficients)]
-            bound = compiled.Bound(orders, self.accuracy[dtype])
-            finfo = torch.finfo(dtype)
-            limits = compiled_moments.SeriesLimits(LAST_COEFFICIENTS, finfo.tiny, finfo.max, FLUSH)
-            rows, units, tails = compiled_moments.series_numbers(
-                coefficients, output, variance, bound, limits
-            )
-            return tuple(element.to(dtype) for element in (inverse, tails, rows, units))
         largest = self.accuracy[dtype] ** (1 / (len(coefficients) + 1))  # as in `order`
         units = series_units(coefficients, dtype)
         coefficients = flushed(coefficients / units, dtype, largest)
@@ -126,8 +123,10 @@ class Correlated(Activation, ABC):
         self, left: Elements, right: Elements, covariance: Tensor, diagonal: Tensor | None
     ) -> Tensor | None:
         """By a compiled kernel: elements (*any, *batch, n); None where it has no formula."""
-        rows, columns = (compiled.Series(*side[:4]) for side in (left, right))
-        order, direct = len(left[2]), self.compiled_direct(left[4:], right[4:])
+        rows = compiled.Series(*left[:4])
+        columns = rows if left is right else compiled.Series(*right[:4])
+        own = left[4:]
+        order, direct = len(left[2]), self.compiled_direct(own, own if left is right else right[4:])
         if not order and direct is None:
             return None
         orders = [k for k in LADDER if k <= order]

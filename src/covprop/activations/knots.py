@@ -284,7 +284,10 @@ def knots_formula(left: Elements, right: Elements) -> compiled.Direct | None:
     one, other = Side(*left), Side(*right)
     if len(one.heights) or len(other.heights) or _narrow_elements(one, other):
         return None
-    rows, columns = (torch.cat([s.slope[None], s.positions, s.weights]) for s in (one, other))
+    rows = torch.cat([one.slope[None], one.positions, one.weights])
+    columns = (
+        rows if left is right else torch.cat([other.slope[None], other.positions, other.weights])
+    )
     knots = len(one.positions), len(other.positions)
     return compiled.Direct("knots", rows, columns, COST * knots[0] * knots[1], knots)
 

@@ -19,6 +19,7 @@ from covprop.errors import RandomDraws, UnsupportedOperation
 from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
+    in_dtype,
     kinked_powers,
     rectified_coefficients,
     rectified_moments,
@@ -162,8 +163,7 @@ class Piecewise(Correlated):
             found.inverse, found.slope, found.density, found.positions, found.weights,
             torch.stack(heights) if heights else nothing, widths, torch.zeros_like(widths),
         )  # fmt: skip
-        elements = (*series, *(element.to(dtype) for element in own))
-        return Prepared(found.mean, found.variance, elements)
+        return Prepared(found.mean, found.variance, (*series, *in_dtype(own, dtype)))
 
     def _compiled_moments(
         self, mean: Tensor, variance: Tensor, order: int

@@ -28,7 +28,7 @@ from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCo
 from covprop.covariance.semidefinite import matrix_flaw
 from covprop.covariance.streamed import PlannedStreamed, Streamed
 from covprop.kernels import compiled
-from covprop.kernels.normal import inverse_deviation, is_finite
+from covprop.kernels.normal import in_dtype, is_finite
 
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
@@ -154,7 +154,7 @@ class Dense(Covariance):
             matrix = self._differentiable(pair, elements)
             return Dense(torch.diagonal_scatter(matrix, variance, dim1=-2, dim2=-1))
         if isinstance(pair, Pairs):
-            whole = pair.matrix([t.to(self.dtype) for t in elements], self.values, variance)
+            whole = pair.matrix(in_dtype(elements, self.dtype), self.values, variance)
             if whole is not None:
                 return Dense(whole)
         matrix = torch.empty_like(self.values)
@@ -174,10 +174,9 @@ class Dense(Covariance):
 
     def largest_correlation(self) -> float:
         """In one pass, where it can be compiled."""
-        inverse = inverse_deviation(self.diagonal().detach().double()).to(self.dtype)
         values = self.values.detach()
-        if compiled.usable(values, inverse):
-            return compiled.largest_correlation(values, inverse)
+        if compiled.usable(values):
+            return compiled.largest_correlation(values)
         return super().largest_correlation()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Dense":

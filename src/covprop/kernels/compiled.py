@@ -114,10 +114,11 @@ def load(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for name in NAMES.values():
         getattr(found, f"pairs_{name}").restype = ctypes.c_int64
-        getattr(found, f"largest_{name}").restype = ctypes.c_double
-        congruence = getattr(found, f"congruence_{name}")
-        congruence.restype, pointer = ctypes.c_double, ctypes.c_void_p
-        congruence.argtypes = (*(ctypes.c_int64,) * 3, pointer, pointer, pointer, ctypes.c_int)
+        largest, congruence = (getattr(found, f"{f}_{name}") for f in ("largest", "congruence"))
+        count, pointer, threads = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+        largest.argtypes = (count, count, pointer, count, count, threads)
+        congruence.argtypes = (*(count,) * 3, pointer, pointer, pointer, threads)
+        largest.restype = congruence.restype = ctypes.c_double
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
     found.piecewise_moments.restype = ctypes.c_int64
@@ -197,16 +198,19 @@ def pairs(
     def side(series: Series, numbers: Tensor | None, knots: int, size: int) -> _Side:
         single = [pointer(t, *batch, size) for t in (series.inverse, series.units)]
         tails, coefficients, own = (
-            None if t is None else pointer(t, len(t), *batch, size)
+            None if t is None else pointer(t, t.shape[0], *batch, size)
             for t in (series.tails, series.coefficients, numbers)
         )
         pointers = single[0], tails, coefficients, single[1], own
-        return _Side(*pointers, knots, size, len(matrix) * size)
+        return _Side(*pointers, knots, size, count * size)
 
+    count, order = matrix.shape[0], left.coefficients.shape[0]
+    upper = side(left, first, knots[0], rows)
+    alike = left is right and first is second and rows == columns
     call = _Pairs(
-        side(left, first, knots[0], rows), side(right, second, knots[1], columns),
-        len(matrix), matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
-        result.data_ptr(), pointer(diagonal, *batch, rows), len(left.coefficients),
+        upper, upper if alike else side(right, second, knots[1], columns),
+        count, matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
+        result.data_ptr(), pointer(diagonal, *batch, rows), order,
         ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
         accuracy, cost, height, rounding(DEGENERATE, result.dtype),
     )  # fmt: skip
@@ -220,16 +224,14 @@ def _matrices(covariance: Tensor) -> Tensor:
     return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
 
-def largest_correlation(covariance: Tensor, inverse: Tensor) -> float:
-    """The largest |rho| of two elements, from Cov (*batch, n, n) and 1 / sigma (*batch, n)."""
-    size, matrix = covariance.shape[-1], _matrices(covariance)
-    inverse = inverse.expand(covariance.shape[:-1]).contiguous()
-    strides = (ctypes.c_int64 * 2)(matrix.stride(0), matrix.stride(1))
-    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (matrix, inverse))
-    first, second = pointers
-    function = _function("largest", matrix)
-    count = (ctypes.c_int64(number) for number in (len(matrix), size))
-    found: float = function(*count, first, strides, second, threads(matrix.numel()))
+def largest_correlation(covariance: Tensor) -> float:
+    """The largest |rho| of two elements, from Cov (*batch, n, n)."""
+    matrix = _matrices(covariance)
+    count, size = matrix.shape[:2]
+    found: float = _function("largest", matrix)(
+        count, size, matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
+        threads(matrix.numel()),
+    )  # fmt: skip
     return found
 
 

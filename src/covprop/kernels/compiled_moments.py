@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from covprop.kernels import compiled
 from covprop.kernels.normal import SATURATION
+from covprop.kernels.polynomials import FLUSH
 from covprop.kernels.rounding import REMAINDER, rounding
 
 FUNCTIONS = ("tanh", "sigmoid", "silu", "softplus", "logsigmoid", "mish", "gelu_tanh", "elu")
@@ -35,7 +37,7 @@ class _SeriesNumbers(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("n", "order")),
         *((name, ctypes.c_void_p) for name in ("coefficients", "output", "variance")),
-        *((name, ctypes.c_void_p) for name in ("units", "tails", "ladder")),
+        *((name, ctypes.c_void_p) for name in ("inverse", "units", "tails", "ladder")),
         *((name, ctypes.c_int64) for name in ("steps", "last")),
         *((name, ctypes.c_double) for name in ("tiny", "large", "flush", "largest", "remainder")),
     )
@@ -48,6 +50,17 @@ class SeriesLimits(NamedTuple):
     tiny: float
     largest: float
     flush: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, last: int = 0) -> "SeriesLimits":
+        """Those of pairs of a dtype."""
+        return _series_limits(dtype, last)
+
+
+@cache
+def _series_limits(dtype: torch.dtype, last: int) -> SeriesLimits:
+    finfo = torch.finfo(dtype)
+    return SeriesLimits(last, finfo.tiny, finfo.max, FLUSH)
 
 
 class PiecewiseMoments(NamedTuple):
@@ -90,28 +103,37 @@ def piecewise(
     return PiecewiseMoments(*(t[0] if i in single else t for i, t in enumerate(results)))
 
 
+class SeriesNumbers(NamedTuple):
+    """1 / sigma, the tail after each order, coefficients in their units, the units."""
+
+    inverse: Tensor
+    tails: Tensor
+    coefficients: Tensor
+    units: Tensor
+
+
 def series_numbers(
     coefficients: Tensor,
     output: Tensor,
     variance: Tensor,
     bound: compiled.Bound,
     limits: SeriesLimits,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients in their units, the units, and the tail after each order of the bound."""
-    order, shape = len(coefficients), output.shape
-    coefficients = coefficients.clone(memory_format=torch.contiguous_format)
+) -> SeriesNumbers:
+    """What the series of pairs reads of elements (*batch, n); tails for the orders of the bound."""
+    order, steps, shape = coefficients.shape[0], len(bound.orders), output.shape
     output, variance = output.contiguous(), variance.contiguous()
-    units = torch.empty(shape, dtype=output.dtype)
-    tails = torch.empty((len(bound.orders), *shape), dtype=output.dtype)
-    ladder = (ctypes.c_int64 * len(bound.orders))(*bound.orders)
-    tensors = (coefficients, output, variance, units, tails)
+    # One piece of memory for all results, row by row.
+    rows = (1, steps, order, 1)
+    inverse, tails, own, units = torch.empty((sum(rows), *shape), dtype=output.dtype).split(rows)
+    own.copy_(coefficients)
+    ladder = (ctypes.c_int64 * steps)(*bound.orders)
+    tensors = (own, output, variance, inverse, units, tails)
     call = _SeriesNumbers(
         output.numel(), order, *(t.data_ptr() for t in tensors), ctypes.addressof(ladder),
-        len(ladder), *limits, bound.accuracy ** (1 / (order + 1)),
-        rounding(REMAINDER, output.dtype),
+        steps, *limits, bound.accuracy ** (1 / (order + 1)), rounding(REMAINDER, output.dtype),
     )  # fmt: skip
     compiled.loaded().series_numbers(ctypes.byref(call))
-    return coefficients, units, tails
+    return SeriesNumbers(inverse[0], tails, own, units[0])
 
 
 class _Quadrature(ctypes.Structure):

@@ -56,6 +56,11 @@ def partial_expectation(z: Tensor) -> Tensor:
     return _PartialExpectation.apply(z)
 
 
+def in_dtype(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Tensors of a dtype; those that have it are not touched, which takes time as well."""
+    return tuple(t if t.dtype is dtype else t.to(dtype) for t in tensors)
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite."""
     numbers = tensor.detach() if tensor.requires_grad else tensor

@@ -13,7 +13,7 @@ from covprop.covariance import Covariance
 from covprop.covariance.base import Pairs
 from covprop.errors import ToleranceNotReached
 from covprop.flow.lineage import Replacements
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER
@@ -105,6 +105,11 @@ def series_cross(left: Activated, right: Activated, covariance: Tensor, order: i
 
 def _series_elements(coefficients: Tensor, variance: Tensor, dtype: torch.dtype) -> Elements:
     """1 / sigma, coefficients and their unit."""
+    if compiled.usable(coefficients, variance):
+        limits = compiled_moments.SeriesLimits.of(dtype)
+        bound = compiled.Bound((), accuracy=1.0)  # every term counts, whatever the correlation
+        found = compiled_moments.series_numbers(coefficients, variance, variance, bound, limits)
+        return found.inverse, found.coefficients, found.units
     units = series_units(coefficients, dtype)
     return inverse_deviation(variance), flushed(coefficients / units, dtype), units
 

@@ -12,8 +12,8 @@
 #define EXPORT(T, NAME)                                                                            \
     EXPORTED int64_t pairs_##NAME(const Pairs<T>* job, int threads) { return pairs(*job, threads); } \
     EXPORTED double largest_##NAME(int64_t batch, int64_t n, const T* covariance,                 \
-                                   const int64_t* strides, const T* inverse, int threads) {        \
-        return largest(batch, n, covariance, strides, inverse, threads);                           \
+                                   int64_t matrix, int64_t row, int threads) {                     \
+        return largest(batch, n, covariance, matrix, row, threads);                                \
     }                                                                                              \
     EXPORTED void plackett_##NAME(const int64_t* shape, const Argument<T>* x, T* first, T* second, \
                                     double degenerate, int threads) {                              \

@@ -129,13 +129,14 @@ struct SeriesCall {
     int64_t n, order;
     double* coefficients;  // in place: in their units, flushed
     const double *output, *variance;
-    double *units, *tails;
+    double *inverse, *units, *tails;
     const int64_t* ladder;
     int64_t steps, last;  // orders, and how many of the last coefficients bound those beyond
     double tiny, large, flush, largest, remainder;
 };
 
-// Units of coefficients, those that are too small set to zero, and what is left after each order.
+// 1 / sigma, units of coefficients, those that are too small set to zero, and what is left after each
+// order.
 static void series_elements(const SeriesCall& p) {
     const int64_t n = p.n;
     std::vector<double> least(p.order), squares(p.order + 1);
@@ -143,6 +144,7 @@ static void series_elements(const SeriesCall& p) {
         least[k] = std::pow(p.tiny, p.flush) * std::pow(std::max(p.largest, 0.01), -0.5 * double(k));
     const double lowest = std::sqrt(p.tiny), low = std::pow(p.tiny, p.flush / 2), high = std::pow(p.large, 0.25);
     for (int64_t i = 0; i < n; i++) {
+        p.inverse[i] = p.variance[i] > 0 ? 1 / std::sqrt(p.variance[i]) : 0.0;
         double most = 0, sum = 0;
         for (int64_t k = 0; k < p.order; k++) most = std::max(most, std::fabs(p.coefficients[k * n + i]));
         if (most > 0)

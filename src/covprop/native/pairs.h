@@ -356,8 +356,14 @@ template <class T> int64_t pairs(const Pairs<T>& p, int threads) {
 
 // The largest |rho| of two elements, from the upper triangle.
 template <class T>
-double largest(int64_t batch, int64_t n, const T* covariance, const int64_t* strides, const T* inverse, int threads) {
+double largest(int64_t batch, int64_t n, const T* covariance, int64_t matrix, int64_t stride, int threads) {
     const int64_t each = (n + TILE - 1) / TILE;
+    std::vector<T> inverse(batch * n);
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < n; i++) {
+            const double variance = covariance[b * matrix + i * (stride + 1)];
+            inverse[b * n + i] = T(variance > 0 ? 1 / std::sqrt(variance) : 0.0);
+        }
     std::vector<T> found(batch * each, T(0));
     struct Space {};
     run<Space>(batch * each, threads, [&](int64_t task, Space&) {
@@ -365,8 +371,8 @@ double largest(int64_t batch, int64_t n, const T* covariance, const int64_t* str
         Vec<T> most{};
         T rest = 0;
         for (int64_t i = first; i < std::min(n, first + TILE); i++) {
-            const T* row = covariance + b * strides[0] + i * strides[1];
-            const T *scale = inverse + b * n, own = scale[i];
+            const T* row = covariance + b * matrix + i * stride;
+            const T *scale = inverse.data() + b * n, own = scale[i];
             int64_t j = i + 1;
             for (; j + WIDTH<T> <= n; j += WIDTH<T>)
                 most = larger<Vec<T>>(most, absolute<T>(load(row + j) * own * load(scale + j)));
