@@ -505,8 +505,11 @@ def test_a_plan_counts_tangents() -> None:
     x = gaussian(batch=1)
     planned = cp.plan(NETWORKS["chain"], x, method=cp.Sketched(64, exact=0))
     assert [step.covariance_bytes for step in planned.steps] == [
-        8 * 64 * features for features in (40, 40, 30, 30, 3)
+        8 * 64 * features for features in (40, 40, 30, 30, 3, 3)
     ]
+    assert planned.steps[-1].operation == "result"  # the backward pass
+    before = sum(step.counts.products for step in planned.steps[:-1])
+    assert planned.steps[-1].counts.products == pytest.approx(4 * 3 / 64 * before)
 
 
 @torch.no_grad()

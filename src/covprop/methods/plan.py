@@ -28,6 +28,8 @@ TYPICAL = Work(
     visits=2.5e-6,
 )  # fmt: skip
 """Seconds on one core of a common machine; those of visits, Python alone, are taken anywhere."""
+RESULT = "result"
+"""The operation of what is written out, or passed back, at the end."""
 FOLDED = 3
 """Times that operations are repeated, from which a table has them once."""
 LONGEST = 64
@@ -256,7 +258,7 @@ class Planner:
                 if events := self._ledger.pop():
                     sized = [step for step in self.steps if step.features == tensor.carrier.size]
                     module = sized[-1].module if sized else ""
-                    self._write(module, "result", [tensor], events)
+                    self._write(module, RESULT, [tensor], events)
 
     def _write(
         self, module: str, name: str, tensors: Sequence[Any], events: Sequence[Event]

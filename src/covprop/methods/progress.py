@@ -7,7 +7,7 @@ from typing import Any, final
 from tqdm import tqdm
 
 from covprop.carriers import Work
-from covprop.methods.plan import Step, short_name
+from covprop.methods.plan import RESULT, Step, short_name
 
 FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 """Without planned seconds, which are not those that pass."""
@@ -26,12 +26,22 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._done, self._shown = 0, 0.0
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._pass_results()
         self._bar.close()
+
+    def _pass_results(self) -> None:
+        """What a pass writes out at its end is no operation of the model."""
+        while self._is_next(RESULT):
+            self._bar.update(self._steps[self._done][1])
+            self._done += 1
 
     def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
         """Run an operation, then advance by what was planned for it."""
         del args, kwargs
         name = short_name(function)
+        if not self._inside:
+            self._pass_results()
         if self._inside or not self._is_next(name):
             return proceed()
         self._inside, self._shown = True, 0.0
