@@ -18,6 +18,7 @@ from covprop.carriers.origins import (
     DropoutOrigin,
     Nonlinearity,
     ProductOrigin,
+    Vertex,
     block_of,
     moved,
     product_factors,
@@ -31,6 +32,7 @@ from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
     Coefficients,
+    Fourth,
     Marginals,
     Tree,
     of_one_vector,
@@ -48,6 +50,8 @@ SMALL_SHARE = 0.01
 LARGEST_SKEWNESS = 4.0
 """The skewness of an argument, times the share of the deviation that is not linear, beyond which
 the expansion is not to be trusted."""
+LARGEST_KURTOSIS = 0.5
+"""The same of fourth cumulants, beyond which an element goes without them."""
 FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
     "expansion; compare with samples, or use smaller noise"
@@ -118,12 +122,19 @@ class Cumulants(ThirdCumulant):
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
         inverse, slices = inverse_deviation(variance), self.slices(self)
-        skewness, good = torch.zeros_like(variance), None
-        marginals = Marginals.of(*derivatives, skewness)
+        skewness = kurtosis = torch.zeros_like(variance)
+        good = fourth = None
+        marginals = Marginals.of(*derivatives, skewness, kurtosis)
         if slices is not None:
             rows = inverse.to(slices)
             skewness = (slices.diagonal(dim1=-2, dim2=-1) * rows.square() * rows).double()
-            marginals = Marginals.of(*derivatives, skewness)
+            fourth = self.fourth(self)
+            if fourth is not None:
+                fourth = fourth.in_units(inverse, inverse)
+                kurtosis = fourth.kurtosis().double()
+                bent = kurtosis.detach() * derivatives.curvature()
+                kurtosis = torch.where(bent.abs() <= LARGEST_KURTOSIS, kurtosis, 0)
+            marginals = Marginals.of(*derivatives, skewness, kurtosis)
             name = name_of(getattr(activation, "function", type(activation)))
             share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
@@ -131,13 +142,15 @@ class Cumulants(ThirdCumulant):
             good = self._trusted(name, marginals.variance, plain.diagonal(), share)
             if good is not None:
                 slices = torch.where(_both(good), slices, 0)
-                skewness = torch.where(good, skewness, 0)
-                marginals = Marginals.of(*derivatives, skewness)
+                skewness, kurtosis = (torch.where(good, k, 0) for k in (skewness, kurtosis))
+                marginals = Marginals.of(*derivatives, skewness, kurtosis)
         slope = activated.coefficients(1)[0]
         if slices is not None:
-            slope = slope + skewness * derivatives.first[4] / 6 * inverse
-        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
-        made = self._corrected(plain, activated, known, slices, good)
+            first = derivatives.first
+            slope = slope + (skewness * first[4] / 6 + kurtosis * first[5] / 24) * inverse
+        trusted = torch.ones_like(variance, dtype=torch.bool) if good is None else good
+        known = Nonlinearity(derivatives, inverse, trusted, skewness, kurtosis, slope, marginals)
+        made = self._corrected(plain, activated, known, slices, good, fourth)
         made.fell_back = good is not None
         return result + marginals.shift.to(result), made
 
@@ -148,6 +161,7 @@ class Cumulants(ThirdCumulant):
         known: Nonlinearity,
         slices: Tensor | None,
         good: Tensor | None,
+        fourth: Fourth | None,
     ) -> "Cumulants":
         """An activation, given the covariance of a Gaussian's, and slices of its argument."""
         derivatives, marginals, slope = known.derivatives, known.marginals, known.slope
@@ -157,6 +171,11 @@ class Cumulants(ThirdCumulant):
         rho = correlation(matrix, rows, rows.mT)
         f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
         added, kappa = of_one_vector(rho, units, known.skewness, f, square)
+        if added is not None and fourth is not None:
+            k, counts = known.kurtosis.to(rho), known.kurtosis != 0
+            fourth = fourth.only(counts, counts)
+            added = added + fourth.correction(rho, f, f, (k, k))
+            kappa = kappa + fourth.correction(rho, square, f, (k, k))
         if added is not None:
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))
@@ -184,7 +203,9 @@ class Cumulants(ThirdCumulant):
             ):  # zero for elements of the batch where it is linear, as if each came by itself
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
-            own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
+            own_origin = ActivationOrigin(
+                self, columns, known.take(columns), (w, q), self._vertex(columns, known, rho)
+            )
             blocks = blocks.extended(factor, own_origin, parts)
         elif blocks.tensor is not None:
             blocks = Blocks(blocks.origins, moved(blocks.tensor, Scaled(factor)))
@@ -200,6 +221,15 @@ class Cumulants(ThirdCumulant):
         )
         assert isinstance(made, Cumulants)
         return made
+
+    def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex:
+        """Of some elements of an activation of this vector."""
+        some, f = known.take(columns), known.derivatives.first[..., columns]
+        own = rho.index_select(-1, columns).index_select(-2, columns)
+        if self.blocks.tensor is not None:
+            older = self.blocks.tensor[..., 1, :, :].index_select(-1, columns)
+            own = torch.cat([older * some.inverse.to(older)[..., None, :], own], dim=-2)
+        return Vertex(self.origins, f[2] + some.skewness * f[5] / 6, f[3], own)
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor

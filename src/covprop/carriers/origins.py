@@ -38,12 +38,31 @@ class SkewedVector(Protocol):
     def slices(self, other: Any) -> Tensor | None:
         """T(x_i, x_i, z_j) of this x and another z, None if it is zero."""
 
+    def thrice(self, other: Any) -> Tensor | None:
+        """K(x_i, x_i, x_i, z_j) of this x and another z, None if it is zero or not known."""
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """What trees need of the elements of an activation, in units of standard deviations.
+
+    second, third: f_2 and f_3 (*batch, count); correlation: of the arguments of the columns of
+    older origins, `before`, and of its own, with those of its own (*batch, older + count, count).
+    """
+
+    before: tuple["Origin", ...]
+    second: Tensor
+    third: Tensor
+    correlation: Tensor
+
 
 class Origin(ABC):
     """An operation that made a block, and what other vectors have in it."""
 
     base: SkewedVector | None
     """What it came of, None once no other vector can ask for it."""
+    vertex: Vertex | None = None
+    """What fourth cumulants need of it, None if they leave it out."""
     serial: int
     """Its place in the order in which origins are made."""
 
@@ -125,12 +144,15 @@ def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | N
 class Nonlinearity:
     """The numbers of an activation of a nearly Gaussian vector, (*batch, n) in float64.
 
-    slope: E[g'], with what the skewness adds.
+    trusted: elements for which third cumulants count, the others are Gaussian; kurtosis:
+    K_iiii / sigma^4 where fourth cumulants count, else zero; slope: E[g'], with what they add.
     """
 
     derivatives: ExpectedDerivatives
     inverse: Tensor
+    trusted: Tensor
     skewness: Tensor
+    kurtosis: Tensor
     slope: Tensor
     marginals: Marginals
 
@@ -139,7 +161,9 @@ class Nonlinearity:
         return Nonlinearity(
             ExpectedDerivatives(*(rows[..., columns] for rows in self.derivatives)),
             self.inverse[..., columns],
+            self.trusted[..., columns],
             self.skewness[..., columns],
+            self.kurtosis[..., columns],
             self.slope[..., columns],
             Marginals(*(moment[..., columns] for moment in self.marginals)),
         )
@@ -154,6 +178,7 @@ class ActivationOrigin(Origin):
     columns: Tensor
     known: Nonlinearity
     tree: tuple[Tensor, Tensor]
+    vertex: Vertex
     serial: int = field(default_factory=lambda: next(_serials))
 
     @property
@@ -174,11 +199,18 @@ class ActivationOrigin(Origin):
         inverse, t = column(known.inverse), column(known.skewness)
         w = inverse * cross.index_select(-2, self.columns)
         raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
+        raw = torch.where(known.trusted[..., None], raw, 0)
         third = inverse * (inverse * raw)
         f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
         q = (f[2] + t * f[5] / 6) * w + f[3] * third
-        first = (f[1] + t * f[4] / 6) * w + f[2] / 2 * third
-        kappa = (square[1] + t * square[4] / 6) * w + square[2] / 2 * third
+        k = column(known.kurtosis)
+        first = (f[1] + t * f[4] / 6 + k * f[5] / 24) * w + f[2] / 2 * third
+        kappa = (square[1] + t * square[4] / 6 + k * square[5] / 24) * w + square[2] / 2 * third
+        fourth = y.thrice(x)
+        if fourth is not None:
+            fourth = fourth.index_select(-2, self.columns)
+            fourth = torch.where(k != 0, inverse * (inverse * (inverse * fourth)), 0)
+            first, kappa = first + f[3] / 6 * fourth, kappa + square[3] / 6 * fourth
         kappa = kappa - 2 * column(known.marginals.shift) * first
         have = column(known.slope).square() * raw
         have = have + column(self.tree[0]) * q + column(self.tree[1]) * w

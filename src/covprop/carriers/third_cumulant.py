@@ -23,6 +23,7 @@ from covprop.carriers.cross_covariance import (
     parallel,
     release,
 )
+from covprop.carriers.fourth_cumulant import Vertices
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     Blocks,
@@ -36,7 +37,7 @@ from covprop.carriers.origins import (
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.kernels.edgeworth import Coefficients, Slices
+from covprop.kernels.edgeworth import Coefficients, Fourth, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 
 UNKNOWN_SKEWNESS = (
@@ -215,6 +216,32 @@ class ThirdCumulant(Full):
             total = share if total is None else total.add_(share)
         return total
 
+    def _vertices(self, other: "ThirdCumulant") -> tuple[Vertices, Vertices] | None:
+        """Those of this vector and of another, None if they share none or do not know them."""
+        origins = all_origins(self.origins, other.origins)
+        if all(origin.vertex is None for origin in origins) or self.roots.isdisjoint(other.roots):
+            return None
+        one, two = self.factors(origins), other.factors(origins)
+        if one is None or two is None:
+            return None
+        left = Vertices.of(one, origins)
+        right = left if two is one or left is None else Vertices.of(two.to(one.dtype), origins)
+        return None if left is None or right is None else (left, right)
+
+    def thrice(self, other: "ThirdCumulant") -> Tensor | None:
+        """K(y_i, y_i, y_i, x_j) of this y and another x, None if it is zero or not known."""
+        found = self._vertices(other)
+        return None if found is None else found[0].thrice(found[1])
+
+    def fourth(self, other: "ThirdCumulant") -> Fourth | None:
+        """Slices of the fourth cumulant of pairs, None if they are zero or not known."""
+        found = self._vertices(other)
+        if found is None:
+            return None
+        one, two = found
+        left = one.thrice(two)
+        return Fourth(left, one.twice(two), left.mT if two is one else two.thrice(one).mT)
+
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
         if self.blocks.tensor is None:
@@ -276,7 +303,13 @@ class ThirdCumulant(Full):
                 return None
             rows = known.inverse.to(slices)[..., :, None]
             factor = (known.derivatives.first[2] / 2).to(slices)[..., :, None]
-            return factor * rows * (rows * slices)
+            total = factor * rows * (rows * slices)
+            total = torch.where(known.trusted[..., :, None], total, 0)
+            fourth = y.thrice(other)
+            if fourth is not None:
+                factor = torch.where(known.kurtosis != 0, known.derivatives.first[3] / 6, 0)
+                total = total + factor.to(rows)[..., :, None] * rows * (rows * (rows * fourth))
+            return total
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
         cross = y.cross(w)
@@ -290,11 +323,20 @@ class ThirdCumulant(Full):
             zero if right is None else right.mT * rows * columns * columns,
             (known.skewness, other.known.skewness),
         )
+        both = known.trusted[..., :, None] & other.known.trusted[..., None, :]
+        pairs = pairs._replace(
+            left=torch.where(both, pairs.left, 0), right=torch.where(both, pairs.right, 0)
+        )
         rho = correlation(cross, rows, columns)
         f, g = (
             Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
         )  # fmt: skip
-        return pairs.correction(rho, f, g)
+        total, fourth = pairs.correction(rho, f, g), y.fourth(w)
+        if fourth is None:
+            return total
+        fourth = fourth.in_units(known.inverse, other.known.inverse)
+        marginal = (known.kurtosis, other.known.kurtosis)
+        return total + fourth.only(*(k != 0 for k in marginal)).correction(rho, f, g, marginal)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""
