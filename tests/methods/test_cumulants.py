@@ -169,7 +169,7 @@ def test_parallel_branches_are_one_layer() -> None:
     size = 4
     before, left, right = (0.6 * numbers(size, size, seed=k) for k in (1, 2, 3))
     after, last = numbers(3, size, seed=4), 0.5 * numbers(2, 3, seed=5)
-    x = cp.Gaussian(numbers(size, seed=6), 0.3 * covariance_matrix(size=size, seed=7))
+    x = cp.Gaussian(numbers(size, seed=6), 0.1 * covariance_matrix(size=size, seed=7))
 
     def branches(z: Any) -> Any:
         z = torch.tanh(F.linear(z, before))

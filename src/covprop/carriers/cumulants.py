@@ -3,6 +3,7 @@
 `ThirdCumulant` has the factors; the formulas are those of `covprop.kernels.edgeworth`.
 """
 
+import weakref
 from collections.abc import Iterator
 from typing import Self, final
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.activations.powers import expected_derivatives
+from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     ActivationOrigin,
@@ -50,8 +51,13 @@ SMALL_SHARE = 0.01
 LARGEST_SKEWNESS = 4.0
 """The skewness of an argument, times the share of the deviation that is not linear, beyond which
 the expansion is not to be trusted."""
-LARGEST_KURTOSIS = 0.5
-"""The same of fourth cumulants, beyond which an element goes without them."""
+LARGEST_KURTOSIS, LARGEST_AVERAGE = 1.0, 0.25
+"""The same of the kurtosis, beyond which an element goes without it, and of its average over a
+layer, weighted by variances, beyond which all of them do."""
+WITHOUT_FOURTH = (
+    "{} leaves out fourth cumulants, as they are too large here for the expansion; compare with "
+    "samples, or use smaller noise"
+)
 FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
     "expansion; compare with samples, or use smaller noise"
@@ -128,14 +134,11 @@ class Cumulants(ThirdCumulant):
         if slices is not None:
             rows = inverse.to(slices)
             skewness = (slices.diagonal(dim1=-2, dim2=-1) * rows.square() * rows).double()
-            fourth = self.fourth(self)
-            if fourth is not None:
-                fourth = fourth.in_units(inverse, inverse)
-                kurtosis = fourth.kurtosis().double()
-                bent = kurtosis.detach() * derivatives.curvature()
-                kurtosis = torch.where(bent.abs() <= LARGEST_KURTOSIS, kurtosis, 0)
-            marginals = Marginals.of(*derivatives, skewness, kurtosis)
             name = name_of(getattr(activation, "function", type(activation)))
+            fourth = self.fourth(inverse, self, inverse)
+            if fourth is not None:
+                kurtosis = self._counting(name, fourth.kurtosis().double(), derivatives)
+            marginals = Marginals.of(*derivatives, skewness, kurtosis)
             share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
             share = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, share)
@@ -153,6 +156,17 @@ class Cumulants(ThirdCumulant):
         made = self._corrected(plain, activated, known, slices, good, fourth)
         made.fell_back = good is not None
         return result + marginals.shift.to(result), made
+
+    def _counting(
+        self, operation: str, kurtosis: Tensor, derivatives: ExpectedDerivatives
+    ) -> Tensor:
+        """The kurtosis of its elements where it counts, else zero."""
+        share = kurtosis.detach().abs() * derivatives.curvature()
+        weight = derivatives.second[0].detach()
+        large = ((share - LARGEST_AVERAGE) * weight).sum(-1, keepdim=True) > 0
+        if bool(large.any()):
+            self.lineage.note(WITHOUT_FOURTH.format(operation))
+        return torch.where(large | (share > LARGEST_KURTOSIS), 0, kurtosis)
 
     def _corrected(
         self,
@@ -206,6 +220,7 @@ class Cumulants(ThirdCumulant):
             own_origin = ActivationOrigin(
                 self, columns, known.take(columns), (w, q), self._vertex(columns, known, rho)
             )
+            self.lineage.origins.append(weakref.ref(own_origin))
             blocks = blocks.extended(factor, own_origin, parts)
         elif blocks.tensor is not None:
             blocks = Blocks(blocks.origins, moved(blocks.tensor, Scaled(factor)))
@@ -225,11 +240,18 @@ class Cumulants(ThirdCumulant):
     def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex:
         """Of some elements of an activation of this vector."""
         some, f = known.take(columns), known.derivatives.first[..., columns]
+        over = some.inverse.to(rho)[..., None, :]
+        older = {
+            origin: block[..., 1, :, :].index_select(-1, columns) * over
+            for origin, block in self.blocks.parts().items()
+        }
+        living = [origin for ref in self.lineage.origins if (origin := ref()) is not None]
+        for origin in living:  # those of branches beside it
+            if origin not in older and (cross := origin.correlation(self)) is not None:
+                older[origin] = cross.index_select(-1, columns) * over
         own = rho.index_select(-1, columns).index_select(-2, columns)
-        if self.blocks.tensor is not None:
-            older = self.blocks.tensor[..., 1, :, :].index_select(-1, columns)
-            own = torch.cat([older * some.inverse.to(older)[..., None, :], own], dim=-2)
-        return Vertex(self.origins, f[2] + some.skewness * f[5] / 6, f[3], own)
+        second = f[2] + some.skewness * f[5] / 6
+        return Vertex(second, f[3], own, older, self.roots)
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor

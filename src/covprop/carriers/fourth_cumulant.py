@@ -9,6 +9,7 @@ e_r[i] the response of y_i to it, w_r[i] = Cov(y_i, x_r) and q_r = f_2(r) w_r,
 docs/mathematics.md has the derivation, and what of it is left out of K_iijj.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -17,50 +18,69 @@ from torch import Tensor
 
 from covprop.carriers.origins import Origin
 
+PRODUCTS = 2**18
+"""Numbers of products of factors that are held at a time."""
+
 
 class Vertices(NamedTuple):
-    """Factors (*batch, count, n) of a vector at all vertices.
+    """Factors e, w (*batch, count, n) of a vector at all vertices, in units of its deviations.
 
-    own: 2 e q, the path that ends twice in it; met: rho own; star: f_3 w^2.
+    second, third: f_2 and f_3 (*batch, count, 1); own: 2 e q, of paths that end twice in it; met:
+    rho own.
     """
 
     e: Tensor
     w: Tensor
-    q: Tensor
+    second: Tensor
+    third: Tensor
     own: Tensor
     met: Tensor
-    star: Tensor
 
     @classmethod
-    def of(cls, factors: Tensor, origins: Sequence[Origin]) -> Self | None:
-        """Of its blocks (*batch, 4, count, n); None if vertices do not know all older ones."""
+    def of(
+        cls, factors: Tensor, origins: Sequence[Origin], inverse: Tensor | None = None
+    ) -> Self | None:
+        """Of its blocks (*batch, 4, count, n), each element times a number (*batch, n).
+
+        None if there are others than activations, or some do not know each other.
+        """
+        vertices = [origin.vertex for origin in origins if origin.vertex is not None]
+        if len(vertices) < len(origins):
+            return None
         e, w, _, _ = factors.unbind(-3)
-        two, three, starts, start = [], [], [], 0
-        for place, origin in enumerate(origins):
-            vertex = origin.vertex
-            shape = (*e.shape[:-2], origin.count)
-            if vertex is not None and vertex.before != tuple(origins[:place]):
+        if inverse is not None:  # first, as fourth powers of small deviations underflow
+            e, w = (inverse.to(t)[..., None, :] * t for t in (e, w))
+        second, third = (
+            torch.cat([numbers.to(w).expand(*w.shape[:-2], -1) for numbers in each], -1)[..., None]
+            for each in ([v.second for v in vertices], [v.third for v in vertices])
+        )
+        own = 2 * e * w * second
+        parts = own.split([origin.count for origin in origins], dim=-2)
+        met = [vertex.own.to(own) @ part for vertex, part in zip(vertices, parts, strict=True)]
+        for (i, older), (j, newer) in itertools.combinations(enumerate(vertices), 2):
+            if older.roots.isdisjoint(newer.roots):
+                continue
+            if origins[i] not in newer.older:
                 return None
-            nothing = e.new_zeros(shape)
-            two.append(nothing if vertex is None else vertex.second.to(e).expand(shape))
-            three.append(nothing if vertex is None else vertex.third.to(e).expand(shape))
-            starts.append(start)
-            start += origin.count
-        q, star = torch.cat(two, -1)[..., None] * w, torch.cat(three, -1)[..., None] * w.square()
-        own = 2 * e * q
-        met = torch.zeros_like(own)
-        for start, origin in zip(starts, origins, strict=True):
-            if origin.vertex is not None:
-                rho, stop = origin.vertex.correlation.to(e), start + origin.count
-                met[..., :stop, :] += rho @ own[..., start:stop, :]
-                met[..., start:stop, :] += rho[..., :start, :].mT @ own[..., :start, :]
-        return cls(e, w, q, own, met, star)
+            rho = newer.older[origins[i]].to(own)
+            met[i] = met[i] + rho @ parts[j]
+            met[j] = met[j] + rho.mT @ parts[i]
+        return cls(e, w, second, third, own, torch.cat(met, dim=-2))
 
     def thrice(self, other: "Vertices") -> Tensor:
-        """K(y_i, y_i, y_i, x_j) of this y and another x, (*batch, n, m)."""
-        paths = (self.e * self.met).mT @ other.q + (self.q * self.met).mT @ other.e
-        stars = (self.e * self.star).mT @ other.w + (self.w * self.star / 3).mT @ other.e
-        return 3 * (paths + stars)
+        """K(y_i, y_i, y_i, x_j) of this y and another x, (*batch, n, m); some columns at a time."""
+        total = torch.zeros((), dtype=self.e.dtype, device=self.e.device)
+        step = max(1, PRODUCTS // max(1, self.e[..., 0, :].numel()))
+        for start in range(0, self.e.shape[-2], step):
+            some = (..., slice(start, start + step), slice(None))
+            e, w, met, second, third = (
+                t[some] for t in (self.e, self.w, self.met, self.second, self.third)
+            )
+            star = third * w.square()
+            of_e = second * w * met + w * star / 3
+            of_w = e * (second * met + star)
+            total = total + of_e.mT @ other.e[some] + of_w.mT @ other.w[some]
+        return 3 * total
 
     def twice(self, other: "Vertices") -> Tensor:
         """The part of K(y_i, y_i, x_j, x_j) whose paths have both ends of y at one vertex."""

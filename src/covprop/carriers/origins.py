@@ -9,7 +9,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -38,22 +38,23 @@ class SkewedVector(Protocol):
     def slices(self, other: Any) -> Tensor | None:
         """T(x_i, x_i, z_j) of this x and another z, None if it is zero."""
 
-    def thrice(self, other: Any) -> Tensor | None:
-        """K(x_i, x_i, x_i, z_j) of this x and another z, None if it is zero or not known."""
+    def thrice(self, inverse: Tensor, other: Any) -> Tensor | None:
+        """K(x_i, x_i, x_i, z_j) / sigma_i^3 of this x and another z, None if not known."""
 
 
-@dataclass(frozen=True)
-class Vertex:
+class Vertex(NamedTuple):
     """What trees need of the elements of an activation, in units of standard deviations.
 
-    second, third: f_2 and f_3 (*batch, count); correlation: of the arguments of the columns of
-    older origins, `before`, and of its own, with those of its own (*batch, older + count, count).
+    second, third: f_2 and f_3 (*batch, count); own: the correlation of the arguments of its columns
+    (*batch, count, count); older: of those of older origins with them (*batch, older, count);
+    roots: the inputs that they came of.
     """
 
-    before: tuple["Origin", ...]
     second: Tensor
     third: Tensor
-    correlation: Tensor
+    own: Tensor
+    older: "dict[Origin, Tensor]"
+    roots: frozenset[int]
 
 
 class Origin(ABC):
@@ -186,6 +187,15 @@ class ActivationOrigin(Origin):
         """Elements that are not linear."""
         return len(self.columns)
 
+    def correlation(self, x: SkewedVector) -> Tensor | None:
+        """Cov(y_i, x_j) / sigma_i of its argument and a vector beside it, None if it is zero."""
+        if self.base is None or self.base.roots.isdisjoint(x.roots):
+            return None
+        cross = self.base.cross(x)
+        if cross is None:
+            return None
+        return self.known.inverse.to(cross)[..., None] * cross.index_select(-2, self.columns)
+
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Of z = g(y): kappa(z_i, z_i, x_j) = Cov(f_i^2, x_j) - 2 E[f_i] Cov(z_i, x_j)."""
         cross = y.cross(x)
@@ -206,10 +216,10 @@ class ActivationOrigin(Origin):
         k = column(known.kurtosis)
         first = (f[1] + t * f[4] / 6 + k * f[5] / 24) * w + f[2] / 2 * third
         kappa = (square[1] + t * square[4] / 6 + k * square[5] / 24) * w + square[2] / 2 * third
-        fourth = y.thrice(x)
+        every = known.inverse.new_zeros(*known.inverse.shape[:-1], y.size)
+        fourth = y.thrice(every.index_copy(-1, self.columns, known.inverse), x)
         if fourth is not None:
-            fourth = fourth.index_select(-2, self.columns)
-            fourth = torch.where(k != 0, inverse * (inverse * (inverse * fourth)), 0)
+            fourth = torch.where(k != 0, fourth.index_select(-2, self.columns), 0)
             first, kappa = first + f[3] / 6 * fourth, kappa + square[3] / 6 * fourth
         kappa = kappa - 2 * column(known.marginals.shift) * first
         have = column(known.slope).square() * raw

@@ -216,26 +216,30 @@ class ThirdCumulant(Full):
             total = share if total is None else total.add_(share)
         return total
 
-    def _vertices(self, other: "ThirdCumulant") -> tuple[Vertices, Vertices] | None:
-        """Those of this vector and of another, None if they share none or do not know them."""
+    def _vertices(
+        self, inverse: Tensor, other: "ThirdCumulant", others: Tensor | None
+    ) -> tuple[Vertices, Vertices] | None:
+        """Those of this vector and of another, each element times a number; None if not known."""
         origins = all_origins(self.origins, other.origins)
-        if all(origin.vertex is None for origin in origins) or self.roots.isdisjoint(other.roots):
+        if not origins or self.roots.isdisjoint(other.roots):
             return None
         one, two = self.factors(origins), other.factors(origins)
         if one is None or two is None:
             return None
-        left = Vertices.of(one, origins)
-        right = left if two is one or left is None else Vertices.of(two.to(one.dtype), origins)
-        return None if left is None or right is None else (left, right)
+        left = Vertices.of(one, origins, inverse)
+        if left is None or (other is self and others is inverse):
+            return None if left is None else (left, left)
+        right = Vertices.of(two.to(one.dtype), origins, others)
+        return None if right is None else (left, right)
 
-    def thrice(self, other: "ThirdCumulant") -> Tensor | None:
-        """K(y_i, y_i, y_i, x_j) of this y and another x, None if it is zero or not known."""
-        found = self._vertices(other)
+    def thrice(self, inverse: Tensor, other: "ThirdCumulant") -> Tensor | None:
+        """K(y_i, y_i, y_i, x_j) / sigma_i^3 of this y and another x, None if not known."""
+        found = self._vertices(inverse, other, None)
         return None if found is None else found[0].thrice(found[1])
 
-    def fourth(self, other: "ThirdCumulant") -> Fourth | None:
-        """Slices of the fourth cumulant of pairs, None if they are zero or not known."""
-        found = self._vertices(other)
+    def fourth(self, inverse: Tensor, other: "ThirdCumulant", others: Tensor) -> Fourth | None:
+        """Fourth cumulants of pairs, given 1 / sigma of both, None if not known."""
+        found = self._vertices(inverse, other, others)
         if found is None:
             return None
         one, two = found
@@ -305,10 +309,10 @@ class ThirdCumulant(Full):
             factor = (known.derivatives.first[2] / 2).to(slices)[..., :, None]
             total = factor * rows * (rows * slices)
             total = torch.where(known.trusted[..., :, None], total, 0)
-            fourth = y.thrice(other)
-            if fourth is not None:
+            thrice = y.thrice(known.inverse, other)
+            if thrice is not None:
                 factor = torch.where(known.kurtosis != 0, known.derivatives.first[3] / 6, 0)
-                total = total + factor.to(rows)[..., :, None] * rows * (rows * (rows * fourth))
+                total = total + factor.to(thrice)[..., :, None] * thrice
             return total
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
@@ -331,10 +335,10 @@ class ThirdCumulant(Full):
         f, g = (
             Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
         )  # fmt: skip
-        total, fourth = pairs.correction(rho, f, g), y.fourth(w)
+        total = pairs.correction(rho, f, g)
+        fourth = y.fourth(known.inverse, w, other.known.inverse)
         if fourth is None:
             return total
-        fourth = fourth.in_units(known.inverse, other.known.inverse)
         marginal = (known.kurtosis, other.known.kurtosis)
         return total + fourth.only(*(k != 0 for k in marginal)).correction(rho, f, g, marginal)
 

@@ -81,7 +81,7 @@ def in_units(total: Tensor, left: Coefficients, right: Coefficients) -> Tensor:
 
 
 class Fourth(NamedTuple):
-    """Fourth cumulants of pairs of vectors y and w, (*batch, n, m).
+    """Fourth cumulants of pairs in units of standard deviations, (*batch, n, m).
 
     left: K(y_i, y_i, y_i, w_j); middle: K(y_i, y_i, w_j, w_j); right: K(y_i, w_j, w_j, w_j).
     """
@@ -89,13 +89,6 @@ class Fourth(NamedTuple):
     left: Tensor
     middle: Tensor
     right: Tensor
-
-    def in_units(self, left: Tensor, right: Tensor) -> "Fourth":
-        """Of the elements times numbers, (*batch, n) and (*batch, m)."""
-        a, b = left.to(self.left)[..., :, None], right.to(self.left)[..., None, :]
-        pair = a * b
-        return Fourth(a * (a * self.left) * pair, pair * self.middle * pair,
-                      pair * (self.right * b) * b)  # fmt: skip
 
     def kurtosis(self) -> Tensor:
         """K_iiii, of one vector."""
