@@ -27,8 +27,10 @@ from covprop.flow.tensor import GaussianTensor
 
 BESIDE = 5
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
-HELD = 12
+HELD = 16
 """Matrices that the corrections of a nonlinear operation hold at a time."""
+VERTICES = 6
+"""Factors of all columns that fourth cumulants take at a time."""
 JOINED = 3
 """Copies of the blocks of several vectors that are held while they are added up."""
 SLICED = 3
@@ -105,6 +107,10 @@ class PlannedCumulants(Planned):
                         {k: v for k, v in self.columns.items() if k not in base.columns}
                     )
 
+    def _correlations(self, columns: Iterable[int]) -> int:
+        """Bytes of what all columns know of the older ones."""
+        return self.batch_shape.numel() * self._zeros.itemsize * sum(columns) ** 2 // 2
+
     def _blocks(self, size: int, columns: Iterable[int]) -> int:
         unit = self.batch_shape.numel() * self._zeros.itemsize
         return unit * size * FACTORS * sum(columns)
@@ -136,7 +142,8 @@ class PlannedCumulants(Planned):
             argument = self._blocks(self.size, self.columns.values())
             replayed = argument if argument > KEPT else 0
             products = 2 * min(PRODUCTS * result.itemsize, argument)
-            held += FACTORS * matrix + max(HELD * matrix, products)
+            held += FACTORS * matrix + max(HELD * matrix, products, VERTICES * argument // FACTORS)
+            held += self._correlations(self.columns.values()) + argument // FACTORS
             kept += moved + SLICED * argument + FOLLOWED * matrix
             work += 2 * own * moved / result.itemsize
         cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
