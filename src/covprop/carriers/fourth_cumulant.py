@@ -54,7 +54,7 @@ class Vertices(NamedTuple):
             torch.cat([numbers.to(w).expand(*w.shape[:-2], -1) for numbers in each], -1)[..., None]
             for each in ([v.second for v in vertices], [v.third for v in vertices])
         )
-        own = 2 * e * w * second
+        own = (2 * second * w).mul(e)
         parts = own.split([origin.count for origin in origins], dim=-2)
         met = [vertex.own.to(own) @ part for vertex, part in zip(vertices, parts, strict=True)]
         for (i, older), (j, newer) in itertools.combinations(enumerate(vertices), 2):
@@ -76,9 +76,8 @@ class Vertices(NamedTuple):
             e, w, met, second, third = (
                 t[some] for t in (self.e, self.w, self.met, self.second, self.third)
             )
-            star = third * w.square()
-            of_e = second * w * met + w * star / 3
-            of_w = e * (second * met + star)
+            path, star = second * met, third * w.square()
+            of_e, of_w = torch.add(path, star, alpha=1 / 3) * w, (path + star) * e
             total = total + of_e.mT @ other.e[some] + of_w.mT @ other.w[some]
         return 3 * total
 

@@ -28,7 +28,7 @@ class Cumulants(LayerwiseMethod):
 
     `GaussianLayers` takes the input of every layer as Gaussian. This follows its skewness as well,
     to first order, so that means, covariances and the `skewness` of the outputs hold at larger
-    noise. It costs 2 to 18 times as much. Where the expansion cannot be trusted, an operation takes
+    noise; fourth cumulants of pairs are the next term. It costs 2 to 18 times as much. Where the expansion cannot be trusted, an operation takes
     its input as Gaussian, warns and leaves a note in the result (`y.notes`).
 
     Args:
