@@ -146,6 +146,8 @@ class PlannedCumulants(Planned):
             held += self._correlations(self.columns.values()) + argument // FACTORS
             kept += moved + SLICED * argument + FOLLOWED * matrix
             work += 2 * own * moved / result.itemsize
+            older = sum(self.columns.values())
+            work += self.batch_shape.numel() * older * own * (2 * older + 6 * own)  # trees
         cost = cost._replace(temporary=cost.temporary + held, work=work, graph=cost.graph + kept)
         return super()._new(loc, cost, *others, grid=grid, own=own, replayed=replayed, **options)
 
