@@ -237,8 +237,10 @@ class Cumulants(ThirdCumulant):
         assert isinstance(made, Cumulants)
         return made
 
-    def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex:
-        """Of some elements of an activation of this vector."""
+    def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex | None:
+        """Of some elements of an activation of this vector; None behind what has no vertices."""
+        if any(origin.vertex is None for origin in self.origins):
+            return None
         some, f = known.take(columns), known.derivatives.first[..., columns]
         over = some.inverse.to(rho)[..., None, :]
         older = {

@@ -16,7 +16,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from covprop.carriers.origins import Origin
+from covprop.carriers.origins import Origin, SkewedVector, all_origins
+from covprop.kernels.edgeworth import Fourth
 
 PRODUCTS = 2**18
 """Numbers of products of factors that are held at a time."""
@@ -84,3 +85,27 @@ class Vertices(NamedTuple):
     def twice(self, other: "Vertices") -> Tensor:
         """The part of K(y_i, y_i, x_j, x_j) whose paths have both ends of y at one vertex."""
         return self.met.mT @ other.own
+
+
+def shared_vertices(
+    one: tuple[SkewedVector, Tensor | None], two: tuple[SkewedVector, Tensor | None]
+) -> tuple[Vertices, Vertices] | None:
+    """Those of two vectors, each element times a number if any; None if not known, or zero."""
+    (y, inverse), (x, others) = one, two
+    origins = all_origins(y.origins, x.origins)
+    if not origins or y.roots.isdisjoint(x.roots):
+        return None
+    factors, other = y.factors(origins), x.factors(origins)
+    if factors is None or other is None:
+        return None
+    left = Vertices.of(factors, origins, inverse)
+    if left is None or (x is y and others is inverse):
+        return None if left is None else (left, left)
+    right = Vertices.of(other.to(factors.dtype), origins, others)
+    return None if right is None else (left, right)
+
+
+def fourth_of_pairs(y: Vertices, x: Vertices) -> Fourth:
+    """Slices of the fourth cumulant of two vectors, in units of their deviations."""
+    left = y.thrice(x)
+    return Fourth(left, y.twice(x), left.mT if x is y else x.thrice(y).mT)

@@ -27,6 +27,10 @@ class SkewedVector(Protocol):
     """A random vector with third cumulants."""
 
     roots: frozenset[int]
+    origins: tuple["Origin", ...]
+
+    def factors(self, origins: tuple["Origin", ...]) -> Tensor | None:
+        """What it has in the blocks of some origins, None if that is zero."""
 
     @property
     def size(self) -> int:
@@ -179,7 +183,7 @@ class ActivationOrigin(Origin):
     columns: Tensor
     known: Nonlinearity
     tree: tuple[Tensor, Tensor]
-    vertex: Vertex
+    vertex: Vertex | None
     serial: int = field(default_factory=lambda: next(_serials))
 
     @property

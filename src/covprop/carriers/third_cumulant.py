@@ -23,7 +23,7 @@ from covprop.carriers.cross_covariance import (
     parallel,
     release,
 )
-from covprop.carriers.fourth_cumulant import Vertices
+from covprop.carriers.fourth_cumulant import fourth_of_pairs, shared_vertices
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     Blocks,
@@ -216,35 +216,15 @@ class ThirdCumulant(Full):
             total = share if total is None else total.add_(share)
         return total
 
-    def _vertices(
-        self, inverse: Tensor, other: "ThirdCumulant", others: Tensor | None
-    ) -> tuple[Vertices, Vertices] | None:
-        """Those of this vector and of another, each element times a number; None if not known."""
-        origins = all_origins(self.origins, other.origins)
-        if not origins or self.roots.isdisjoint(other.roots):
-            return None
-        one, two = self.factors(origins), other.factors(origins)
-        if one is None or two is None:
-            return None
-        left = Vertices.of(one, origins, inverse)
-        if left is None or (other is self and others is inverse):
-            return None if left is None else (left, left)
-        right = Vertices.of(two.to(one.dtype), origins, others)
-        return None if right is None else (left, right)
-
     def thrice(self, inverse: Tensor, other: "ThirdCumulant") -> Tensor | None:
         """K(y_i, y_i, y_i, x_j) / sigma_i^3 of this y and another x, None if not known."""
-        found = self._vertices(inverse, other, None)
+        found = shared_vertices((self, inverse), (other, None))
         return None if found is None else found[0].thrice(found[1])
 
     def fourth(self, inverse: Tensor, other: "ThirdCumulant", others: Tensor) -> Fourth | None:
         """Fourth cumulants of pairs, given 1 / sigma of both, None if not known."""
-        found = self._vertices(inverse, other, others)
-        if found is None:
-            return None
-        one, two = found
-        left = one.thrice(two)
-        return Fourth(left, one.twice(two), left.mT if two is one else two.thrice(one).mT)
+        found = shared_vertices((self, inverse), (other, others))
+        return None if found is None else fourth_of_pairs(*found)
 
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
