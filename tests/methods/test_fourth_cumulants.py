@@ -166,6 +166,5 @@ def test_where_they_are_too_large_a_note_says_so() -> None:
     layers = [nn.Linear(2, 30), nn.SELU(), nn.Linear(30, 30), nn.Hardtanh(), nn.Linear(30, 20)]
     net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(20, 4)).double()
     x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), stddev=1.0)
-    with pytest.warns(cp.ApproximationWarning, match="leaves out fourth cumulants"):
-        y = propagate(net, x, cp.Cumulants())
-    assert any("6 (Linear): torch.relu leaves out" in note for note in y.notes)
+    y = propagate(net, x, cp.Cumulants())
+    assert any(note.startswith("torch.relu leaves out fourth cumulants") for note in y.notes)
