@@ -28,14 +28,14 @@ from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.kernels.polynomials import Panels, hermite_weights
 
-CUBE_ORDER = 3
-"""The highest derivative of the cube that third cumulants need."""
+CUBE_ORDER = 4
+"""The highest derivative of the cube that fourth cumulants need."""
 
 
 class ExpectedDerivatives(NamedTuple):
     """sigma^k E[(f^p)^(k)], k = 0 ... order, of f, its square and its cube; (order + 1, *batch, n).
 
-    f is the function less its mean. Those of the cube end with k = 3.
+    f is the function less its mean. Those of the cube end with k = 4.
     """
 
     first: Tensor

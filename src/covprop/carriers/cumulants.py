@@ -3,6 +3,7 @@
 `ThirdCumulant` has the factors; the formulas are those of `covprop.kernels.edgeworth`.
 """
 
+import weakref
 from collections.abc import Iterator
 from typing import Self, final
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.activations.powers import expected_derivatives
+from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     ActivationOrigin,
@@ -18,6 +19,7 @@ from covprop.carriers.origins import (
     DropoutOrigin,
     Nonlinearity,
     ProductOrigin,
+    Vertex,
     block_of,
     moved,
     product_factors,
@@ -31,6 +33,7 @@ from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
     Coefficients,
+    Fourth,
     Marginals,
     Tree,
     of_one_vector,
@@ -48,6 +51,13 @@ SMALL_SHARE = 0.01
 LARGEST_SKEWNESS = 4.0
 """The skewness of an argument, times the share of the deviation that is not linear, beyond which
 the expansion is not to be trusted."""
+LARGEST_KURTOSIS, LARGEST_AVERAGE = 1.0, 0.25
+"""The same of the kurtosis, beyond which an element goes without it, and of its average over a
+layer, weighted by variances, beyond which all of them do."""
+WITHOUT_FOURTH = (
+    "{} leaves out fourth cumulants, as they are too large here for the expansion; compare with "
+    "samples, or use smaller noise"
+)
 FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
     "expansion; compare with samples, or use smaller noise"
@@ -118,28 +128,45 @@ class Cumulants(ThirdCumulant):
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
         inverse, slices = inverse_deviation(variance), self.slices(self)
-        skewness, good = torch.zeros_like(variance), None
-        marginals = Marginals.of(*derivatives, skewness)
+        skewness = kurtosis = torch.zeros_like(variance)
+        good = fourth = None
+        marginals = Marginals.of(*derivatives, skewness, kurtosis)
         if slices is not None:
             rows = inverse.to(slices)
             skewness = (slices.diagonal(dim1=-2, dim2=-1) * rows.square() * rows).double()
-            marginals = Marginals.of(*derivatives, skewness)
             name = name_of(getattr(activation, "function", type(activation)))
+            fourth = self.fourth(inverse, self, inverse)
+            if fourth is not None:
+                kurtosis = self._counting(name, fourth.kurtosis().double(), derivatives)
+            marginals = Marginals.of(*derivatives, skewness, kurtosis)
             share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
             share = torch.where(variance**1.5 < limits.tiny / limits.eps, torch.inf, share)
             good = self._trusted(name, marginals.variance, plain.diagonal(), share)
             if good is not None:
                 slices = torch.where(_both(good), slices, 0)
-                skewness = torch.where(good, skewness, 0)
-                marginals = Marginals.of(*derivatives, skewness)
+                skewness, kurtosis = (torch.where(good, k, 0) for k in (skewness, kurtosis))
+                marginals = Marginals.of(*derivatives, skewness, kurtosis)
         slope = activated.coefficients(1)[0]
         if slices is not None:
-            slope = slope + skewness * derivatives.first[4] / 6 * inverse
-        known = Nonlinearity(derivatives, inverse, skewness, slope, marginals)
-        made = self._corrected(plain, activated, known, slices, good)
+            first = derivatives.first
+            slope = slope + (skewness * first[4] / 6 + kurtosis * first[5] / 24) * inverse
+        trusted = torch.ones_like(variance, dtype=torch.bool) if good is None else good
+        known = Nonlinearity(derivatives, inverse, trusted, skewness, kurtosis, slope, marginals)
+        made = self._corrected(plain, activated, known, slices, good, fourth)
         made.fell_back = good is not None
         return result + marginals.shift.to(result), made
+
+    def _counting(
+        self, operation: str, kurtosis: Tensor, derivatives: ExpectedDerivatives
+    ) -> Tensor:
+        """The kurtosis of its elements where it counts, else zero."""
+        share = kurtosis.detach().abs() * derivatives.curvature()
+        weight = derivatives.second[0].detach()
+        large = ((share - LARGEST_AVERAGE) * weight).sum(-1, keepdim=True) > 0
+        if bool(large.any()):
+            self.lineage.note(WITHOUT_FOURTH.format(operation), warn=False)
+        return torch.where(large | (share > LARGEST_KURTOSIS), 0, kurtosis)
 
     def _corrected(
         self,
@@ -148,6 +175,7 @@ class Cumulants(ThirdCumulant):
         known: Nonlinearity,
         slices: Tensor | None,
         good: Tensor | None,
+        fourth: Fourth | None,
     ) -> "Cumulants":
         """An activation, given the covariance of a Gaussian's, and slices of its argument."""
         derivatives, marginals, slope = known.derivatives, known.marginals, known.slope
@@ -157,6 +185,11 @@ class Cumulants(ThirdCumulant):
         rho = correlation(matrix, rows, rows.mT)
         f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
         added, kappa = of_one_vector(rho, units, known.skewness, f, square)
+        if added is not None and fourth is not None:
+            k, counts = known.kurtosis.to(rho), known.kurtosis != 0
+            fourth = fourth.only(counts, counts)
+            added = added + fourth.correction(rho, f, f, (k, k))
+            kappa = kappa + fourth.correction(rho, square, f, (k, k))
         if added is not None:
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))
@@ -184,7 +217,10 @@ class Cumulants(ThirdCumulant):
             ):  # zero for elements of the batch where it is linear, as if each came by itself
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
-            own_origin = ActivationOrigin(self, columns, known.take(columns), (w, q))
+            own_origin = ActivationOrigin(
+                self, columns, known.take(columns), (w, q), self._vertex(columns, known, rho)
+            )
+            self.lineage.origins.append(weakref.ref(own_origin))
             blocks = blocks.extended(factor, own_origin, parts)
         elif blocks.tensor is not None:
             blocks = Blocks(blocks.origins, moved(blocks.tensor, Scaled(factor)))
@@ -200,6 +236,24 @@ class Cumulants(ThirdCumulant):
         )
         assert isinstance(made, Cumulants)
         return made
+
+    def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex | None:
+        """Of some elements of an activation of this vector; None behind what has no vertices."""
+        if any(origin.vertex is None for origin in self.origins):
+            return None
+        some, f = known.take(columns), known.derivatives.first[..., columns]
+        over = some.inverse.to(rho)[..., None, :]
+        older = {
+            origin: block[..., 1, :, :].index_select(-1, columns) * over
+            for origin, block in self.blocks.parts().items()
+        }
+        living = [origin for ref in self.lineage.origins if (origin := ref()) is not None]
+        for origin in living:  # those of branches beside it
+            if origin not in older and (cross := origin.correlation(self)) is not None:
+                older[origin] = cross.index_select(-1, columns) * over
+        own = rho.index_select(-1, columns).index_select(-2, columns)
+        second = f[2] + some.skewness * f[5] / 6
+        return Vertex(second, f[3], own, older, self.roots)
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor

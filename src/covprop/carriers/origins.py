@@ -9,7 +9,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ class SkewedVector(Protocol):
     """A random vector with third cumulants."""
 
     roots: frozenset[int]
+    origins: tuple["Origin", ...]
+
+    def factors(self, origins: tuple["Origin", ...]) -> Tensor | None:
+        """What it has in the blocks of some origins, None if that is zero."""
 
     @property
     def size(self) -> int:
@@ -38,12 +42,32 @@ class SkewedVector(Protocol):
     def slices(self, other: Any) -> Tensor | None:
         """T(x_i, x_i, z_j) of this x and another z, None if it is zero."""
 
+    def thrice(self, inverse: Tensor, other: Any) -> Tensor | None:
+        """K(x_i, x_i, x_i, z_j) / sigma_i^3 of this x and another z, None if not known."""
+
+
+class Vertex(NamedTuple):
+    """What trees need of the elements of an activation, in units of standard deviations.
+
+    second, third: f_2 and f_3 (*batch, count); own: the correlation of the arguments of its columns
+    (*batch, count, count); older: of those of older origins with them (*batch, older, count);
+    roots: the inputs that they came of.
+    """
+
+    second: Tensor
+    third: Tensor
+    own: Tensor
+    older: "dict[Origin, Tensor]"
+    roots: frozenset[int]
+
 
 class Origin(ABC):
     """An operation that made a block, and what other vectors have in it."""
 
     base: SkewedVector | None
     """What it came of, None once no other vector can ask for it."""
+    vertex: Vertex | None = None
+    """What fourth cumulants need of it, None if they leave it out."""
     serial: int
     """Its place in the order in which origins are made."""
 
@@ -125,12 +149,15 @@ def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | N
 class Nonlinearity:
     """The numbers of an activation of a nearly Gaussian vector, (*batch, n) in float64.
 
-    slope: E[g'], with what the skewness adds.
+    trusted: elements for which third cumulants count, the others are Gaussian; kurtosis:
+    K_iiii / sigma^4 where fourth cumulants count, else zero; slope: E[g'], with what they add.
     """
 
     derivatives: ExpectedDerivatives
     inverse: Tensor
+    trusted: Tensor
     skewness: Tensor
+    kurtosis: Tensor
     slope: Tensor
     marginals: Marginals
 
@@ -139,7 +166,9 @@ class Nonlinearity:
         return Nonlinearity(
             ExpectedDerivatives(*(rows[..., columns] for rows in self.derivatives)),
             self.inverse[..., columns],
+            self.trusted[..., columns],
             self.skewness[..., columns],
+            self.kurtosis[..., columns],
             self.slope[..., columns],
             Marginals(*(moment[..., columns] for moment in self.marginals)),
         )
@@ -154,12 +183,22 @@ class ActivationOrigin(Origin):
     columns: Tensor
     known: Nonlinearity
     tree: tuple[Tensor, Tensor]
+    vertex: Vertex | None
     serial: int = field(default_factory=lambda: next(_serials))
 
     @property
     def count(self) -> int:
         """Elements that are not linear."""
         return len(self.columns)
+
+    def correlation(self, x: SkewedVector) -> Tensor | None:
+        """Cov(y_i, x_j) / sigma_i of its argument and a vector beside it, None if it is zero."""
+        if self.base is None or self.base.roots.isdisjoint(x.roots):
+            return None
+        cross = self.base.cross(x)
+        if cross is None:
+            return None
+        return self.known.inverse.to(cross)[..., None] * cross.index_select(-2, self.columns)
 
     def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
         """Of z = g(y): kappa(z_i, z_i, x_j) = Cov(f_i^2, x_j) - 2 E[f_i] Cov(z_i, x_j)."""
@@ -174,11 +213,18 @@ class ActivationOrigin(Origin):
         inverse, t = column(known.inverse), column(known.skewness)
         w = inverse * cross.index_select(-2, self.columns)
         raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
+        raw = torch.where(known.trusted[..., None], raw, 0)
         third = inverse * (inverse * raw)
         f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
         q = (f[2] + t * f[5] / 6) * w + f[3] * third
-        first = (f[1] + t * f[4] / 6) * w + f[2] / 2 * third
-        kappa = (square[1] + t * square[4] / 6) * w + square[2] / 2 * third
+        k = column(known.kurtosis)
+        first = (f[1] + t * f[4] / 6 + k * f[5] / 24) * w + f[2] / 2 * third
+        kappa = (square[1] + t * square[4] / 6 + k * square[5] / 24) * w + square[2] / 2 * third
+        every = known.inverse.new_zeros(*known.inverse.shape[:-1], y.size)
+        fourth = y.thrice(every.index_copy(-1, self.columns, known.inverse), x)
+        if fourth is not None:
+            fourth = torch.where(k != 0, fourth.index_select(-2, self.columns), 0)
+            first, kappa = first + f[3] / 6 * fourth, kappa + square[3] / 6 * fourth
         kappa = kappa - 2 * column(known.marginals.shift) * first
         have = column(known.slope).square() * raw
         have = have + column(self.tree[0]) * q + column(self.tree[1]) * w

@@ -28,8 +28,10 @@ from covprop.flow.tensor import GaussianTensor
 
 BESIDE = 5
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
-HELD = 12
+HELD = 16
 """Matrices that the corrections of a nonlinear operation hold at a time."""
+VERTICES = 6
+"""Factors of all columns that fourth cumulants take at a time."""
 JOINED = 3
 """Copies of the blocks of several vectors that are held while they are added up."""
 SLICED = 3
@@ -106,6 +108,10 @@ class PlannedCumulants(Planned):
                         {k: v for k, v in self.columns.items() if k not in base.columns}
                     )
 
+    def _correlations(self, columns: Iterable[int]) -> int:
+        """Bytes of what all columns know of the older ones."""
+        return self.batch_shape.numel() * self._zeros.itemsize * sum(columns) ** 2 // 2
+
     def _blocks(self, size: int, columns: Iterable[int]) -> int:
         unit = self.batch_shape.numel() * self._zeros.itemsize
         return unit * size * FACTORS * sum(columns)
@@ -136,10 +142,13 @@ class PlannedCumulants(Planned):
             matrix = self.batch_shape.numel() * result.itemsize * own**2
             argument = self._blocks(self.size, self.columns.values())
             replayed = argument if argument > KEPT else 0
-            products = 2 * min(PRODUCTS * result.itemsize, argument)
-            held += FACTORS * matrix + max(HELD * matrix, products)
+            formed = 2 * min(PRODUCTS * result.itemsize, argument)
+            held += FACTORS * matrix + max(HELD * matrix, formed, VERTICES * argument // FACTORS)
+            held += self._correlations(self.columns.values()) + argument // FACTORS
             kept += moved + SLICED * argument + FOLLOWED * matrix
             products += 2 * own * moved / result.itemsize
+            older = sum(self.columns.values())
+            products += self.batch_shape.numel() * older * own * (2 * older + 6 * own)  # trees
         cost = cost._replace(temporary=cost.temporary + held, graph=cost.graph + kept)
         ledger = self.ledger
         more += Work(**{ledger.linear: linear}) + Work(products=products, visits=ledger.visited)

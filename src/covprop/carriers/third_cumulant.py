@@ -23,6 +23,7 @@ from covprop.carriers.cross_covariance import (
     parallel,
     release,
 )
+from covprop.carriers.fourth_cumulant import fourth_of_pairs, shared_vertices
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     Blocks,
@@ -36,7 +37,7 @@ from covprop.carriers.origins import (
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
-from covprop.kernels.edgeworth import Coefficients, Slices
+from covprop.kernels.edgeworth import Coefficients, Fourth, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 
 UNKNOWN_SKEWNESS = (
@@ -215,6 +216,16 @@ class ThirdCumulant(Full):
             total = share if total is None else total.add_(share)
         return total
 
+    def thrice(self, inverse: Tensor, other: "ThirdCumulant") -> Tensor | None:
+        """K(y_i, y_i, y_i, x_j) / sigma_i^3 of this y and another x, None if not known."""
+        found = shared_vertices((self, inverse), (other, None))
+        return None if found is None else found[0].thrice(found[1])
+
+    def fourth(self, inverse: Tensor, other: "ThirdCumulant", others: Tensor) -> Fourth | None:
+        """Fourth cumulants of pairs, given 1 / sigma of both, None if not known."""
+        found = shared_vertices((self, inverse), (other, others))
+        return None if found is None else fourth_of_pairs(*found)
+
     def third_moments(self) -> Tensor:
         """T_iii, (*batch, n)."""
         if self.blocks.tensor is None:
@@ -276,7 +287,13 @@ class ThirdCumulant(Full):
                 return None
             rows = known.inverse.to(slices)[..., :, None]
             factor = (known.derivatives.first[2] / 2).to(slices)[..., :, None]
-            return factor * rows * (rows * slices)
+            total = factor * rows * (rows * slices)
+            total = torch.where(known.trusted[..., :, None], total, 0)
+            thrice = y.thrice(known.inverse, other)
+            if thrice is not None:
+                factor = torch.where(known.kurtosis != 0, known.derivatives.first[3] / 6, 0)
+                total = total + factor.to(thrice)[..., :, None] * thrice
+            return total
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
         cross = y.cross(w)
@@ -290,11 +307,20 @@ class ThirdCumulant(Full):
             zero if right is None else right.mT * rows * columns * columns,
             (known.skewness, other.known.skewness),
         )
+        both = known.trusted[..., :, None] & other.known.trusted[..., None, :]
+        pairs = pairs._replace(
+            left=torch.where(both, pairs.left, 0), right=torch.where(both, pairs.right, 0)
+        )
         rho = correlation(cross, rows, columns)
         f, g = (
             Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
         )  # fmt: skip
-        return pairs.correction(rho, f, g)
+        total = pairs.correction(rho, f, g)
+        fourth = y.fourth(known.inverse, w, other.known.inverse)
+        if fourth is None:
+            return total
+        marginal = (known.kurtosis, other.known.kurtosis)
+        return total + fourth.only(*(k != 0 for k in marginal)).correction(rho, f, g, marginal)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""

@@ -90,6 +90,8 @@ class Lineage:
         """What the results have to say of how they were computed, in order."""
         self.crosses: dict[tuple[int, int], torch.Tensor | None] = {}
         """Covariances of two vectors by their serials, for carriers that remember them."""
+        self.origins: list[weakref.ref[Any]] = []
+        """Nonlinear operations, for carriers that remember them."""
         self._expected = self._unreleased = 0
         self._holders: list[weakref.ref[Holder]] = []
         self._carriers: list[weakref.ref[Any]] = []

@@ -80,6 +80,42 @@ def in_units(total: Tensor, left: Coefficients, right: Coefficients) -> Tensor:
     return left.unit[..., :, None] * total * right.unit[..., None, :]
 
 
+class Fourth(NamedTuple):
+    """Fourth cumulants of pairs in units of standard deviations, (*batch, n, m).
+
+    left: K(y_i, y_i, y_i, w_j); middle: K(y_i, y_i, w_j, w_j); right: K(y_i, w_j, w_j, w_j).
+    """
+
+    left: Tensor
+    middle: Tensor
+    right: Tensor
+
+    def kurtosis(self) -> Tensor:
+        """K_iiii, of one vector."""
+        return self.left.diagonal(dim1=-2, dim2=-1)
+
+    def only(self, left: Tensor, right: Tensor) -> "Fourth":
+        """Zero for pairs of other elements."""
+        both = left[..., :, None] & right[..., None, :]
+        return Fourth(*(torch.where(both, part, 0) for part in self))
+
+    def correction(
+        self, rho: Tensor, f: Coefficients, g: Coefficients, marginal: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """What they add to Cov(f(y_i), g(w_j)); marginal: K_iiii of y and of w."""
+        of_left, of_right = (kurtosis / 24 for kurtosis in marginal)
+        three, one, two, four, zero = pair_sums(
+            rho,
+            PairTerm(f, g, 3, 1),
+            PairTerm(f, g, 1, 3),
+            PairTerm(f, g, 2, 2),
+            PairTerm(f.times(of_left), g, 4, 0, start=1),
+            PairTerm(f, g.times(of_right), 0, 4, start=1),
+        )
+        total = self.left / 6 * three + self.right / 6 * one + self.middle / 4 * two
+        return in_units(total + four + zero, f, g)
+
+
 class Slices(NamedTuple):
     """Third cumulants of pairs in units of standard deviations, (*batch, n, m).
 
@@ -141,11 +177,14 @@ class Marginals(NamedTuple):
     third: Tensor
 
     @classmethod
-    def of(cls, f: Tensor, square: Tensor, cube: Tensor, skewness: Tensor) -> "Marginals":
+    def of(
+        cls, f: Tensor, square: Tensor, cube: Tensor, skewness: Tensor, kurtosis: Tensor
+    ) -> "Marginals":
         """From the expected derivatives of f, f^2 and f^3."""
-        shift = skewness * f[3] / 6
-        second = square[0] + skewness * square[3] / 6
-        third = cube[0] + skewness * cube[3] / 6 - 3 * shift * second + 2 * shift**3
+        three, four = skewness / 6, kurtosis / 24
+        shift = three * f[3] + four * f[4]
+        second = square[0] + three * square[3] + four * square[4]
+        third = cube[0] + three * cube[3] + four * cube[4] - 3 * shift * second + 2 * shift**3
         return cls(shift, second - shift.square(), third)
 
 

@@ -27,9 +27,10 @@ class Cumulants(LayerwiseMethod):
     """Gaussian moments of each nonlinearity, corrected by the third cumulant of its input.
 
     `GaussianLayers` takes the input of every layer as Gaussian. This follows its skewness as well,
-    to first order, so that means, covariances and the `skewness` of the outputs hold at larger
-    noise. It costs 2 to 18 times as much. Where the expansion cannot be trusted, an operation takes
-    its input as Gaussian, warns and leaves a note in the result (`y.notes`).
+    to first order, and fourth cumulants of pairs, so that means, covariances and the `skewness` of
+    the outputs hold at larger noise. It costs 2 to 20 times as much. Where the expansion cannot be
+    trusted, an operation takes its input as Gaussian, warns and leaves a note in the result
+    (`y.notes`), or leaves out fourth cumulants, with a note.
 
     Args:
         activations: As of `GaussianLayers`.
