@@ -11,8 +11,9 @@ from torch import Tensor
 
 STANDARD_ERRORS = 2.4
 """Within so many, 19 of 20 errors are: of eight sets of points, by Student's distribution."""
-ROUNDINGS = 4.0
-"""Last bits by which evaluations of a network are off."""
+ROUNDINGS = 1.0
+"""Last bits by which the mean of evaluations of a network is off, beside what last bits of the input
+change: 98 % of 371 outputs of trained networks in float32 were within both."""
 
 
 @final
@@ -174,8 +175,9 @@ class Accuracy:
 
         Results of `cp.Auto`, the default, have it, and those of samples have it from their standard
         errors. For those of other methods that go from layer to layer it is computed when it is
-        first asked for, with the model as it is then: ask before you pickle such a result, for the
-        copy has no model and knows what was asked for.
+        first asked for, with the model in the mode of the call; it is None where weights have
+        changed since. Ask before you pickle such a result, for the copy has no model and knows what
+        was asked for.
         """
         return self._error.value if isinstance(self._error, Deferred) else self._error
 

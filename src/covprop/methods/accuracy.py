@@ -4,8 +4,8 @@
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -198,10 +198,31 @@ class Estimator:
             self.expected = [
                 _combined(y, method, second, None) for y, second in zip(found, other, strict=True)
             ]
-        return tuple(
+        errors = [
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
+        ]
+        floors = self.by_rounding(found)
+        return tuple(
+            replace(error, mean=error.mean + floor.mean)
+            for error, floor in zip(errors, floors, strict=True)
         )
+
+    def by_rounding(self, found: Sequence[Gaussian]) -> list[ErrorEstimate]:
+        """What of errors is rounding, which no order and no more points make smaller.
+
+        That of evaluations, about, where it is known; the mean of layers is computed in as many
+        steps.
+        """
+        network = self.network
+        known = network is not None and len(network.outputs) == len(found)
+        floors = []
+        for place, y in enumerate(found):
+            bits = network.rounding_of(place, y) if network is not None and known else 0.0
+            own = ROUNDINGS * torch.finfo(y.dtype).eps * y.mean.detach().double().abs()
+            floor = quotient(own + bits, y.stddev.detach().double()).to(y.dtype)
+            floors.append(ErrorEstimate(floor, floor, "from rounding"))
+        return floors
 
     @torch.no_grad()
     def _other_order(self, method: Method) -> tuple[list[Gaussian] | None, float]:

@@ -231,6 +231,9 @@ class Choice:
             answer = self.cross_checked(Answer(nest, _errors(nest), reason))
             if self.error_of(answer) <= self.target or count >= most:
                 return answer
+            floors = tuple(self.estimator.by_rounding(gaussians(nest)))
+            if self.error_of(replace(answer, errors=floors)) > self.target:
+                return answer  # more points would not help
             count = min(most, self.grown(answer, count))
 
     def grown(self, answer: Answer, count: int) -> int:

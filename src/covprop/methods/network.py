@@ -223,13 +223,17 @@ class Network:
             skewness = None if skewness is None else skewness.reshape(shape)
             y = finite(mean, Dense(found.covariance), method, sampling, skewness=skewness)
             if sampling is not None:
-                rounding = None if self.draws else self.rounding
-                bits = 0.0 if rounding is None else rounding[place].reshape(shape)
-                estimate = partial(sampling.estimate, y.mean, y.stddev, bits)
+                estimate = partial(sampling.estimate, y.mean, y.stddev, self.rounding_of(place, y))
                 y = y.with_error(Deferred(estimate, needs_model=False))
             results[output.leaf] = y
         numbers = count()
         return map_leaves(self.result, lambda leaf: results.get(next(numbers), leaf))
+
+    def rounding_of(self, place: int, y: Gaussian) -> Tensor | float:
+        """`rounding` of an output in the shape of its Gaussian, 0 where it is not known."""
+        if self.rounding is None or self.draws:
+            return 0.0
+        return self.rounding[place].reshape(y.mean.shape)
 
     def _flat(self, result: Tensor, output: Output) -> Tensor:
         _check_shape(output.shape, result.shape)
