@@ -42,6 +42,9 @@ AGREEMENT = 1e-6
 """The gap between orders up to which layers count as exact, so that points that differ are not."""
 NEGLIGIBLE = 1e-6
 """The part of the largest standard deviation of a result that does not count."""
+SURELY = 1.5
+"""By how much larger than likely a difference by chance is that refutes an expected error: 2.4 by
+1.5 standard errors have a probability of 1 %."""
 CHECK_POINTS, FEW_POINTS = 8192, 64
 """Those of a check, and where evaluations are expensive."""
 OVERHEAD = 2.0**28
@@ -358,7 +361,7 @@ def _within(expected: Tensor | None, difference: Tensor, chance: Tensor, stddev:
     difference, chance = quotient(difference, stddev), quotient(chance, stddev)
     if expected is None:
         return difference + chance
-    refuted = difference - for_all(difference.numel()) * chance > expected
+    refuted = difference - SURELY * for_all(difference.numel()) * chance > expected
     possible = torch.where(
         refuted, difference + chance, torch.minimum(expected, difference + chance)
     )
