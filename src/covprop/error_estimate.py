@@ -11,8 +11,9 @@ from torch import Tensor
 
 STANDARD_ERRORS = 2.4
 """Within so many, 19 of 20 errors are: of eight sets of points, by Student's distribution."""
-ROUNDINGS = 4.0
-"""Last bits by which evaluations of a network are off."""
+ROUNDINGS = 1.0
+"""Last bits by which the mean of evaluations is off, beside what last bits of the input
+change: 98 % of 371 outputs of networks in float32 were within both."""
 
 
 @final
@@ -55,7 +56,7 @@ class SamplingError:
         error. rounding: that of evaluations, in the shape of the mean.
         """
         of_mean, of_stddev = self.likely(mean, stddev)
-        unknown = torch.where(stddev > 0, 0.0, torch.inf).to(of_mean)
+        unknown = torch.zeros_like(of_mean).masked_fill_(stddev <= 0, torch.inf)
         scale = stddev.detach().double()
         basis = f"from the spread of {self.samples:,} evaluations"
         if self.heavy_tailed is not None and bool(self.heavy_tailed.any()):
@@ -69,6 +70,8 @@ class SamplingError:
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """0 / 0 = 0, and infinite where something is divided by nothing."""
+    if bool((denominator > 0).all()):  # as nearly always, in a fifth of the time
+        return numerator / denominator
     safe = torch.where(denominator > 0, denominator, 1)
     nothing = torch.where(numerator > 0, torch.inf, 0.0).to(numerator)
     return torch.where(denominator > 0, numerator / safe, nothing)
@@ -174,8 +177,9 @@ class Accuracy:
 
         Results of `cp.Auto`, the default, have it, and those of samples have it from their standard
         errors. For those of other methods that go from layer to layer it is computed when it is
-        first asked for, with the model as it is then: ask before you pickle such a result, for the
-        copy has no model and knows what was asked for.
+        first asked for, with the model in the mode of the call; it is None where weights have
+        changed since. Ask before you pickle such a result, for the copy has no model and knows what
+        was asked for.
         """
         return self._error.value if isinstance(self._error, Deferred) else self._error
 

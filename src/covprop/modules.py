@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType, TracebackType
@@ -32,6 +32,19 @@ def original(module: Any) -> Any:
     if not isinstance(module, torch.jit.ScriptFunction):
         return module
     return getattr(module, "_torchdynamo_inline", module)
+
+
+@contextmanager
+def in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Layers in training, or not, as given; afterwards as they are now."""
+    now = [(layer, layer.training) for layer, _ in modes]
+    try:
+        for layer, training in modes:
+            layer.training = training
+        yield
+    finally:
+        for layer, training in now:
+            layer.training = training
 
 
 def running_module(names: Mapping[int, str]) -> str:

@@ -103,6 +103,28 @@ def test_nothing_is_estimated_of_a_model_that_has_changed_since() -> None:
     assert y.error is None
 
 
+def test_errors_are_estimated_in_the_modes_of_the_call() -> None:
+    """Dropout alone is exact; without it, a check at points would find a variance of zero."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Linear(6, 1)).double().eval()
+    x = gaussian(4)
+    with cp.dropout_active(model):
+        y = cp.propagate(model.requires_grad_(False), x, cp.Exact())
+    assert y.error is not None
+    assert y.error.largest < 1e-12
+    assert not model[1].training
+
+
+def test_rounding_is_an_error_of_layers() -> None:
+    """In float32, the last bit of 1 is an eighth of the standard deviation of 1 + 1e-6 z."""
+    x = cp.Gaussian.isotropic(torch.zeros(2), stddev=1e-6)
+    y = cp.propagate(lambda z: torch.relu(z + 1), x, cp.Exact())
+    assert y.error is not None
+    assert 0.1 < y.error.largest_mean < 1
+    double = cp.propagate(lambda z: torch.relu(z + 1), x.to(torch.float64), cp.Exact())
+    assert double.error is not None
+    assert double.error.largest_mean < 1e-8
+
+
 def test_errors_follow_the_elements() -> None:
     model = network(12, 8, 5)
     y = cp.propagate(model, gaussian(12, batch=(3,)), cp.Exact())

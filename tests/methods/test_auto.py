@@ -157,6 +157,18 @@ def test_rough_recurrent_layers_are_named(monkeypatch: pytest.MonkeyPatch) -> No
         cp.propagate(LastStep(), x)
 
 
+def test_where_rounding_is_the_error_no_more_points_are_taken() -> None:
+    """Their error could not fall to the tolerance; here it is a tenth."""
+    model = network(4, 30, 30, 2).float()
+    model[-1].bias.fill_(100)
+    x = cp.Gaussian.isotropic(torch.ones(4), stddev=1e-4)
+    with warnings.catch_warnings(record=True):
+        y = cp.propagate(model, x, cp.Auto(tolerance=1e-3))
+    assert y.error is not None
+    assert y.error.largest > 1e-3
+    assert y.samples is None or y.samples < choice.FIRST_POINTS
+
+
 def test_the_same_call_gives_the_same_numbers() -> None:
     model, x = network(4, 30, 30, 30, 2), isotropic(4, 2.0)
     first, again = cp.propagate(model, x), cp.propagate(model, x)

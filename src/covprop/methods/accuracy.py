@@ -4,8 +4,8 @@
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -42,6 +42,9 @@ AGREEMENT = 1e-6
 """The gap between orders up to which layers count as exact, so that points that differ are not."""
 NEGLIGIBLE = 1e-6
 """The part of the largest standard deviation of a result that does not count."""
+SURELY = 1.5
+"""By how much larger than likely a difference by chance is that refutes an expected error: 2.4 by
+1.5 standard errors have a probability of 1 %."""
 CHECK_POINTS, FEW_POINTS = 8192, 64
 """Those of a check, and where evaluations are expensive."""
 OVERHEAD = 2.0**28
@@ -198,10 +201,31 @@ class Estimator:
             self.expected = [
                 _combined(y, method, second, None) for y, second in zip(found, other, strict=True)
             ]
-        return tuple(
+        errors = [
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
+        ]
+        floors = self.by_rounding(found)
+        return tuple(
+            replace(error, mean=error.mean + floor.mean)
+            for error, floor in zip(errors, floors, strict=True)
         )
+
+    def by_rounding(self, found: Sequence[Gaussian]) -> list[ErrorEstimate]:
+        """What of errors is rounding, which no order and no more points make smaller.
+
+        That of evaluations, about, where it is known; the mean of layers is computed in as many
+        steps.
+        """
+        network = self.network
+        known = network is not None and len(network.outputs) == len(found)
+        floors = []
+        for place, y in enumerate(found):
+            bits = network.rounding_of(place, y) if network is not None and known else 0.0
+            own = ROUNDINGS * torch.finfo(y.dtype).eps * y.mean.detach().double().abs()
+            floor = quotient(own + bits, y.stddev.detach().double()).to(y.dtype)
+            floors.append(ErrorEstimate(floor, floor, "from rounding"))
+        return floors
 
     @torch.no_grad()
     def _other_order(self, method: Method) -> tuple[list[Gaussian] | None, float]:
@@ -337,7 +361,7 @@ def _within(expected: Tensor | None, difference: Tensor, chance: Tensor, stddev:
     difference, chance = quotient(difference, stddev), quotient(chance, stddev)
     if expected is None:
         return difference + chance
-    refuted = difference - for_all(difference.numel()) * chance > expected
+    refuted = difference - SURELY * for_all(difference.numel()) * chance > expected
     possible = torch.where(
         refuted, difference + chance, torch.minimum(expected, difference + chance)
     )

@@ -31,8 +31,9 @@ class Auto(Method):
     `y.error` is the estimate, `y.method` the method that was used, `y.notes` say why. Where an
     error above 5 % is estimated and nothing better was found, there is a warning. The choice is one
     for all Gaussians of a batch: without a tolerance, as many points are taken as half of them need
-    for 0.5 % and nine of ten for 2 %, and `y.error` has the errors of all. Deterministic. Gradients
-    are those of the way from layer to layer.
+    for 0.5 % and nine of ten for 2 %, and `y.error` has the errors of all. So a batch and a loop
+    over it, which may take other numbers of points, agree within `y.error` only. Deterministic.
+    Gradients are those of the way from layer to layer.
 
     Args:
         tolerance: The largest error that is wanted, of means in standard deviations and of

@@ -31,7 +31,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
 from covprop.methods.plan import Step
-from covprop.modules import eagerly, path_of, raising_module
+from covprop.modules import eagerly, in_modes, path_of, raising_module
 
 Result = TypeVar("Result")
 
@@ -132,7 +132,8 @@ class Call:
     def with_errors(self, nest: Any, method: object) -> Any:
         """A result whose Gaussians estimate their errors when they are asked for, where wanted.
 
-        With the model as it is then: where its weights have changed since, nothing is estimated.
+        With the model in the modes of now, as with its dropout on; where its weights have changed
+        since, nothing is estimated.
         """
         if (make := self.estimator) is None:
             return nest
@@ -142,6 +143,7 @@ class Call:
             for parameter in layer._parameters.values()
             if parameter is not None
         ]
+        modes = [(layer, layer.training) for _, layer in self.layers]
         shared: list[tuple[ErrorEstimate, ...]] = []
 
         def deferred(place: int) -> Deferred:
@@ -150,7 +152,8 @@ class Call:
                     return None
                 if not shared:
                     call = Call(self.module, self.arguments, self.named_arguments)
-                    shared.append(make(call).errors(plain, method))
+                    with in_modes(modes):
+                        shared.append(make(call).errors(plain, method))
                 return shared[0][place]
 
             return Deferred(estimate)

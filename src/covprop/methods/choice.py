@@ -65,7 +65,7 @@ class Answer:
         """Gaussians in the batch."""
         return next((y.batch_shape.numel() for y in gaussians(self.nest)), 1)
 
-    @property
+    @cached_property
     def error(self) -> float:
         """The largest of all, infinite where one is not known."""
         largest = [error.largest for error in self.errors]
@@ -159,8 +159,7 @@ class Choice:
             return found
         if few:
             return self.points(self.grown(found, first), most, reason) or found
-        needed = 1.2 * first * (found.error / self.target) ** 2
-        if needed > most:
+        if (needed := 1.2 * first * (found.error / self.target) ** 2) > most:
             return None
         if (work := needed * network.work) > OVERHEAD and work > self.estimator.work(Cumulants()):
             return None
@@ -208,7 +207,7 @@ class Choice:
             return 0
         # Each Gaussian of a batch may take as much, up to a limit.
         work = POINT_WORK * min(MOST_SHARES, max(1, network.batch_shape.numel()))
-        work = work if self.tolerance is None else max(work, TOLERANCE_WORK)
+        work = max(work, 0.0 if self.tolerance is None else TOLERANCE_WORK)
         if MOST_POINTS * (network.most_work + 2.0 * self.entries) <= work:
             return MOST_POINTS
         most = int(min(MOST_POINTS, work / (network.work + 2.0 * self.entries)))
@@ -230,6 +229,9 @@ class Choice:
                 return None
             answer = self.cross_checked(Answer(nest, _errors(nest), reason))
             if self.error_of(answer) <= self.target or count >= most:
+                return answer
+            floors = tuple(self.estimator.by_rounding(gaussians(nest)))
+            if self.error_of(replace(answer, errors=floors)) > self.target:  # of any points
                 return answer
             count = min(most, self.grown(answer, count))
 
@@ -382,7 +384,7 @@ def _errors(nest: Any) -> tuple[ErrorEstimate, ...]:
 
 
 def _name(answer: Answer | None) -> str:
-    found = [] if answer is None else gaussians(answer.nest)
+    found = () if answer is None else gaussians(answer.nest)
     return next((type(y.method).__name__ for y in found), "Auto")
 
 

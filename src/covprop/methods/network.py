@@ -87,6 +87,7 @@ class Network:
                 check_returned(leaf)
             marked = [isinstance(leaf, Tensor) and dependence.depends(leaf) for leaf in before]
             before = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in before]
+        self._spread = tuple(zip(probes.means, probes.deviations, strict=True))
         probes.before, after = before, probes.after_a_deviation()
         _check_same(before, after)
         found = [
@@ -126,14 +127,6 @@ class Network:
                     self._vectorised = False
         return self._vectorised is True
 
-    def _last_bits_moved(self, x: Gaussian) -> Tensor:
-        """The mean of an input, and with the last bits of its elements moved up and down."""
-        signs = torch.ones_like(x.mean).flatten()
-        signs[1::2] = -1
-        bits = torch.finfo(x.dtype).eps * (x.mean.abs() + x.stddev)
-        moves = signs.reshape(x.mean.shape) * bits
-        return torch.stack([x.mean, x.mean + moves, x.mean - moves])
-
     @property
     def step(self) -> int:
         """How many points may be evaluated at a time."""
@@ -150,7 +143,7 @@ class Network:
         measure_rounding: whether to find `rounding` on the way, in the same evaluation.
         """
         if measure_rounding and self.rounding is None and self._vectorised is not False:
-            near = [self._last_bits_moved(x) for x in self.inputs]
+            near = [_last_bits_moved(*both) for both in self._spread]
             values = self.at([torch.cat(both) for both in zip(near, points, strict=True)])
             first = (part[: len(near[0])].double() for part in values)
             self.rounding = tuple((part[1:] - part[0]).abs().amax(0) for part in first)
@@ -223,19 +216,30 @@ class Network:
             skewness = None if skewness is None else skewness.reshape(shape)
             y = finite(mean, Dense(found.covariance), method, sampling, skewness=skewness)
             if sampling is not None:
-                rounding = None if self.draws else self.rounding
-                bits = 0.0 if rounding is None else rounding[place].reshape(shape)
-                estimate = partial(sampling.estimate, y.mean, y.stddev, bits)
+                estimate = partial(sampling.estimate, y.mean, y.stddev, self.rounding_of(place, y))
                 y = y.with_error(Deferred(estimate, needs_model=False))
             results[output.leaf] = y
         numbers = count()
         return map_leaves(self.result, lambda leaf: results.get(next(numbers), leaf))
+
+    def rounding_of(self, place: int, y: Gaussian) -> Tensor | float:
+        """`rounding` of an output in the shape of its Gaussian, 0 where it is not known."""
+        if self.rounding is None or self.draws:
+            return 0.0
+        return self.rounding[place].reshape(y.mean.shape)
 
     def _flat(self, result: Tensor, output: Output) -> Tensor:
         _check_shape(output.shape, result.shape)
         if self.batch_shape:
             result = result.movedim(output.batch_at, 0)
         return result.reshape(*self.batch_shape, output.event_shape.numel())
+
+
+def _last_bits_moved(mean: Tensor, stddev: Tensor) -> Tensor:
+    """The mean of an input, and with the last bits of its elements moved up and down."""
+    moves = torch.finfo(mean.dtype).eps * (mean.abs() + stddev).contiguous()
+    moves.view(-1)[1::2].neg_()
+    return torch.stack([mean, mean + moves, mean - moves])
 
 
 def _output(probes: Probes, leaf: int, old: Tensor, new: Tensor) -> Output:

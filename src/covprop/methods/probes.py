@@ -84,6 +84,7 @@ class Probes:
         self.call, self.inputs = call, tuple(inputs)
         self.batch_shape = inputs[0].batch_shape
         self.means = [x.mean.detach() for x in inputs]
+        self.deviations = [x.stddev.detach() for x in inputs]
         self.before: list[Any] = []
         self._known: dict[tuple[Index, float | None], list[Any]] = {}
 
@@ -151,26 +152,27 @@ class Probes:
 
     def _after(self, element: Index, amount: float | None) -> list[Any]:
         if (element, amount) not in self._known:
-            moved = [self._moved(x, element, amount) for x in self.inputs]
+            both = zip(self.means, self.deviations, strict=True)
+            moved = [_moved(mean, stddev, element, amount) for mean, stddev in both]
             # Under a mode, as `Dependence` is: torch has ways through attention that it takes
             # without one alone, which round otherwise.
             with torch.no_grad(), random_state_kept(self.means), BaseTorchFunctionMode():
                 self._known[element, amount] = list(leaves(self.call(*moved)))
         return self._known[element, amount]
 
-    def _moved(self, x: Gaussian, element: Index, amount: float | None) -> Tensor:
-        moved = x.mean.detach().clone()
-        if not moved.numel():  # a batch may be empty
-            return moved
-        shift = x.stddev.detach()[element]
-        if amount is None:
-            signs = torch.ones_like(shift).flatten()
-            signs[1::2] = -1
-            shift = shift * signs.reshape(shift.shape)
-        else:
-            shift = amount * (1 + moved[element].abs() + shift)
-        moved[element] += shift
+
+def _moved(mean: Tensor, stddev: Tensor, element: Index, amount: float | None) -> Tensor:
+    moved = mean.clone()
+    if not moved.numel():  # a batch may be empty
         return moved
+    shift = stddev[element]
+    if amount is None:
+        shift = shift.clone(memory_format=torch.contiguous_format)
+        shift.view(-1)[1::2].neg_()
+    else:
+        shift = amount * (1 + moved[element].abs() + shift)
+    moved[element] += shift
+    return moved
 
 
 def _changed(old: Tensor, new: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from covprop.errors import DropoutWarning, RandomDraws, UnsupportedOperation, warn_user
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
+from covprop.modules import in_modes
 from covprop.rules.operands import batch_error
 
 NOISY = (
@@ -44,16 +45,12 @@ def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
             y = cp.propagate(model, x)
     """
     layers = [layer for layer in model.modules() if isinstance(layer, NOISY)]
-    before = [layer.training for layer in layers]
     wanted = _wanted.set(_wanted.get() | {id(layer) for layer in layers})
     try:
-        for layer in layers:
-            layer.training = True
-        yield model
+        with in_modes([(layer, True) for layer in layers]):
+            yield model
     finally:
         _wanted.reset(wanted)
-        for layer, training in zip(layers, before, strict=True):
-            layer.training = training
 
 
 _wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
