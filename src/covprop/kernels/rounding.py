@@ -34,6 +34,8 @@ EIGENVALUE = 8.0
 """Of an eigenvalue that should be zero, relative to n times the largest."""
 DIFFERENCE = 16.0
 """Of a difference of a few numbers, relative to what was subtracted."""
+DIFFERENCE_VARIANCE = 4.0
+"""Of the variance of a difference, relative to the sum of what cancels in it."""
 STANDARDISED = 10.0
 """Of the standard deviation of a constant column, relative to its largest value."""
 LOGITS = 64.0
