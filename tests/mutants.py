@@ -32,7 +32,8 @@ RELATED = {
     "kernels": "kernels activations/test_correlated activations/test_moments test_gradients",
     "activations": "activations test_oracle test_gradients rules/test_elementwise",
     "activations/expression": "rules/test_composition rules/test_elementwise",
-    "activations/crossed": "activations/test_waves rules/test_composition",
+    "activations/correlated": "activations/test_correlated activations/test_waves "
+    "rules/test_composition",
     "activations/nested": "rules/test_composition activations/test_waves",
     "covariance": "covariance test_gaussian test_last_bits",
     "covariance/semidefinite": "covariance/test_structures covariance/test_deflated "

@@ -38,7 +38,6 @@ LAYERS = (
     "gaussian_files",
     "arithmetic",
     "distribution",
-    "marginals",
     "error_estimate",
     "validation",
     "activations",

@@ -9,9 +9,9 @@ from torch.distributions import Distribution
 
 from covprop.arithmetic import Arithmetic, mapped_skewness, matrix_product
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, LowRank, Zero
-from covprop.covariance.distributions import from_torch
 from covprop.covariance.sharded import undistributed
 from covprop.deprecation import positional_deprecated
+from covprop.distribution import covariance_of
 from covprop.error_estimate import Accuracy, Deferred, ErrorEstimate, SamplingError
 from covprop.errors import warn_user
 from covprop.gaussian_files import SLOTS, Stored
@@ -195,7 +195,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
         """From MultivariateNormal, LowRankMultivariateNormal, Independent(Normal)."""
-        return Gaussian(distribution.mean, from_torch(distribution), validate_args=False)
+        return Gaussian(distribution.mean, covariance_of(distribution), validate_args=False)
 
     @property
     def mean(self) -> Tensor:

@@ -258,7 +258,9 @@ def test_a_model_without_parameters_takes_the_dtype_of_the_mean(folder: Path) ->
 
 def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     (folder / "several_by_test.py").write_text(
-        "import torch\n\n"
+        "import torch\nfrom dataclasses import dataclass\nfrom typing import Any\n\n"
+        "@dataclass\nclass Both:\n    a: Any\n    b: Any\n\n"
+        "def record():\n    return lambda x: Both(torch.relu(x), torch.sin(x))\n\n"
         "def pair():\n    return lambda x: (torch.relu(x), torch.sin(x))\n\n"
         "def named():\n    return lambda x: {'a': torch.relu(x), 'b': torch.sin(x)}\n\n"
         "def fixed():\n    return lambda x: torch.ones(3)\n"
@@ -272,9 +274,12 @@ def test_a_model_of_several_outputs_needs_a_choice(folder: Path) -> None:
     alone = refused("propagate", "model.pt2", *given, "--output", 1)
     assert alone == "the model has one output only, so leave out --output"
     named = ("propagate", "several_by_test:named", *given)
-    assert refused(*named) == "the model returns a, b; choose one with --output"
+    record = ("propagate", "several_by_test:record", *given)
     second = covprop(*words, "--output", 1, "--json").told
-    assert second["mean"] == covprop(*named, "--output", "b", "--json").told["mean"]
+    for command in (named, record):
+        assert refused(*command) == "the model returns a, b; choose one with --output"
+        chosen = covprop(*command, "--output", "b", "--json").told
+        assert second["mean"] == chosen["mean"]
     x = cp.Gaussian.isotropic(torch.from_numpy(np.load("mean.npy")), stddev=0.2)
     check(second, cp.propagate(torch.sin, x))
     fixed = ("propagate", "several_by_test:fixed", *given)

@@ -25,6 +25,7 @@ from covprop.bayes.priors import (
 )
 from covprop.errors import InvalidGaussian
 from covprop.gaussian import Gaussian
+from covprop.kernels.rounding import STANDARDISED, rounding
 from covprop.methods import AssumedDensity, GaussianLayers, LayerwiseMethod, Series, Wu2019
 
 Inference: TypeAlias = LayerwiseMethod | LocalReparametrisation
@@ -67,8 +68,6 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
 }
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
-ROUNDING = 10 * np.finfo(np.float64).eps
-"""A spread below this part of the largest value is that of rounding."""
 """The format that is written, and the one before it, which is read with a warning."""
 KIND = "type"
 KNOWN: dict[str, type[Any]] = {
@@ -133,7 +132,7 @@ class Scaling:
         largest = np.abs(away).max(axis=0)
         unit = np.where(largest > 0, largest, 1)  # squares of large numbers would overflow
         stddev = unit * np.sqrt(np.average((away / unit) ** 2, axis=0, weights=weight))
-        constant = stddev <= ROUNDING * np.abs(values).max(axis=0)
+        constant = stddev <= rounding(STANDARDISED, torch.float64) * np.abs(values).max(axis=0)
         return cls(np.where(constant, values[0], mean), np.where(constant, 0.0, stddev))
 
     @classmethod

@@ -155,7 +155,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         check_is_fitted(self)
         likelihood = self.likelihood_
         if not isinstance(likelihood, GaussianNoise):
-            raise ValueError(f"{what} is found for Gaussian noise, not {type(likelihood).__name__}")
+            raise ValueError(f"{what} needs Gaussian noise, not {type(likelihood).__name__}")
         inputs, method = self._inputs(self._features(X)), self._inference()
         for rows, part in chunks(inputs, 1):
             if isinstance(method, LocalReparametrisation):

@@ -91,7 +91,7 @@ class Prediction:
     def mutual_information(self) -> Tensor:
         """Of class and outputs (*batch,): the part of the entropy due to not knowing f."""
         if self.entropy is None or self.expected_entropy is None:
-            raise ValueError("mutual information is found for classes; use .epistemic for numbers")
+            raise ValueError("mutual information needs classes; use .epistemic for numbers")
         # Jensen's inequality makes it non-negative; rounding alone would not.
         return (self.entropy - self.expected_entropy).clamp(min=0)
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from covprop.activations import Activation
 from covprop.activations.moments import PART
-from covprop.carriers.cross_covariance import release
+from covprop.carriers.cross_covariance import CrossBytes, cross_bytes, release
 from covprop.carriers.ledger import Ledger, Work
-from covprop.carriers.planned_cross import Crossed, between
 from covprop.carriers.planned_recurrent import recurrent_cost
 from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import PlannedDense
@@ -284,7 +283,7 @@ class Planned(Carrier):
         result = self._result(loc, *others)
         cost = self.planned.joined(result)
         if cost is None:
-            matrix, crossed = self._dense(result).nbytes, between(others)
+            matrix, crossed = self._dense(result).nbytes, cross_bytes(others)
             if any(isinstance(part, LinearMap) for _, part in terms):
                 widest = max(one.size for one in others)
                 half = self.batch_shape.numel() * loc.itemsize * result.size * widest
@@ -298,7 +297,7 @@ class Planned(Carrier):
         self,
         result: Result,
         others: Sequence["Planned"],
-        crossed: Crossed,
+        crossed: CrossBytes,
         held: int,
         graph: int,
     ) -> Cost:
@@ -320,7 +319,7 @@ class Planned(Carrier):
         cost = self.planned.joined(result, nonlinear=True)
         if cost is None:
             matrix, unit = self._dense(result).nbytes, self.batch_shape.numel() * value.itemsize
-            crossed, held = between(list(dict.fromkeys(pair))), PRODUCT * matrix
+            crossed, held = cross_bytes(list(dict.fromkeys(pair))), PRODUCT * matrix
             if not contraction.is_elementwise:
                 sizes = [one.size for one in dict.fromkeys(pair)]
                 moved = unit * sum(size**2 for size in sizes) * (3 - len(sizes))

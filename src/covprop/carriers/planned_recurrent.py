@@ -10,8 +10,8 @@ from torch import Tensor
 
 from covprop.activations.moments import NODES, panel_count
 from covprop.activations.quadrature import Quadrature
+from covprop.carriers.cross_covariance import ancestors, cross_bytes
 from covprop.carriers.ledger import Taps, Work, in_all
-from covprop.carriers.planned_cross import ancestors, between
 from covprop.carriers.recurrent import Places
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost
@@ -47,7 +47,7 @@ def recurrent_cost(
     for part in parts:
         part.materialize()
     vectors = list(dict.fromkeys(part.carrier for part in parts))
-    crossed = between([*vectors, base])
+    crossed = cross_bytes([*vectors, base])
     compiled = library() is not None  # else the grids of the torch code cover more
     copies, tables = (CROSSED, TABLES) if compiled and not followed else (1, 1)
     # With autograd they are kept already, of the operations before.

@@ -12,13 +12,12 @@ from covprop.activations import Activation
 from covprop.carriers.innovation import Innovation, random_signs
 from covprop.carriers.sketch import Product, SharedSigns, Sketch, random_products
 from covprop.kernels.normal import inverse_deviation, standard_deviation
+from covprop.kernels.rounding import DIFFERENCE, rounding
 
 ORDERS = (1, 2)
 WIDENED = 6
 """|xi|^2 of the points where functions of few directions are looked at is so much larger than that
 of normal numbers, as |xi|^6 is what the square of the third order asks for."""
-ROUNDED = 16 * torch.finfo(torch.float64).eps
-"""What a difference of a few numbers is of them where it is rounding alone."""
 BLOCK = 2**15
 """Elements whose moments are found at a time."""
 
@@ -185,7 +184,8 @@ def _residual(activation: Activation, mean: Tensor, variance: Tensor, xi: Tensor
     shift = (centre - activation.mean(mean, torch.zeros_like(mean)))[..., None, :]
     result = value - shift - first * points - second * (points.square() - 1) / math.sqrt(2)
     size = centre[..., None, :].abs() + value.abs() + (first * points).abs()
-    return torch.where(result.abs() > ROUNDED * size, result, 0).to(xi.dtype)
+    known = result.abs() > rounding(DIFFERENCE, result.dtype) * size
+    return torch.where(known, result, 0).to(xi.dtype)
 
 
 def _within(rows: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

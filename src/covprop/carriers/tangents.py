@@ -20,6 +20,7 @@ from covprop.carriers.sketch import Product, Sketch, random_products
 from covprop.carriers.sketched_activations import SketchSettings, activated
 from covprop.covariance import Covariance, LinearMap
 from covprop.covariance.base import symmetric
+from covprop.covariance.planned import Cost, PlannedRows, Result
 from covprop.covariance.semidefinite import square_root
 from covprop.errors import UnsupportedOperation
 from covprop.flow.algebra import Contraction, GroupBases, Groups
@@ -319,3 +320,32 @@ def _sketch_of(covariance: Covariance, empty: Sketch, settings: SketchSettings) 
     shape = torch.Size((count, *covariance.batch_shape, root.width))
     draws = root.times(random_signs(shape, empty.tangents, settings.generator)).movedim(0, -2)
     return replace(empty, tangents=draws / math.sqrt(count))
+
+
+@final
+@dataclass(frozen=True)
+class PlannedTangents(PlannedRows):
+    """Rows of a sketch, which runs are to share.
+
+    kept: for the backward pass, behind a nonlinearity that remembers them.
+    """
+
+    remembers: bool
+    runs: int
+    kept: bool = False
+
+    @property
+    def backward_share(self) -> float:
+        """A row for each feature of the result, in each run."""
+        return self.runs * self.size / self.width
+
+    @property
+    def released(self) -> PlannedRows | None:
+        """What nonlinearities remember."""
+        return self if self.kept else None
+
+    def joined(self, result: Result, nonlinear: bool = False) -> Cost:
+        """What enters at a nonlinearity is remembered."""
+        kept = nonlinear and self.remembers
+        made = replace(self, size=result.size, itemsize=result.itemsize, kept=kept)
+        return super().joined(result)._replace(structure=made)

@@ -19,6 +19,7 @@ from covprop.cli.arrays import BoundedZip, check_affordable
 from covprop.cli.output import Refusal
 from covprop.cli.program import DTYPES, Description, Name, ProgramCall, parse
 from covprop.errors import UnsupportedOperation
+from covprop.flow.nests import map_leaves
 
 LARGEST_TEXT = 2**28  # bytes of a description
 LARGEST_TENSOR = 2**34  # elements: a view repeats a few numbers as often as a file says
@@ -207,9 +208,8 @@ def _run(call: ProgramCall, values: dict[str, Any]) -> None:
 
 
 def _filled(nest: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(nest, Name):
-        return values[nest]
-    return [_filled(item, values) for item in nest] if isinstance(nest, list) else nest
+    """A nest with the values of its names."""
+    return map_leaves(nest, lambda leaf: values[leaf] if isinstance(leaf, Name) else leaf)
 
 
 @final

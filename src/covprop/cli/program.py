@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from covprop.cli.output import Refusal
+from covprop.flow.nests import instances
 from covprop.flow.table import TABLE, spelled
 
 LARGEST_SIZE = 2**63  # torch's integers end here; products of larger ones would never end
@@ -269,7 +270,7 @@ def parse(content: dict[str, Any]) -> Description:
     known = {*inputs, *tensors, *constants}
     for call in calls:
         _check_known((call.args, call.kwargs), known)
-        known |= set(_names(call.results))
+        known |= set(instances(Name, (call.results,), {}))
     _check_known(outputs, known)
     released = _with_releases(calls, outputs)
     return Description(released, tuple(inputs), tensors, metadata, constants, outputs)
@@ -308,26 +309,17 @@ def _module(metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _check_known(nest: Any, known: set[str]) -> None:
-    unknown = sorted(set(_names(nest)) - known)
+    unknown = sorted(set(instances(Name, (nest,), {})) - known)
     if unknown:
         raise Refusal(f"it is damaged: it uses {unknown[0]!r}, which nothing before makes")
 
 
 def _with_releases(calls: list[ProgramCall], outputs: tuple[Any, ...]) -> tuple[ProgramCall, ...]:
     """Release each value after its last use: covariances are large."""
-    used = set(_names(outputs))
+    used = set(instances(Name, (outputs,), {}))
     result = []
     for call in reversed(calls):
-        own = set(_names((call.args, call.kwargs, call.results)))
+        own = set(instances(Name, (call.args, call.results), call.kwargs))
         result.append(call._replace(released=sorted(own - used)))
         used |= own
     return tuple(reversed(result))
-
-
-def _names(nest: Any) -> list[str]:
-    if isinstance(nest, Name):
-        return [nest]
-    if isinstance(nest, dict):
-        nest = list(nest.values())
-    items = nest if isinstance(nest, list | tuple) else ()
-    return [name for item in items for name in _names(item)]

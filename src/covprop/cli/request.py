@@ -16,6 +16,7 @@ from covprop.cli import arrays, models
 from covprop.cli.archive import Expected
 from covprop.cli.output import Refusal, describe_error, quoted, raised_in, sentence
 from covprop.errors import CovpropError
+from covprop.flow.nests import parts
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
 from covprop.methods.names import parse_method
@@ -101,7 +102,7 @@ def running() -> Iterator[None]:
 
 @final
 class SelectedOutput(nn.Module):
-    """One output of a model that returns several, by its number or its key in a dict."""
+    """One output of a model that returns several, by its number, key or name of a field."""
 
     def __init__(self, model: Any, output: str) -> None:
         super().__init__()
@@ -109,12 +110,7 @@ class SelectedOutput(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """The output, or a refusal that lists the outputs."""
-        result = self.model(x)
-        outputs: dict[str, Any] = {}
-        if isinstance(result, dict):
-            outputs = {str(key): value for key, value in result.items()}
-        elif isinstance(result, list | tuple):
-            outputs = {str(number): value for number, value in enumerate(result)}
+        outputs = parts(self.model(x))
         if not outputs:
             raise Refusal("the model has one output only, so leave out --output")
         if self._output not in outputs:
@@ -127,13 +123,13 @@ def single_output(result: Any) -> Gaussian:
     """A result that is one Gaussian."""
     if isinstance(result, Gaussian):
         return result
-    if isinstance(result, dict):
-        raise Refusal(f"the model returns {', '.join(map(str, result))}; choose one with --output")
     if isinstance(result, list | tuple):
         raise Refusal(
             f"the model returns {len(result)} values; choose one with --output, from 0 to "
             f"{len(result) - 1}"
         )
+    if outputs := parts(result):
+        raise Refusal(f"the model returns {', '.join(outputs)}; choose one with --output")
     raise Refusal("the output of the model does not depend on its input")
 
 

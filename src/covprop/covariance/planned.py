@@ -5,7 +5,7 @@ of matrices are those of the code: tensors of the size of a covariance that live
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -135,3 +135,47 @@ class PlannedCovariance(ABC):
         return cost._replace(
             temporary=cost.temporary + self.to_write, graph=cost.graph + self.to_write, writes=True
         )
+
+
+@dataclass(frozen=True)
+class PlannedRows(PlannedCovariance):
+    """So many numbers for each feature, nothing between features: carriers without covariances."""
+
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        """Every number."""
+        return self.batch * self.itemsize * self.size * self.width
+
+    def joined(self, result: Result, nonlinear: bool = False) -> Cost:
+        """As many numbers for each feature of the result."""
+        del nonlinear
+        made = replace(self, size=result.size, itemsize=result.itemsize)
+        return Cost(made, work=2.0 * result.taps * self.batch * self.width * result.size)
+
+    def push(self, result: Result) -> Cost:
+        """Rows."""
+        return self.joined(result)
+
+    def take(self, index: Tensor, result: Result) -> Cost:
+        """Rows."""
+        del index
+        return self.joined(result)
+
+    def scale(self, result: Result) -> Cost:
+        """Rows."""
+        return self.joined(result)
+
+    def plus(self, result: Result) -> Cost:
+        """Rows."""
+        return self.joined(result)
+
+    def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
+        """Rows."""
+        del vectors, grid
+        return self.joined(result, nonlinear=True)
+
+    def map(self, result: Result) -> Cost:
+        """Rows."""
+        return self.joined(result)

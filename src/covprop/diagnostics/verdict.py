@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covprop.activations import Activation
 from covprop.gaussian import Gaussian
-from covprop.kernels.rounding import REMAINDER, rounding
+from covprop.kernels.rounding import EIGENVALUE, REMAINDER, rounding
 from covprop.methods.series import remainders
 from covprop.rules.elementwise import find_activation
 from covprop.text_table import in_digits, in_percent
@@ -22,12 +22,11 @@ FINE = "within sampling error"
 SMALL = 0.01  # error up to which a method is hardly off, of the standard deviation
 MODERATE = 0.1  # error from which it is wrong
 NEGLIGIBLE = 1e-4  # error below which its digits say no more
-FACTOR = 10.0  # relative error of a standard deviation from which it is told as a factor
+FACTOR = 10.0  # relative error of a standard deviation from which it is written as a factor
 MOST_ERRORS = 999  # standard errors beyond which their number says no more
-UNEXPLAINED = 4.0  # times the relative error of deviations: a covariance worse than it is told too
+UNEXPLAINED = 4.0  # times the relative error of deviations: a covariance worse than it is named too
 SIGNIFICANCE = 0.01
 """Probability that sampling alone makes any figure of a correct method look wrong, about."""
-EIGENVALUE_ROUNDING = 8.0  # in units of machine epsilon times n times the largest eigenvalue
 ADVISED_SAMPLES = 10_000  # of a control variate: standard deviations to one percent, or better
 
 
@@ -90,7 +89,7 @@ def kl_divergence(first: Gaussian, second: Gaussian) -> Tensor:
     _check_shapes(first, second)
     size = first.event_shape.numel()
     dtype = torch.promote_types(first.dtype, second.dtype)
-    rounding = EIGENVALUE_ROUNDING * torch.finfo(dtype).eps * size
+    rounding = EIGENVALUE * torch.finfo(dtype).eps * size
     m, n = (flat(x, x.mean).reshape(-1, size) for x in (first, second))
     c, d = (x.covariance_matrix.double().reshape(-1, size, size) for x in (first, second))
     values = [_kl(*pair, rounding) for pair in zip(m, n, c, d, strict=True)]
@@ -188,7 +187,7 @@ def in_share(size: float) -> str:
 
 
 def in_share_or_factor(size: float, word: str = "x") -> str:
-    """The same of a standard deviation, of which a large one is told as a factor."""
+    """The same of a standard deviation, of which a large one is written as a factor."""
     return in_share(size) if not size >= FACTOR else f"{word} {in_digits(1 + size, 2)}"
 
 

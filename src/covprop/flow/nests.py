@@ -52,6 +52,16 @@ def leaves(nest: Any, around: tuple[Any, ...] = ()) -> Iterator[Any]:
     return iter(found)
 
 
+def parts(nest: Any) -> dict[str, Any]:
+    """What a nest consists of, by keys, numbers or names of fields; of a leaf, nothing."""
+    sort = _sort(nest.__class__)
+    if sort == SEQUENCE:
+        return {str(number): item for number, item in enumerate(nest)}
+    if sort == MAPPING:
+        return {str(key): item for key, item in nest.items()}
+    return {} if sort == LEAF else {f.name: getattr(nest, f.name) for f in fields(nest)}
+
+
 def instances(kind: type[Kind], args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Kind]:
     """The leaves of this type among the arguments of a function, in order."""
     found: list[Any] = []

@@ -27,8 +27,7 @@ from covprop.kernels.normal import (
     partial_expectation,
 )
 from covprop.kernels.polynomials import unit_interval
-from covprop.kernels.rounding import DEGENERATE as DEGENERATE
-from covprop.kernels.rounding import rounding
+from covprop.kernels.rounding import DEGENERATE, rounding
 
 SWITCH = 0.7
 """The |rho| above which the series from the degenerate end takes over."""

@@ -30,6 +30,22 @@ PROBABILITY = 100.0
 """Of a probability that an integral finds, absolutely."""
 SUMMATION_ORDER = 1e3
 """Of a sum of many products in another order, relative to the sum."""
+EIGENVALUE = 8.0
+"""Of an eigenvalue that should be zero, relative to n times the largest."""
+DIFFERENCE = 16.0
+"""Of a difference of a few numbers, relative to what was subtracted."""
+DIFFERENCE_VARIANCE = 4.0
+"""Of the variance of a difference, relative to the sum of what cancels in it."""
+STANDARDISED = 10.0
+"""Of the standard deviation of a constant column, relative to its largest value."""
+LOGITS = 64.0
+"""Of the outputs of an affine network, relative to the largest."""
+COMPONENT_MEAN = 4.0
+"""Of the mean of a component of a mixture, relative to the largest mean: at least."""
+UNCHANGED = 64.0
+"""Of an output that does not depend on the inputs, relative to its size and theirs."""
+CHANGED = 1e4
+"""Of an output that does, relative to its size: more is no rounding, less may be."""
 NEGATIVE_VARIANCE = 100.0
 """Of a variance that should be zero, relative to the largest: sums of products of n numbers."""
 DIFFERENCE_STEP = torch.finfo(torch.float64).eps ** (1 / 3)

@@ -4,7 +4,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, final
 
 from covprop.carriers import Ledger, PlannedVariances, Variances
-from covprop.carriers.planned_rows import PlannedRows
+from covprop.covariance.planned import PlannedRows
 from covprop.flow.lineage import Lineage, Replacements
 from covprop.gaussian import Gaussian
 from covprop.methods.base import LayerwiseMethod

@@ -94,7 +94,7 @@ class Method(ABC):
         return False
 
     def check_model(self, module: object) -> None:
-        """Refuse a model that the method cannot run, as far as can be told before."""
+        """Refuse a model that the method cannot run, as far as is known before it runs."""
         del module
 
     def check_covariances(self, need: str) -> None:

@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.activations.crossed import beyond_series, integrated
+from covprop.activations.correlated import beyond_series, integrated
 from covprop.covariance import Covariance
 from covprop.covariance.base import Pairs
 from covprop.flow.lineage import Replacements

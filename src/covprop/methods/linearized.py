@@ -15,6 +15,7 @@ from covprop.errors import ApproximationWarning, MomentOverflow, UnsupportedOper
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import jvp, quiet
 from covprop.kernels.normal import is_finite
+from covprop.kernels.rounding import CHANGED, UNCHANGED, rounding
 from covprop.methods.base import FunctionMethod, Gains, Method
 from covprop.methods.call import Advance, Call
 from covprop.methods.network import Estimate, Network
@@ -28,10 +29,6 @@ STRAIGHT = 0.02
 """Relative difference of slopes on both sides, and at half the distance, of a straight line."""
 OFF = 0.2
 """Relative difference of a slope and of a derivative that is another one's."""
-RESOLVED = 1e4
-"""In units of machine epsilon: movement of a value that rounding does not explain."""
-JITTER = 64.0
-"""The same of a value that is constant but for rounding, beside itself and the inputs."""
 
 
 @final
@@ -201,7 +198,7 @@ def is_cut(network: Network, values: Sequence[Tensor], jacobians: Jacobians) -> 
         slope = _along(rows, steps)
         up, down, half, back = (point.double() - value.double() for point in points)
         line = (up - down) / 2
-        resolved = RESOLVED * torch.finfo(value.dtype).eps * value.abs().double()
+        resolved = rounding(CHANGED, value.dtype) * value.abs().double()
         straight = (up + down).abs() <= STRAIGHT * line.abs()
         straight &= ((half - back) - line).abs() <= STRAIGHT * line.abs()
         off = (NEAR * slope.double() - line).abs() > OFF * line.abs()
@@ -222,7 +219,7 @@ def check_varies(network: Network, values: Sequence[Tensor], jacobians: Jacobian
     scale = max(map(float, sizes), default=0.0)
     for value, rows, *points in zip(values, jacobians, *moved, strict=True):
         zero = torch.stack([(one == 0).all(-1) for one in rows]).all(0)
-        jitter = JITTER * torch.finfo(value.dtype).eps * (value.abs() + scale)
+        jitter = rounding(UNCHANGED, value.dtype) * (value.abs() + scale)
         changed = torch.stack([(point - value).abs() > jitter for point in points]).any(0)
         if bool((zero.all(-1) & changed.any(-1)).any()):
             raise UnsupportedOperation(

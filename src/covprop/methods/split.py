@@ -14,6 +14,7 @@ from covprop.flow.lineage import free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.polynomials import hermite_rule
+from covprop.kernels.rounding import COMPONENT_MEAN, rounding
 from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call
 from covprop.methods.gaussian_layers import GaussianLayers
@@ -29,10 +30,8 @@ COPIES = 3
 """Matrices that are held while one of them is changed."""
 PERTURBATION = 1.0
 """In units of machine epsilon: how far means are moved to see what rounding does."""
-LEAST = 4.0
-"""In the same units, of the largest mean of an output: what rounding does at least."""
 ROUNDINGS = 4.0
-"""Nonlinearity of so many errors by rounding, or less, is not told from them."""
+"""Nonlinearity of so many errors by rounding, or less, may be these alone."""
 
 
 @final
@@ -337,10 +336,10 @@ def mixed(
         unit = torch.where(largest > 0, largest, 1)
         together = torch.linalg.vector_norm(size / unit, dim=-1, keepdim=True).clamp(min=1)
         typical = torch.linalg.vector_norm(moved, dim=-1, keepdim=True) / together * (size / unit)
-        least = LEAST * torch.finfo(components.dtype).eps * means.abs().amax((0, -1))[..., None]
-        rounding = torch.maximum(torch.maximum(moved, typical), least)
+        least = rounding(COMPONENT_MEAN, components.dtype) * means.abs().amax((0, -1))[..., None]
+        error = torch.maximum(torch.maximum(moved, typical), least)
         rest = torch.einsum("k,k...->...", chances, (offsets - linear).square()).sqrt()
-        drop = rest <= ROUNDINGS * rounding
+        drop = rest <= ROUNDINGS * error
     # The value of the linear part, and the gradient of the offsets.
     known = linear + (offsets - offsets.detach())
     return Mixture(weights, components, torch.where(drop, known, offsets).to(components.dtype))

@@ -345,7 +345,7 @@ def sampling_section(comparison: Comparison) -> Section:
     outputs = reference.gaussian.mean.numel()
     body = paragraph(
         f"Found by {reference.words}. Points are outputs; the grey band is two standard errors of "
-        "sampling itself, so what lies in it cannot be told from the truth. The "
+        "sampling itself, so what lies in it cannot be distinguished from the truth. The "
         "lines of the small charts are what sampling alone would give.",
         f"Of {outputs:,} outputs of all inputs, {POINTS} that are evenly spaced are drawn."
         if outputs > POINTS

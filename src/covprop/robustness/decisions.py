@@ -16,6 +16,7 @@ from torch.nn import functional
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
+from covprop.kernels.rounding import LOGITS
 from covprop.methods import Auto, LayerwiseMethod, Method, Network
 from covprop.methods.accuracy import Estimator
 from covprop.methods.arguments import checked
@@ -41,8 +42,6 @@ COUNTED = 2**14
 """Points that are counted at every step of a search."""
 REGRESSED = 64
 """Elements of an input up to which an affine function of it is a control variate."""
-ROUNDINGS = 64.0
-"""Last bits of the largest logit within which a network is affine."""
 
 
 @final
@@ -178,7 +177,7 @@ def _counted(
         known = classes_of(affine.logits(output), points)
         known = known.map(lambda part: torch.where(helps.reshape(*x.batch_shape, 1), part, 0))
         largest = max(float(logits.abs().max()) for _, logits, _ in sets)
-        rounding = ROUNDINGS * torch.finfo(output.dtype).eps * largest
+        rounding = LOGITS * torch.finfo(output.dtype).eps * largest
         difference = max(
             float((y - logits).abs().max())
             for (_, y), (_, logits, _) in zip(at_points, sets, strict=True)

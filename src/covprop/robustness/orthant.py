@@ -28,8 +28,6 @@ from covprop.kernels.normal import (
 from covprop.kernels.plackett import plackett
 from covprop.robustness.logits import Randomisation
 
-DEGENERATE = 4.0
-"""In units of rounding: a variance this small against what it is the difference of is zero."""
 CHUNK = 2**21
 """Numbers in memory for the elements of all points at a time."""
 BACKWARD_FACTOR = 4

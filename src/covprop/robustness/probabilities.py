@@ -27,7 +27,7 @@ from covprop.kernels.normal import (
     standard_deviation,
     standardise,
 )
-from covprop.kernels.rounding import CONSTANT_SUM
+from covprop.kernels.rounding import CONSTANT_SUM, DIFFERENCE_VARIANCE
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
     POINTS,
@@ -37,7 +37,7 @@ from covprop.robustness.logits import (
     others,
     standard_error,
 )
-from covprop.robustness.orthant import DEGENERATE, Vectors, orthant, orthant_slope
+from covprop.robustness.orthant import Vectors, orthant, orthant_slope
 from covprop.robustness.pairs import normal_scores, score_errors, score_slopes
 
 SAFETY, COPULA = 1.5, 0.5
@@ -222,7 +222,8 @@ def _differences(
     for some, own in zip(row.split(step), base.split(step), strict=True):
         rivals = others(own[:, None], classes)
         shift, matrix, size = differences(mean[some], covariance[some], own, rivals)
-        yield _Chunk(some, own, rivals), Vectors(shift, matrix, DEGENERATE * rounding * size)
+        vanishing = DIFFERENCE_VARIANCE * rounding * size
+        yield _Chunk(some, own, rivals), Vectors(shift, matrix, vanishing)
 
 
 class _ClassProbabilities(Function):
@@ -287,7 +288,7 @@ def _boundaries(
     variance = own - 2 * to_first + others_own
     cross = own - covariance[row, first, second][:, None] - to_first + to_second
     size = own.abs() + 2 * to_first.abs() + others_own.abs()
-    variance = torch.where(variance > DEGENERATE * rounding * size, variance, 0)
+    variance = torch.where(variance > DIFFERENCE_VARIANCE * rounding * size, variance, 0)
     between, margin = variance.gather(1, pair[:, 1:]), shift.gather(1, pair[:, 1:])
     inverse = inverse_deviation(between)
     gain = cross * inverse * inverse
@@ -317,7 +318,7 @@ def _boundary_density(
     conditional = Vectors(
         shift[:, 1:] - gain * shift[:, :1],
         matrix[:, 1:, 1:] - gain[:, :, None] * cross[:, None, :],
-        DEGENERATE * rounding * size[:, 1:],
+        DIFFERENCE_VARIANCE * rounding * size[:, 1:],
     )
     value, by_rest = orthant_slope(conditional, points)
     inverse = inverse_deviation(variance)

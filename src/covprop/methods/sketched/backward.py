@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covprop.carriers import Tangents
+from covprop.carriers.cross_covariance import ancestors
 from covprop.carriers.innovation import Innovation, joint_quadratic
 from covprop.carriers.sketch import Sketch
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
@@ -56,7 +57,7 @@ def _chosen(y: GaussianTensor, outputs: Any, budget: int) -> tuple[Tensor, int]:
             ) from error
     if not len(chosen) and size:
         raise ValueError(f"outputs={outputs!r} names no element of the output")
-    widest = max(node.size for node in _ancestors(y.carrier))
+    widest = max(node.size for node in ancestors(y.carrier))
     each = COPIES * widest * y.batch_shape.numel() * y.loc.itemsize
     return chosen, max(1, budget // 2 // max(1, each))
 
@@ -187,12 +188,3 @@ def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
                 "to inference mode"
             ) from error
     return result.detach().mT.contiguous()
-
-
-def _ancestors(node: Carrier) -> set[Carrier]:
-    pending, known = [node], {node}
-    while pending:
-        new = {parent for parent, _ in pending.pop().edges} - known
-        known |= new
-        pending += new
-    return known

@@ -9,21 +9,25 @@ import torch
 from torch import Tensor
 
 from covprop.carriers import Ledger, Planned, SketchSettings, Tangents
-from covprop.carriers.planned_rows import PlannedTangents
 from covprop.carriers.sketch import SharedSigns
 from covprop.carriers.sketched_activations import ORDERS
+from covprop.carriers.tangents import PlannedTangents
 from covprop.covariance import Dense
+from covprop.errors import TooLarge
 from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
+from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian
-from covprop.methods.base import Gains, LayerwiseMethod, check_generator
+from covprop.gaussian import Gaussian, SamplingError
+from covprop.methods.base import Gains, LayerwiseMethod, Method, check_generator
 from covprop.methods.call import Call, finite
 from covprop.methods.root import Root
 from covprop.methods.sketched.backward import expected_jacobians, output_moments
-from covprop.methods.sketched.replicates import WORTH_A_PLAN, averaged, tangents_kept
+from covprop.text_table import in_bytes
 
 QUARTERS = 4
 """Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
+WORTH_A_PLAN = 2**20
+"""Numbers in the tangents of the inputs from which memory is planned."""
 
 
 @final
@@ -131,7 +135,7 @@ class Sketched(LayerwiseMethod):
         one = self._fitted(call)
         watcher = one.watcher(call, self.replicates)
         results = [one.traverse(call, watcher) for _ in range(self.replicates)]
-        return averaged(results, self, self.tangents)
+        return _averaged(results, self, self.tangents)
 
     def traverse(
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
@@ -169,7 +173,7 @@ class Sketched(LayerwiseMethod):
         if self.memory is None and numbers < WORTH_A_PLAN:
             return one
         peak, available = one.plan(call).peak_bytes, self._budget(call.device) // 2
-        kept = tangents_kept(one.tangents, self.order, peak, available)
+        kept = _tangents_kept(one.tangents, self.order, peak, available)
         return self.replicate(kept)
 
     @property
@@ -197,3 +201,42 @@ class Sketched(LayerwiseMethod):
             self.replicates,
         )  # fmt: skip
         return Planned(rows, mean, lineage, ledger)
+
+
+def _tangents_kept(tangents: int, order: int, peak: int, available: int) -> int | None:
+    """How many tangents each nonlinearity may remember, None for all; peak: bytes for all."""
+    if peak <= available:
+        return None
+    kept = tangents * available // peak // 2 * 2 if order > 1 else 0  # the first order keeps none
+    if kept == 0:
+        first = "order=1, " if order > 1 else ""
+        raise TooLarge(
+            f"{tangents} tangents would need {in_bytes(peak)}, and {in_bytes(2 * available)} may "
+            f"be used; take fewer tangents or more replicates, {first}or propagate parts of the "
+            "batch"
+        )
+    return kept
+
+
+def _averaged(results: Sequence[Any], method: Method, tangents: int) -> Any:
+    """Independent results as one, and from their spread its standard errors."""
+    each = [iter(list(leaves(result))) for result in results]
+
+    def of_leaf(leaf: Any) -> Any:
+        own = [next(values) for values in each]
+        return _average(own, method, tangents) if isinstance(leaf, Gaussian) else leaf
+
+    return map_leaves(results[0], of_leaf)
+
+
+def _average(results: Sequence[Gaussian], method: Method, tangents: int) -> Gaussian:
+    means = torch.stack([y.mean for y in results])
+    matrices = torch.stack([y.covariance_matrix for y in results])
+    error, root = None, len(results) ** 0.5
+    if len(results) > 1:
+        error = SamplingError(tangents, means.std(0) / root, matrices.std(0) / root)
+    notes = dict.fromkeys(note for y in results for note in y.notes)
+    return Gaussian(
+        means.mean(0), matrices.mean(0), validate_args=False, method=method, sampling=error,
+        notes=tuple(notes),
+    )  # fmt: skip

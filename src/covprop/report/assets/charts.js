@@ -82,12 +82,12 @@ function logarithmic([low, high], [start, end]) {
   return scale;
 }
 
-// Ends of an axis with some room beyond what it holds.
-function extent(values, room = 0.05) {
+// Ends of an axis with some space beyond what it holds.
+function extent(values, space = 0.05) {
   const known = values.filter(Number.isFinite);
   if (!known.length) return [0, 1];
   const low = Math.min(...known), high = Math.max(...known);
-  const more = high > low ? room * (high - low) : Math.abs(low) * 0.1 || 1;
+  const more = high > low ? space * (high - low) : Math.abs(low) * 0.1 || 1;
   return [low - more, high + more];
 }
 
@@ -107,13 +107,13 @@ function words(x, y, text, anchor = 'start', kind = '') {
 }
 
 // Names that are too long for their place end in dots; the whole name is in the box.
-function fitted(text, room) {
-  const letters = Math.max(3, Math.floor(room / 6.6));
+function fitted(text, space) {
+  const letters = Math.max(3, Math.floor(space / 6.6));
   return text.length > letters ? text.slice(0, letters - 1) + '…' : text;
 }
 
 function bottomAxis(svg, scale, [left, right], top, bottom, title, count = 6) {
-  let free = -Infinity; // where the next number has room
+  let free = -Infinity; // where the next number has space
   for (const value of scale.ticks(count)) {
     const at = scale(value), text = short(value), half = 3.5 * text.length;
     if (at < left - 1 || at > right + 1) continue;
@@ -140,7 +140,7 @@ function key(...items) {
     node('li', {}, node('i', { style: `background: ${colour}` }), text)));
 }
 
-function facts(rows) {
+function definitions(rows) {
   const list = node('dl');
   for (const [name, value] of rows) {
     if (value !== '' && value !== null && value !== undefined) list.append(node('dt', {}, name), node('dd', {}, value));

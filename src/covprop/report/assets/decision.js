@@ -5,15 +5,15 @@ function errorBar(scale, y, value, stderr, stroke) {
 }
 
 charts.classes = (place, { decision }) => {
-  const told = element(decision), names = told.classes.map(i => decision.names[i]);
+  const record = element(decision), names = record.classes.map(i => decision.names[i]);
   const width = place.clientWidth, row = 26, left = nameRoom(names), right = width - 62;
   const height = row * names.length + 28, scale = linear([0, 1], [left + 8, right]);
   place.append(key(['var(--blue)', 'analytic'], ['var(--orange)', 'sampled']));
   const svg = drawing(width, height, place.dataset.label);
   bottomAxis(svg, scale, [left, right], 0, height - 26, '', 5);
-  const [ours, errors] = told.probabilities, [theirs, spreads] = told.sampled;
+  const [ours, errors] = record.probabilities, [theirs, spreads] = record.sampled;
   names.forEach((name, i) => {
-    const y = row * (i + 0.5), mine = number(ours[i]), seen = number(theirs[i]), kept = told.classes[i] === told.label;
+    const y = row * (i + 0.5), mine = number(ours[i]), seen = number(theirs[i]), kept = record.classes[i] === record.label;
     const line = shape('g');
     line.append(shape('rect', { x: 0, y: y - row / 2, width, height: row, rx: 5, ...(kept ? { class: 'chosen' } : { fill: 'transparent' }) }));
     line.append(words(left, y + 4, fitted(name, left), 'end', kept ? 'strong' : ''));
@@ -21,23 +21,23 @@ charts.classes = (place, { decision }) => {
     line.append(errorBar(scale, y - 3.5, mine, number(errors[i]), 'var(--ink)'));
     line.append(errorBar(scale, y + 6, seen, number(spreads[i]), 'var(--orange)'), shape('circle', { cx: scale(seen), cy: y + 6, r: 3, style: 'fill: var(--orange)' }));
     line.append(words(Math.max(scale(mine), scale(seen)) + 10, y + 4, atAGlance(mine), 'start', kept ? 'strong' : ''));
-    svg.append(said(line, `${name}${kept ? ' (the label)' : ''}\nprobability ${withError(mine, errors[i])}\nsampled ${withError(seen, spreads[i])}\nexpected softmax ${short(told.softmax[i])}`));
+    svg.append(said(line, `${name}${kept ? ' (the label)' : ''}\nprobability ${withError(mine, errors[i])}\nsampled ${withError(seen, spreads[i])}\nexpected softmax ${short(record.softmax[i])}`));
   });
   place.append(svg);
 };
 
 charts.margins = (place, { decision }) => {
-  const told = element(decision), names = told.rivals.map(i => decision.names[i]);
+  const record = element(decision), names = record.rivals.map(i => decision.names[i]);
   const width = place.clientWidth, row = 26, left = nameRoom(names), right = width - 14, height = row * names.length + 28;
   const reach = data.levels[1];
-  const ends = told.margin_mean.flatMap((mean, i) => [number(mean) - reach * number(told.margin_stddev[i]), number(mean) + reach * number(told.margin_stddev[i])]);
+  const ends = record.margin_mean.flatMap((mean, i) => [number(mean) - reach * number(record.margin_stddev[i]), number(mean) + reach * number(record.margin_stddev[i])]);
   const scale = linear(extent([0, ...ends]), [left + 8, right]);
   const svg = drawing(width, height, place.dataset.label);
   place.append(key(['var(--blue)', 'clear of zero'], ['var(--orange)', 'the 95 % interval reaches zero']));
   bottomAxis(svg, scale, [left, right], 0, height - 26, '', 5);
   svg.append(shape('line', { x1: scale(0), x2: scale(0), y1: 0, y2: height - 26, style: 'stroke: var(--ink); stroke-width: 1.5' }));
   names.forEach((name, i) => {
-    const y = row * (i + 0.5), mean = number(told.margin_mean[i]), stddev = number(told.margin_stddev[i]);
+    const y = row * (i + 0.5), mean = number(record.margin_mean[i]), stddev = number(record.margin_stddev[i]);
     const line = shape('g');
     line.append(shape('rect', { x: 0, y: y - row / 2, width, height: row, fill: 'transparent' }), words(left, y + 4, fitted(name, left), 'end'));
     const close = mean - reach * stddev <= 0;
@@ -50,9 +50,9 @@ charts.margins = (place, { decision }) => {
 function nameRoom(names) { return Math.min(120, 12 + 7 * Math.max(...names.map(name => name.length))); }
 
 charts.budget = (place, { decision }) => {
-  const told = element(decision), [levels, kept] = told.curve.map(values => values.map(number));
+  const record = element(decision), [levels, kept] = record.curve.map(values => values.map(number));
   if (levels.length < 2) {
-    place.append(node('div', { class: 'panel' }, `${told.reason}.`));
+    place.append(node('div', { class: 'panel' }, `${record.reason}.`));
     return;
   }
   const width = place.clientWidth, height = 240, left = 46, right = width - 12, top = 20, bottom = height - 44;
@@ -70,8 +70,8 @@ charts.budget = (place, { decision }) => {
   svg.append(curve(levels.map(placed).filter(point => point.every(Number.isFinite)), 'var(--blue)'));
   levels.forEach((level, i) => Number.isFinite(x(level)) && svg.append(said(shape('circle', { cx: x(level), cy: y(kept[i]), r: 3.5, style: 'fill: var(--blue)' }),
     `${short(level, 4)} times this noise\nthe label is kept with ${percent(kept[i], 5)}`)));
-  if (told.found) {
-    const level = number(told.level), [seen, error] = told.kept_sampled.map(number), at = x(level);
+  if (record.found) {
+    const level = number(record.level), [seen, error] = record.kept_sampled.map(number), at = x(level);
     const within = value => y(Math.min(1, Math.max(0, value)));
     svg.append(down(at, 'var(--orange)'));
     svg.append(shape('line', { x1: at, x2: at, y1: within(seen - 2 * error), y2: within(seen + 2 * error), style: 'stroke: var(--orange); stroke-width: 3' }));
@@ -81,19 +81,19 @@ charts.budget = (place, { decision }) => {
 };
 
 charts.verdict = (place, { decision }) => {
-  const told = element(decision), name = decision.names[told.label];
+  const record = element(decision), name = decision.names[record.label];
   const panel = node('div', { class: 'panel', 'aria-live': 'polite' }, node('h3', {}, data.batch.length ? `${data.batch[state.batch]}: ${name}` : name));
   place.append(panel);
-  const [wrong, error] = told.wrong, [seen, spread] = told.wrong_sampled;
-  if (told.found) panel.append(gauge(number(told.level), panel.clientWidth - 32));
-  panel.append(facts([
-    ['label', told.label === told.predicted ? `${name}, which the network also says without noise` : `${name}; without noise the network says ${decision.names[told.predicted]}`],
+  const [wrong, error] = record.wrong, [seen, spread] = record.wrong_sampled;
+  if (record.found) panel.append(gauge(number(record.level), panel.clientWidth - 32));
+  panel.append(definitions([
+    ['label', record.label === record.predicted ? `${name}, which the network also says without noise` : `${name}; without noise the network says ${decision.names[record.predicted]}`],
     ['wrong with probability', withError(wrong, error)],
     ['sampled', withError(seen, spread)],
-    ['entropy of the decision', `${short(told.entropy)} nats`],
-    ['noise budget', told.written ? `${told.written} times this noise, ${short(told.stddev)} on each element${told.doubt && `; ${told.doubt}`}` : told.reason],
-    ['remark', told.written && told.reason !== 'found' ? told.reason : ''],
-    [`attack within ${short(told.radius)} (${told.norm}-norm)`, told.robust ? 'found no other class' : 'found another class'],
+    ['entropy of the decision', `${short(record.entropy)} nats`],
+    ['noise budget', record.written ? `${record.written} times this noise, ${short(record.stddev)} on each element${record.doubt && `; ${record.doubt}`}` : record.reason],
+    ['remark', record.written && record.reason !== 'found' ? record.reason : ''],
+    [`attack within ${short(record.radius)} (${record.norm}-norm)`, record.robust ? 'found no other class' : 'found another class'],
   ]));
 };
 
@@ -112,17 +112,17 @@ charts.risks = (place, { decision }) => {
   const { names, shown, probability, sampled, stderr, of } = decision.risks;
   const width = place.clientWidth, height = 170, left = 46, right = width - 10, top = 22, bottom = height - 24;
   const most = Math.min(1, 1.1 * Math.max(0.01, ...probability.map(number), ...sampled.map((value, i) => number(value) + 2 * number(stderr[i]))));
-  const y = linear([0, most], [bottom, top]), room = (right - left) / names.length;
+  const y = linear([0, most], [bottom, top]), space = (right - left) / names.length;
   const svg = drawing(width, height, place.dataset.label);
   leftAxis(svg, y, top, bottom, left, right, '', 4);
   names.forEach((name, i) => {
-    const x = left + room * (i + 0.5), mine = number(probability[i]), seen = number(sampled[i]), error = 2 * number(stderr[i]);
+    const x = left + space * (i + 0.5), mine = number(probability[i]), seen = number(sampled[i]), error = 2 * number(stderr[i]);
     const bar = shape('g', shown[i] >= 0 ? { class: 'choose', click: () => choose('batch', shown[i]) } : {});
-    if (shown[i] === state.batch) bar.append(shape('rect', { x: x - room / 2, width: room, y: top - 14, height: bottom - top + 14, rx: 4, class: 'chosen' }));
-    bar.append(shape('rect', { x: x - room / 2, width: room, y: top, height: bottom - top, fill: 'transparent' }));
-    bar.append(shape('rect', { x: x - room * 0.3, width: room * 0.6, y: y(mine), height: bottom - y(mine), rx: 2, style: 'fill: var(--blue); opacity: .75' }));
+    if (shown[i] === state.batch) bar.append(shape('rect', { x: x - space / 2, width: space, y: top - 14, height: bottom - top + 14, rx: 4, class: 'chosen' }));
+    bar.append(shape('rect', { x: x - space / 2, width: space, y: top, height: bottom - top, fill: 'transparent' }));
+    bar.append(shape('rect', { x: x - space * 0.3, width: space * 0.6, y: y(mine), height: bottom - y(mine), rx: 2, style: 'fill: var(--blue); opacity: .75' }));
     bar.append(shape('line', { x1: x, x2: x, y1: y(Math.max(0, seen - error)), y2: y(Math.min(most, seen + error)), style: 'stroke: var(--orange); stroke-width: 2' }));
-    bar.append(shape('circle', { cx: x, cy: y(seen), r: Math.min(4, Math.max(1.5, room / 4)), style: 'fill: var(--orange)' }));
+    bar.append(shape('circle', { cx: x, cy: y(seen), r: Math.min(4, Math.max(1.5, space / 4)), style: 'fill: var(--orange)' }));
     svg.append(said(bar, `${name}\nwrong with ${percent(mine, 3)}\nsampled ${percent(seen, 3)} ± ${percent(error / 2, 1)}${shown[i] >= 0 ? '\nclick to choose it' : ''}`));
   });
   const part = of > names.length ? `the ${names.length} riskiest of ${of} inputs` : `${of} inputs`;

@@ -2,8 +2,8 @@
 charts.steps = (place, { layers }) => {
   const steps = layers.steps, width = place.clientWidth, left = 58, right = width - 10;
   const sampled = steps.some(step => step.kolmogorov);
-  const room = (right - left) / steps.length;
-  const labels = room >= 13;
+  const space = (right - left) / steps.length;
+  const labels = space >= 13;
   const panels = [
     { title: 'standard deviation', high: 150, draw: drawSpread },
     { title: 'largest correlation', high: 70, draw: drawCorrelation },
@@ -13,11 +13,11 @@ charts.steps = (place, { layers }) => {
   const names = labels ? 8 + 0.87 * longest : 20;
   const height = panels.reduce((sum, panel) => sum + panel.high + gap, 0) + names;
   const svg = drawing(width, height, place.dataset.label);
-  const x = i => left + room * (i + 0.5);
-  svg.append(shape('rect', { x: left + room * state.step, y: 4, width: room, height: height - names - 4, rx: 4, class: 'chosen' }));
+  const x = i => left + space * (i + 0.5);
+  svg.append(shape('rect', { x: left + space * state.step, y: 4, width: space, height: height - names - 4, rx: 4, class: 'chosen' }));
   let top = gap - 8;
   for (const panel of panels) {
-    panel.draw(svg, layers, x, room, top, top + panel.high, left, right, panel.title);
+    panel.draw(svg, layers, x, space, top, top + panel.high, left, right, panel.title);
     top += panel.high + gap;
   }
   steps.forEach((step, i) => {
@@ -27,7 +27,7 @@ charts.steps = (place, { layers }) => {
       label.setAttribute('transform', `rotate(-60 ${x(i) + 4} ${at})`);
       svg.append(label);
     }
-    const cover = shape('rect', { x: left + room * i, y: 0, width: room, height: height - names, fill: 'transparent', class: 'choose', click: () => choose('step', i) });
+    const cover = shape('rect', { x: left + space * i, y: 0, width: space, height: height - names, fill: 'transparent', class: 'choose', click: () => choose('step', i) });
     svg.append(said(cover, stepWords(step)));
   });
   if (!labels) svg.append(words(left, height - 4, `${steps.length} steps, from the input to the output`));
@@ -40,7 +40,7 @@ function stepWords(step) {
   return `${step.name}\nstandard deviation ${short(middle)} (${short(low)} to ${short(high)})\nlargest correlation ${short(step.correlation)}${bent}`;
 }
 
-function drawSpread(svg, layers, x, room, top, bottom, left, right, title) {
+function drawSpread(svg, layers, x, space, top, bottom, left, right, title) {
   const rows = layers.steps.map(step => step.quantiles.map(number));
   // Units that hardly vary, as a ReLU that is off, would take up the whole axis: the band may leave it below.
   const [least] = logarithmicExtent(rows.map(row => row[2])), [low, high] = logarithmicExtent(rows.flatMap(row => row.slice(1, 4)));
@@ -53,16 +53,16 @@ function drawSpread(svg, layers, x, room, top, bottom, left, right, title) {
   rows.forEach((row, i) => svg.append(shape('circle', { cx: x(i), cy: at(row[2]) || bottom, r: 3, style: 'fill: var(--blue)' })));
 }
 
-function drawCorrelation(svg, layers, x, room, top, bottom, left, right, title) {
+function drawCorrelation(svg, layers, x, space, top, bottom, left, right, title) {
   const y = linear([0, 1], [bottom, top]);
   leftAxis(svg, y, top, bottom, left, right, title, 2);
   layers.steps.forEach((step, i) => {
     const value = number(step.correlation) || 0;
-    svg.append(shape('rect', { x: x(i) - room * 0.3, width: room * 0.6, y: y(value), height: bottom - y(value), rx: 2, style: 'fill: var(--blue); opacity: .75' }));
+    svg.append(shape('rect', { x: x(i) - space * 0.3, width: space * 0.6, y: y(value), height: bottom - y(value), rx: 2, style: 'fill: var(--blue); opacity: .75' }));
   });
 }
 
-function drawDistance(svg, layers, x, room, top, bottom, left, right, title) {
+function drawDistance(svg, layers, x, space, top, bottom, left, right, title) {
   const values = layers.steps.map(step => step.kolmogorov ? number(step.kolmogorov[1]) : NaN);
   const most = Math.max(0.1, ...values.filter(Number.isFinite));
   const y = linear([0, most], [bottom, top]);
@@ -70,7 +70,7 @@ function drawDistance(svg, layers, x, room, top, bottom, left, right, title) {
   values.forEach((value, i) => {
     if (!Number.isFinite(value)) return;
     const bent = value > layers.threshold;
-    svg.append(shape('rect', { x: x(i) - room * 0.3, width: room * 0.6, y: y(value), height: bottom - y(value), rx: 2, style: `fill: var(${bent ? '--orange' : '--blue'}); opacity: .85` }));
+    svg.append(shape('rect', { x: x(i) - space * 0.3, width: space * 0.6, y: y(value), height: bottom - y(value), rx: 2, style: `fill: var(${bent ? '--orange' : '--blue'}); opacity: .85` }));
   });
   const edge = y(layers.threshold);
   svg.append(shape('line', { x1: left, x2: right, y1: edge, y2: edge, style: 'stroke: var(--soft); stroke-dasharray: 4 3' }));
@@ -81,7 +81,7 @@ charts.step = (place, { layers }) => {
   const panel = node('div', { class: 'panel', 'aria-live': 'polite' }, node('h3', {}, step.name));
   place.append(panel);
   const both = (pair, write) => pair && `${write(pair[0])} median, ${write(pair[1])} worst`;
-  panel.append(facts([
+  panel.append(definitions([
     ['shape', step.shape], ['average mean', short(step.mean)],
     ['standard deviation', `${short(middle)} median; 90 % in ${short(low)} to ${short(high)}; all in ${short(least)} to ${short(most)}`],
     ['largest correlation', short(step.correlation)], ['order of the series', step.series], ['time', step.time],

@@ -1,5 +1,5 @@
 // Maps of values: a canvas of one pixel for each cell, its scale, and a line that reads a cell out.
-// Diverging from blue to orange and sequential from dark blue to yellow: both told apart by those who see fewer colours.
+// Diverging from blue to orange and sequential from dark blue to yellow: both distinguishable for those who see fewer colours.
 const DIVERGING = {
   light: [[8, 64, 129], [67, 147, 195], [247, 247, 247], [230, 130, 40], [140, 52, 4]],
   dark: [[140, 205, 250], [50, 120, 175], [28, 34, 41], [200, 105, 30], [255, 190, 125]],
@@ -28,10 +28,10 @@ function heatmap(parent, { rows, columns, values, centred = false, stops, limit,
   if (names) {
     box.firstChild.replaceWith(node('div', { class: 'side', style: `grid-template-rows: repeat(${rows}, 1fr)`, 'aria-hidden': 'true' }, ...names.map(name => node('span', {}, name))));
     box.append(node('div', { class: 'foot', style: `grid-template-columns: repeat(${columns}, 1fr)`, 'aria-hidden': 'true' }, ...names.map(name => node('span', {}, name))));
-    const room = width / columns;
-    if (room >= 23) {
+    const space = width / columns;
+    if (space >= 23) {
       const text = written(columns, values, paint, Math.max(...known.map(Math.abs)));
-      text.style.fontSize = `${Math.min(12, room / 3.2)}px`;
+      text.style.fontSize = `${Math.min(12, space / 3.2)}px`;
       cells.append(text);
     }
   }
@@ -77,10 +77,10 @@ function pointed(canvas, rows, columns, tell, readout, choose) {
     cell.column = within(Math.floor((event.clientX - box.left) / box.width * columns), columns);
     cell.row = within(Math.floor((event.clientY - box.top) / box.height * rows), rows);
   };
-  const told = () => tell(cell.row, cell.column);
-  canvas.addEventListener('pointermove', event => { point(event); tip.show(told(), event.clientX, event.clientY); });
+  const record = () => tell(cell.row, cell.column);
+  canvas.addEventListener('pointermove', event => { point(event); tip.show(record(), event.clientX, event.clientY); });
   canvas.addEventListener('pointerleave', tip.hide);
-  canvas.addEventListener('focus', () => { readout.textContent = told().replaceAll('\n', ' · '); });
+  canvas.addEventListener('focus', () => { readout.textContent = record().replaceAll('\n', ' · '); });
   if (choose) canvas.addEventListener('click', event => { point(event); choose(cell.row); });
   canvas.addEventListener('keydown', event => {
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
@@ -89,7 +89,7 @@ function pointed(canvas, rows, columns, tell, readout, choose) {
     cell.row = within(cell.row + step[0], rows);
     cell.column = within(cell.column + step[1], columns);
     event.preventDefault();
-    readout.textContent = told().replaceAll('\n', ' · ');
+    readout.textContent = record().replaceAll('\n', ' · ');
   });
 }
 

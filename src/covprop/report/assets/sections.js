@@ -4,30 +4,30 @@ const NAMED = 20; // rows of a map that are named beside it
 
 function element(section) { return section.elements[Math.min(state.batch, section.elements.length - 1)]; }
 
-function intervalEnds(told, levels) {
+function intervalEnds(record, levels) {
   const reach = levels[levels.length - 1];
-  return told.mean.flatMap((mean, i) => [number(mean) - reach * number(told.stddev[i]), number(mean) + reach * number(told.stddev[i])]);
+  return record.mean.flatMap((mean, i) => [number(mean) - reach * number(record.stddev[i]), number(mean) + reach * number(record.stddev[i])]);
 }
 
-function outputWords(names, told, levels, i) {
-  const mean = number(told.mean[i]), stddev = number(told.stddev[i]), reach = levels[levels.length - 1] * stddev;
-  const sampled = told.sampled
-    ? `\nsampled: ${short(told.sampled.mean[i], 4)}, ± ${short(told.sampled.stddev[i], 3)}` : '';
+function outputWords(names, record, levels, i) {
+  const mean = number(record.mean[i]), stddev = number(record.stddev[i]), reach = levels[levels.length - 1] * stddev;
+  const sampled = record.sampled
+    ? `\nsampled: ${short(record.sampled.mean[i], 4)}, ± ${short(record.sampled.stddev[i], 3)}` : '';
   return `${names[i]}\nmean ${short(mean, 4)}, standard deviation ${short(stddev, 3)}\n95 %: ${short(mean - reach, 4)} to ${short(mean + reach, 4)}${sampled}`;
 }
 
-function drawIntervals(place, names, told, levels, chosen, choose) {
-  const sampled = told.sampled;
+function drawIntervals(place, names, record, levels, chosen, choose) {
+  const sampled = record.sampled;
   if (sampled) place.append(key(['var(--blue)', 'analytic'], ['var(--orange)', 'sampled']));
-  if (names.length > FEW) return drawBand(place, names, told, levels, chosen, choose);
+  if (names.length > FEW) return drawBand(place, names, record, levels, chosen, choose);
   const width = place.clientWidth, row = 26, left = nameRoom(names);
   const height = row * names.length + 30, right = width - 14;
-  const ends = intervalEnds(told, levels).concat(sampled ? intervalEnds(sampled, levels) : []);
+  const ends = intervalEnds(record, levels).concat(sampled ? intervalEnds(sampled, levels) : []);
   const scale = linear(extent(ends), [left + 8, right]);
   const svg = drawing(width, height, place.dataset.label);
   bottomAxis(svg, scale, [left, right], 0, height - 28, '');
   names.forEach((name, i) => {
-    const y = row * (i + 0.5), mean = number(told.mean[i]), stddev = number(told.stddev[i]);
+    const y = row * (i + 0.5), mean = number(record.mean[i]), stddev = number(record.stddev[i]);
     const line = shape('g', choose ? { class: 'choose', click: () => choose(i) } : {});
     line.append(shape('rect', { x: 0, y: y - row / 2, width, height: row, rx: 5, class: i === chosen ? 'chosen' : '', ...(i === chosen ? {} : { fill: 'transparent' }) }));
     line.append(words(left, y + 4, fitted(name, left), 'end', i === chosen ? 'strong' : ''));
@@ -36,7 +36,7 @@ function drawIntervals(place, names, told, levels, chosen, choose) {
     if (sampled && Number.isFinite(number(sampled.mean[i]))) {
       line.append(...bars(scale, y + 6, number(sampled.mean[i]), number(sampled.stddev[i]), levels, 'var(--orange)', 4));
     }
-    svg.append(said(line, outputWords(names, told, levels, i)));
+    svg.append(said(line, outputWords(names, record, levels, i)));
   });
   place.append(svg);
 }
@@ -64,8 +64,8 @@ function drawBand(place, allNames, whole, levels, chosenOutput, chooseOutput) {
   if (sorted) order.sort((i, j) => number(whole.mean[i]) - number(whole.mean[j]));
   const taken = values => order.map(i => values[i]);
   const names = taken(allNames), chosen = order.indexOf(chosenOutput);
-  const told = { mean: taken(whole.mean), stddev: taken(whole.stddev) };
-  if (whole.sampled) told.sampled = { mean: taken(whole.sampled.mean), stddev: taken(whole.sampled.stddev) };
+  const record = { mean: taken(whole.mean), stddev: taken(whole.stddev) };
+  if (whole.sampled) record.sampled = { mean: taken(whole.sampled.mean), stddev: taken(whole.sampled.stddev) };
   const choose = chooseOutput && (i => chooseOutput(order[i]));
   const box = node('input', { type: 'checkbox', change: event => { state.sorted = event.target.checked; draw([place.dataset.chart]); } });
   box.checked = sorted;
@@ -73,10 +73,10 @@ function drawBand(place, allNames, whole, levels, chosenOutput, chooseOutput) {
   const width = place.clientWidth, height = 300, left = 52, right = width - 12, bottom = height - 36, top = 10;
   const count = names.length;
   const x = linear([0, count - 1], [left, right]);
-  const y = linear(extent(intervalEnds(told, levels)), [bottom, top]);
+  const y = linear(extent(intervalEnds(record, levels)), [bottom, top]);
   const svg = drawing(width, height, place.dataset.label);
   leftAxis(svg, y, top, bottom, left, right, '', 6);
-  const mean = told.mean.map(number), stddev = told.stddev.map(number);
+  const mean = record.mean.map(number), stddev = record.stddev.map(number);
   const area = reach => {
     const ends = sign => mean.map((value, i) => [x(i), y(value + sign * reach * stddev[i])]).filter(point => point.every(Number.isFinite));
     return [...ends(1), ...ends(-1).reverse()].map(point => point.map(at => at.toFixed(1)).join(',')).join(' ');
@@ -84,7 +84,7 @@ function drawBand(place, allNames, whole, levels, chosenOutput, chooseOutput) {
   svg.append(shape('polygon', { points: area(levels[1]), style: 'fill: var(--blue); opacity: .22' }));
   svg.append(shape('polygon', { points: area(levels[0]), style: 'fill: var(--blue); opacity: .4' }));
   svg.append(curve(mean.map((value, i) => [x(i), y(value)]), 'var(--blue)'));
-  if (told.sampled) svg.append(curve(told.sampled.mean.map((value, i) => [x(i), y(number(value))]), 'var(--orange)', '2 3'));
+  if (record.sampled) svg.append(curve(record.sampled.mean.map((value, i) => [x(i), y(number(value))]), 'var(--orange)', '2 3'));
   if (chosen >= 0) svg.append(shape('line', { x1: x(chosen), x2: x(chosen), y1: top, y2: bottom, style: 'stroke: var(--ink); stroke-width: 1.5' }));
   if (sorted) svg.append(words(left, bottom + 18, `${count} of them, from the smallest mean to the largest`));
   else for (const i of ticks(0, count - 1, 5).filter(Number.isInteger)) svg.append(words(x(i), bottom + 18, fitted(names[i], 90), i === 0 ? 'start' : 'middle'));
@@ -94,7 +94,7 @@ function drawBand(place, allNames, whole, levels, chosenOutput, chooseOutput) {
     return Math.max(0, Math.min(count - 1, Math.round((at - left) / (right - left) * (count - 1))));
   };
   const cover = shape('rect', { x: left, y: top, width: right - left, height: bottom - top, fill: 'transparent', class: 'choose' });
-  cover.addEventListener('pointermove', event => tip.show(outputWords(names, told, levels, nearest(event)), event.clientX, event.clientY));
+  cover.addEventListener('pointermove', event => tip.show(outputWords(names, record, levels, nearest(event)), event.clientX, event.clientY));
   cover.addEventListener('pointerleave', tip.hide);
   if (choose) cover.addEventListener('click', event => choose(nearest(event)));
   svg.append(cover);
@@ -112,16 +112,16 @@ const charts = {
   },
 
   density(place, { outputs, maps }) {
-    const told = element(outputs), i = state.output, levels = data.levels;
-    const mean = number(told.mean[i]), stddev = number(told.stddev[i]);
+    const record = element(outputs), i = state.output, levels = data.levels;
+    const mean = number(record.mean[i]), stddev = number(record.stddev[i]);
     const panel = node('div', { class: 'panel' }, node('h3', {}, outputs.names[i]));
     place.append(panel);
-    if (stddev > 0) panel.append(density(panel.clientWidth - 32, mean, stddev, levels, told.sampled, i, place.dataset.label));
+    if (stddev > 0) panel.append(density(panel.clientWidth - 32, mean, stddev, levels, record.sampled, i, place.dataset.label));
     else panel.append(node('p', {}, Number.isFinite(mean) ? `It does not vary: ${short(mean, 5)}.` : 'Its mean or variance is not known.'));
     const end = reach => `${short(mean - reach * stddev, 4)} to ${short(mean + reach * stddev, 4)}`;
     const rows = [['mean', short(mean, 5)], ['standard deviation', short(stddev, 4)], ['half of all values', end(levels[0])], ['95 % of them', end(levels[1])]];
-    if (told.sampled) {
-      const { mean: means, stddev: deviations, mean_stderr: errors, stddev_stderr: spreads } = told.sampled;
+    if (record.sampled) {
+      const { mean: means, stddev: deviations, mean_stderr: errors, stddev_stderr: spreads } = record.sampled;
       rows.push(['sampled mean', `${short(means[i], 5)} ± ${short(errors[i], 2)}`]);
       rows.push(['sampled deviation', `${short(deviations[i], 4)} ± ${short(spreads[i], 2)}`]);
     }
@@ -130,7 +130,7 @@ const charts = {
       const partners = near.partners[i].map((j, k) => `${outputs.names[j]} (${short(near.partner_correlations[i][k], 2)})`);
       rows.push(['varies most with', partners.join(', ')]);
     }
-    panel.append(facts(rows));
+    panel.append(definitions(rows));
   },
 
   correlation(place, { outputs, maps }) { drawMatrix(place, outputs, maps, 'correlation', 1); },
@@ -144,11 +144,11 @@ const charts = {
 };
 
 function drawMatrix(place, outputs, maps, kind, limit) {
-  const told = element(maps), rows = told.rows, block = maps.block;
+  const record = element(maps), rows = record.rows, block = maps.block;
   const name = place_ => block === 1 ? outputs.names[place_]
     : `${outputs.names[place_ * block]} to ${outputs.names[Math.min(outputs.names.length, (place_ + 1) * block) - 1]}`;
   heatmap(place, {
-    rows, columns: rows, values: symmetric(told[kind], rows), centred: true, limit, label: place.dataset.label,
+    rows, columns: rows, values: symmetric(record[kind], rows), centred: true, limit, label: place.dataset.label,
     read: (row, column, value) => `${name(row)}\n${name(column)}\n${kind} ${short(value, 4)}`,
     choose: row => choose('output', Math.min(outputs.names.length - 1, row * block)),
     names: rows <= NAMED ? withoutCommon(outputs.names).map(name_ => fitted(name_, 60)) : null,
