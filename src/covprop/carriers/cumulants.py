@@ -133,6 +133,8 @@ class Cumulants(ThirdCumulant):
                 slices = torch.where(_both(good), slices, 0)
                 skewness = torch.where(good, skewness, 0)
                 marginals = Marginals.of(*derivatives, skewness)
+                variance = torch.where(good, marginals.variance, plain.diagonal())
+                marginals = marginals._replace(variance=variance)
         slope = activated.coefficients(1)[0]
         if slices is not None:
             slope = slope + skewness * derivatives.first[4] / 6 * inverse
