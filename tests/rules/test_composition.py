@@ -360,6 +360,24 @@ def test_control_flow_cannot_depend_on_a_comparison() -> None:
         propagate(lambda x: torch.where(x > x.flip(0), x, -x), x)
 
 
+@pytest.mark.parametrize(
+    "masked",
+    [
+        lambda x: x * ((x > 0) & (x < 1)),
+        lambda x: x * ((x > 1) | (x < 0)),
+        lambda x: x * ((x > 1) ^ (x > 0)),
+        lambda x: x * ~(x > 0),
+        lambda x: x * (torch.tensor(True) & (x > 0)),
+    ],
+)
+def test_logic_of_comparisons_is_left_to_points(masked: Callable[[Any], Any]) -> None:
+    """An error of covprop, not of Python's operators, which no method would take for an answer."""
+    x = cp.Gaussian(MEAN, COVARIANCE)
+    with pytest.raises(cp.UnsupportedOperation, match="no rule"):
+        propagate(masked, x)
+    assert isinstance(cp.propagate(masked, x).method, cp.QuasiMonteCarlo)
+
+
 @pytest.mark.parametrize("exponent", [math.inf, -math.inf, math.nan])
 def test_exponents_that_are_no_numbers_are_refused(exponent: float) -> None:
     x = cp.Gaussian.isotropic(torch.ones(2), stddev=0.1)
