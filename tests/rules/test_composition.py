@@ -286,6 +286,14 @@ def test_copies_of_pending_functions_change_with_the_original_where_they_do_in_t
         assert torch.equal(propagate(function, x.isotropic(MEAN, stddev=0.0)).mean, function(MEAN))
 
 
+def test_a_function_in_another_dtype_composes_with_what_follows() -> None:
+    x = cp.Gaussian(MEAN.float(), COVARIANCE.float())
+    y = propagate(lambda x: torch.relu(x.double()).to(x).square(), x)
+    z = propagate(lambda x: torch.relu(x).square(), x)
+    assert_close(y.mean, z.mean)
+    assert_close(y.covariance_matrix, z.covariance_matrix)
+
+
 def test_the_batch_may_be_anywhere() -> None:
     x = cp.Gaussian.isotropic(torch.randn(4, 3, 2, dtype=D), stddev=0.5, batch_dims=1)
     constants = torch.randn(3, 1, 2, dtype=D)  # for (3, batch, 2)

@@ -15,7 +15,7 @@ from covprop.activations import in_place_spellings, spellings
 from covprop.activations.expression import OperationKind
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.flow.table import Batch, Kind, composes, rule
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.affine import affine
 from covprop.rules.operands import (
     at_means,
@@ -206,13 +206,16 @@ def _still_pending(
     kwargs: dict[str, Any],
     tensors: Sequence[GaussianTensor],
 ) -> GaussianTensor | None:
-    """A copy of a function that is pending is the same function, if dtype and device stay."""
+    """A copy of a function that is pending is the same function, of a cast argument if it casts."""
     x = args[0] if args else kwargs.get("input")
     if not isinstance(x, GaussianTensor) or x.pending is None:
         return None
     result = at_means(function, args, kwargs)
     if (result.dtype, result.device) != (x.dtype, x.device):
-        return None
+        if x.pending.expression.parameters:  # which have a dtype of their own
+            return None
+        cast: GaussianTensor = x.pending.of(dispatch(function, (x.base, *args[1:]), kwargs))
+        return cast
     # torch returns the tensor itself where nothing changes, as it does not for comparisons.
     compared = x.pending.expression.kind is OperationKind.COMPARE
     itself = result.is_set_to(x.base.shown) and not compared
