@@ -124,9 +124,9 @@ class Program:
 
     @property
     def layers(self) -> list[bool]:
-        """Whether each assigned value is made by a module, which has several operations."""
+        """Whether each assigned value is made by a layer, which has several operations."""
         return [
-            re.search(r"\blayer\d+\(", text) is not None
+            re.search(r"\blayer\d+\(|_attention\(", text) is not None
             for text, changed in self.lines
             for _ in changed
         ]

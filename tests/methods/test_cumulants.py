@@ -707,3 +707,19 @@ def test_outputs_that_fall_back_say_so_however_small_they_are() -> None:
     with pytest.warns(cp.ApproximationWarning, match="third cumulants are too large"):
         y = propagate(torch.relu, x, cp.Cumulants())
     assert y.notes
+
+
+@pytest.mark.parametrize("mean", [60.0, 90.0])
+def test_saturated_units_have_the_variance_of_a_gaussian_argument(mean: float) -> None:
+    """1 - sigmoid(60) is far below the rounding of 1, so that integrals of its powers are zero."""
+
+    def function(x: Any) -> Any:
+        other = torch.tanh(x).flip(-1)
+        return torch.sigmoid(torch.stack([x[0] + other[0] + mean, x[1] + other[1]]))
+
+    x = cp.Gaussian(of(0.2, 0.3), torch.tensor([[1.0, 0.5], [0.5, 2.0]], dtype=D))
+    y = propagate(function, x, cp.Cumulants())
+    plain = propagate(function, x, cp.GaussianLayers())
+    assert_close(y.variance[0], plain.variance[0], rtol=1e-12)
+    correlation = y.covariance_matrix[0, 1] / y.stddev.prod()
+    assert 0.1 < float(correlation) < 1.0

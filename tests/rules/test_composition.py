@@ -286,6 +286,23 @@ def test_copies_of_pending_functions_change_with_the_original_where_they_do_in_t
         assert torch.equal(propagate(function, x.isotropic(MEAN, stddev=0.0)).mean, function(MEAN))
 
 
+def test_a_function_in_another_dtype_composes_with_what_follows() -> None:
+    x = cp.Gaussian(MEAN.float(), COVARIANCE.float())
+    y = propagate(lambda x: torch.relu(x.double()).to(x).square(), x)
+    z = propagate(lambda x: torch.relu(x).square(), x)
+    assert_close(y.mean, z.mean)
+    assert_close(y.covariance_matrix, z.covariance_matrix)
+
+
+@torch.no_grad()
+def test_a_detached_function_composes_with_what_follows() -> None:
+    x = cp.Gaussian(MEAN, COVARIANCE)
+    y = propagate(lambda x: x.detach() * x.tanh().detach(), x)
+    z = propagate(lambda x: x * x.tanh(), x)
+    assert_close(y.mean, z.mean)
+    assert_close(y.covariance_matrix, z.covariance_matrix)
+
+
 def test_the_batch_may_be_anywhere() -> None:
     x = cp.Gaussian.isotropic(torch.randn(4, 3, 2, dtype=D), stddev=0.5, batch_dims=1)
     constants = torch.randn(3, 1, 2, dtype=D)  # for (3, batch, 2)
@@ -358,6 +375,24 @@ def test_control_flow_cannot_depend_on_a_comparison() -> None:
         propagate(lambda x: x if (x > 0) else -x, x)
     with pytest.raises(cp.UnsupportedOperation, match="random"):
         propagate(lambda x: torch.where(x > x.flip(0), x, -x), x)
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        lambda x: x * ((x > 0) & (x < 1)),
+        lambda x: x * ((x > 1) | (x < 0)),
+        lambda x: x * ((x > 1) ^ (x > 0)),
+        lambda x: x * ~(x > 0),
+        lambda x: x * (torch.tensor(True) & (x > 0)),
+    ],
+)
+def test_logic_of_comparisons_is_left_to_points(masked: Callable[[Any], Any]) -> None:
+    """An error of covprop, not of Python's operators, which no method would take for an answer."""
+    x = cp.Gaussian(MEAN, COVARIANCE)
+    with pytest.raises(cp.UnsupportedOperation, match="no rule"):
+        propagate(masked, x)
+    assert isinstance(cp.propagate(masked, x).method, cp.QuasiMonteCarlo)
 
 
 @pytest.mark.parametrize("exponent", [math.inf, -math.inf, math.nan])

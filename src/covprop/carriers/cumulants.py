@@ -147,6 +147,8 @@ class Cumulants(ThirdCumulant):
                 slices = torch.where(_both(good), slices, 0)
                 skewness, kurtosis = (torch.where(good, k, 0) for k in (skewness, kurtosis))
                 marginals = Marginals.of(*derivatives, skewness, kurtosis)
+                corrected = torch.where(good, marginals.variance, plain.diagonal())
+                marginals = marginals._replace(variance=corrected)
         slope = activated.coefficients(1)[0]
         if slices is not None:
             first = derivatives.first

@@ -233,7 +233,10 @@ OPERATORS = {
     "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "ipow": "pow_",
     "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
     "bool": "__bool__", "float": "__float__", "int": "__int__", "index": "__index__",
-    "floordiv": "floor_divide", "mod": "remainder",
+    "floordiv": "floor_divide", "mod": "remainder", "rfloordiv": "__rfloordiv__",
+    "rmod": "__rmod__", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "invert": "bitwise_not", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+    "rand": "__rand__", "ror": "__ror__", "rxor": "__rxor__",
     "radd": "add", "rmul": "mul", "rsub": "__rsub__", "rtruediv": "__rtruediv__",
     "rpow": "__rpow__",
 }  # fmt: skip

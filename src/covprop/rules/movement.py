@@ -15,7 +15,7 @@ from covprop.activations import in_place_spellings, spellings
 from covprop.activations.expression import OperationKind
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.flow.table import Batch, Kind, composes, rule
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.affine import affine
 from covprop.rules.operands import (
     at_means,
@@ -176,9 +176,10 @@ def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> 
     return input if loc is input.loc else input.moved(loc)
 
 
-@rule(
-    *spellings("detach"), kind=Kind.MOVEMENT, treatment="exact", name="detach", batch=Batch.ANYWHERE
-)
+_DETACH = spellings("detach")
+
+
+@rule(*_DETACH, kind=Kind.MOVEMENT, treatment="exact", name="detach", batch=Batch.ANYWHERE)
 def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """Leave autograd's graph with mean and covariance."""
     if not torch.is_grad_enabled():
@@ -206,20 +207,25 @@ def _still_pending(
     kwargs: dict[str, Any],
     tensors: Sequence[GaussianTensor],
 ) -> GaussianTensor | None:
-    """A copy of a function that is pending is the same function, if dtype and device stay."""
+    """A copy of a function that is pending is the same function, of a cast argument if it casts."""
     x = args[0] if args else kwargs.get("input")
     if not isinstance(x, GaussianTensor) or x.pending is None:
         return None
+    if function in _DETACH and torch.is_grad_enabled():  # it leaves autograd's graph
+        return None
     result = at_means(function, args, kwargs)
     if (result.dtype, result.device) != (x.dtype, x.device):
-        return None
+        if x.pending.expression.parameters:  # which have a dtype of their own
+            return None
+        cast: GaussianTensor = x.pending.of(dispatch(function, (x.base, *args[1:]), kwargs))
+        return cast
     # torch returns the tensor itself where nothing changes, as it does not for comparisons.
     compared = x.pending.expression.kind is OperationKind.COMPARE
     itself = result.is_set_to(x.base.shown) and not compared
     return x if itself else x.alias()
 
 
-composes([*_COPIES, *_CONVERSIONS], _still_pending)
+composes([*_COPIES, *_CONVERSIONS, *_DETACH], _still_pending)
 
 
 _METADATA = spellings(
