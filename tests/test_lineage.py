@@ -205,7 +205,7 @@ def test_the_same_gaussian_twice_and_differing_batches_are_refused() -> None:
 
 
 MIXES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
-    "cat": (lambda x: torch.cat([x, x]), (3,)),
+    "cat": (lambda x: torch.cat([x, x[:1]]), (3,)),
     "sum": (lambda x: x + x.sum(-1), (3, 3)),
     "maximum": (lambda x: torch.maximum(x, x.sum(-1)), (3, 3)),
     "product": (lambda x: x * x.sum(-1), (3, 3)),

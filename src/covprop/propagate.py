@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from covprop.carriers import Work
 from covprop.errors import UnsupportedOperation
+from covprop.flow.batch_position import FIRST
 from covprop.flow.lineage import Watcher
 from covprop.flow.nests import Nest
 from covprop.flow.tensor import GaussianTensor
@@ -179,13 +180,13 @@ class _WithInput(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.module(x.clone())  # which the module may change in place
         k = self.batch_dims
-        if not isinstance(y, GaussianTensor | Tensor):
+        if not isinstance(y, Tensor):
             raise UnsupportedOperation(
                 f"joint takes a module that returns one tensor, and this one returns a "
                 f"{type(y).__name__}; wrap it in a function that picks one"
             )
         if k and isinstance(y, GaussianTensor):
-            y = y.movedim(y.batch_at, 0)
+            y = y.with_batch_at(FIRST)
         flat = [t.reshape(*t.shape[:k], t.shape[k:].numel()) for t in (x, y)]
         return torch.cat(flat, dim=-1)
 

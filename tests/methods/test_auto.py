@@ -330,7 +330,7 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        if self.choosing and isinstance(x, Tensor) and float(x.sum()) > 1e9:
+        if self.choosing and not isinstance(x, cp.GaussianTensor) and float(x.sum()) > 1e9:
             return -self.inner(x)
         result: Tensor = self.inner(x)
         return result

@@ -21,6 +21,7 @@ _GROUPS = (
     linear_tensors.arithmetic,
     linear_tensors.copies,
     linear_composed.choices,
+    linear_composed.placed,
     linear_composed.fused_elementwise,
     linear_composed.fused_matrices,
 )

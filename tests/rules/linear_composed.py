@@ -9,6 +9,7 @@ from tests.rules.spelling import BATCH, LinearCase, const, one, spelled, with_co
 
 EVENT = (3, 4)
 MASK = torch.tensor([True, False, True, True])
+ROWS = torch.tensor([[1, 0], [3, 2], [2, 0]])
 OTHER, BIAS = const(3, 4, offset=1e3), const(4, offset=1e3)
 SCALES: dict[str, Any] = {"beta": 0.5, "alpha": 3}
 
@@ -41,6 +42,54 @@ def choices() -> Iterator[LinearCase]:
     yield with_constant("lerp", "end", EVENT, EVENT, lambda x, c: torch.lerp(c, x, 0.3))
     yield one("lerp", "both", EVENT, lambda x: torch.lerp(x, x.flip(-1), 0.3))
     yield one("lerp", "in place", EVENT, lambda x: x.clone().lerp_(OTHER.like(x), 0.3))
+
+
+def placed() -> Iterator[LinearCase]:
+    last = torch.tensor([2, 0])
+    for name in ("index_add", "index_copy", "scatter", "scatter_add"):
+        call, method = getattr(torch, name), f"{name}_"
+        index = (lambda _: last) if name.startswith("index") else _rows
+        for label, function in {
+            "input": lambda x, f=call, at=index: f(x, -1, at(x), _whole(x)[..., 2:]),
+            "source": lambda x, f=call, at=index: f(_whole(x), -1, at(x), x[..., 1:3]),
+            "both": lambda x, f=call, at=index: f(x, -1, at(x), x[..., 1:3]),
+            "in place": lambda x, m=method, at=index: getattr(x.clone(), m)(
+                -1, at(x), _whole(x)[..., :2]
+            ),
+        }.items():
+            yield one(name, label, EVENT, function)
+    order = torch.tensor([2, 0, 3, 1])
+    yield one("index_copy", "moves", EVENT, lambda x: _whole(x).index_copy(-1, order, x))
+    yield one("index_add", "alpha", EVENT, lambda x: x.index_add(-1, order, _whole(x), alpha=3))
+    yield one("masked_scatter", "input", EVENT, lambda x: x.masked_scatter(MASK, _whole(x)))
+    yield one(
+        "masked_scatter", "in place", EVENT, lambda x: x.clone().masked_scatter_(MASK, _whole(x))
+    )
+    yield one(
+        "masked_scatter", "method of torch", EVENT,
+        lambda x: torch.masked_scatter(x, MASK, source=_whole(x)),
+    )  # fmt: skip
+    for label, change in {
+        "number": lambda x, _: x.__setitem__((..., 1), 3.0),
+        "Gaussian": lambda x, y: x.__setitem__((..., slice(1, 3)), y[..., 2:]),
+        "broadcast": lambda x, y: x.__setitem__((..., last), y[..., :1]),
+        "mask": lambda x, y: x.__setitem__((..., MASK), 2 * y[..., 1:]),
+    }.items():
+        yield one("__setitem__", label, EVENT, lambda x, change=change: _changed(x, change))
+
+
+def _changed(x: Any, change: Any) -> Any:
+    y = x * 2
+    change(y, x)
+    return y
+
+
+def _rows(x: Any) -> torch.Tensor:
+    return ROWS.expand(*x.shape[:-2], 3, 2)
+
+
+def _whole(x: Any) -> torch.Tensor:
+    return OTHER.like(x).expand(x.shape)
 
 
 def fused_elementwise() -> Iterator[LinearCase]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import covprop as cp
 from tests.rules.spelling import BATCH, LinearCase, const, layer, one, spelled, with_constant
 
 TWO, THREE = (3, 4), (2, 3, 4)
@@ -248,13 +249,14 @@ def copies() -> Iterator[LinearCase]:
     yield one("positive", "operator", TWO, lambda x: +x)
     yield one("clone, contiguous", "contiguous", TWO, lambda x: x.mT.contiguous())
     yield one(
-        "detach", "method", TWO, lambda x: x.detach() if not isinstance(x, torch.Tensor) else x
+        "detach", "method", TWO, lambda x: x.detach() if isinstance(x, cp.GaussianTensor) else x
     )
     yield one(
-        "detach", "torch", TWO, lambda x: torch.detach(x) if not isinstance(x, torch.Tensor) else x
+        "detach", "torch", TWO, lambda x: torch.detach(x) if isinstance(x, cp.GaussianTensor) else x
     )
     name = "to, type_as, float, double, cpu, cuda"
     yield one(name, "dtype", TWO, lambda x: x.to(x.dtype))
+    yield one(name, "type", TWO, lambda x: x.type(x.dtype))
     yield one(name, "device", TWO, lambda x: x.to("cpu"))
     yield one(name, "tensor", TWO, lambda x: x.to(torch.ones(1, dtype=x.dtype)))
     yield one(name, "double", TWO, lambda x: x.double())

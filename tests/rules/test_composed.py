@@ -37,11 +37,22 @@ POLYNOMIALS: dict[str, Callable[[Any], Any]] = {
     ),
     "addmv": lambda x: torch.addmv(x[:2], x.reshape(2, 2), x[2:], alpha=0.5),
     "baddbmm": lambda x: torch.baddbmm(x.reshape(1, 2, 2), x.reshape(1, 2, 2), W[None, :2, :2]),
+    "tensordot": lambda x: torch.tensordot(x.reshape(2, 2), W[:2, :2], dims=1),
+    "tensordot, both": lambda x: torch.tensordot(x.reshape(2, 2), x.reshape(2, 2), ([0], [1])),
+    "index_add, of itself": lambda x: (x * x).index_add(0, torch.tensor([1, 1]), x[:2], alpha=-2),
+    "scatter_add": lambda x: (x * x).scatter_add(0, torch.tensor([1, 1]), x[:2] * x[2:]),
+    "item": lambda x: _with_item(x * x, x),
     "cumprod": lambda x: torch.cumprod(x.reshape(2, 2), -1),
     "cumprod, in place": lambda x: x.reshape(2, 2).clone().cumprod_(dim=0),
     "diff": lambda x: x.diff(prepend=torch.full((1,), 9.0, dtype=torch.float64)),
 }
 """Functions of four elements, of degree two at most."""
+
+
+def _with_item(y: Any, x: Any) -> Any:
+    y[1:3] = x[:2] * x[2:]
+    y[MASK] = y[0] - 3
+    return y
 
 
 @pytest.mark.parametrize("name", POLYNOMIALS)

@@ -17,6 +17,7 @@ from covprop.bayes.layers import BayesLinear
 from covprop.bayes.priors import Posterior, Prior
 from covprop.covariance.semidefinite import square_root
 from covprop.errors import UnsupportedOperation
+from covprop.flow.tensor import is_plain
 
 Block: TypeAlias = tuple[tuple[Tensor, ...], Tensor]
 """Eigenvectors of a weight's rows and columns, or of a bias, and variances along them."""
@@ -101,7 +102,7 @@ class FactorLinear(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """W x + b + sum_k z_k (F_k x): the same z at all places of an element of the batch."""
-        if isinstance(x, Tensor) and x.dim() == 1:  # which is no batch
+        if is_plain(x) and x.dim() == 1:  # which is no batch
             return self.forward(x[None])[0]
         parts = F.linear(x, self.weights, self.biases).unflatten(-1, self.shape)
         return self.layer(x) + self.common(parts).squeeze(-1)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, final
 
-from torch import Tensor
-
 from covprop.flow.nests import leaves
+from covprop.flow.tensor import is_plain
 
 
 @final
@@ -79,7 +78,7 @@ class Ledger:
 
     def begin(self, arguments: Any) -> None:
         """An operation with these arguments: what its weights say of it."""
-        given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
+        given = [leaf for leaf in leaves(arguments) if is_plain(leaf)]
         weights = [leaf for leaf in given if leaf.dim() > 1 and len(leaf)]
         self.taps = weights[0].numel() / len(weights[0]) if weights else 1.0
         is_matrix = bool(weights) and weights[0].dim() == 2  # noqa: PLR2004

@@ -16,6 +16,7 @@ from covprop.activations import Activation
 from covprop.covariance import Covariance, Dense
 from covprop.diagnostics.steps import Normality, NormalityTest, Trace, TraceStep
 from covprop.errors import UnsupportedOperation
+from covprop.flow.batch_position import FIRST, Position
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, spelled
 from covprop.flow.tensor import GaussianTensor
@@ -44,7 +45,7 @@ class _Draft:
 
     index: int
     step: TraceStep
-    batch_at: int
+    batch_at: Position
     batch_dims: int
     orders: set[int] = field(default_factory=set)
 
@@ -131,7 +132,7 @@ class Tracer:
             step = self._step("", name, x.mean, x.covariance.diagonal(), x.covariance)
             if step.gaussian is not None:  # with the skewness, if it has one
                 step = replace(step, gaussian=x.with_moments(covariance=step.gaussian.covariance))
-            self.drafts.append(_Draft(i, step, 0, len(x.batch_shape)))
+            self.drafts.append(_Draft(i, step, FIRST, len(x.batch_shape)))
 
     def advance(self, share: float) -> None:
         """Nothing is recorded of an operation that is not done."""
@@ -182,18 +183,16 @@ class Tracer:
 
     def _step(
         self, module: str, name: str, mean: Tensor, variance: Tensor,
-        covariance: Covariance | None, batch_at: int = 0,
+        covariance: Covariance | None, batch_at: Position = FIRST,
     ) -> TraceStep:  # fmt: skip
         whole = None
         if self._keep and covariance is not None:
             compact = covariance.independent or covariance.factored
             kept = covariance if compact else Dense(covariance.matrix())
             whole = Gaussian(mean, kept, validate_args=False, method=self._method)
-        shape = list(mean.shape)
-        if batch_at:
-            shape.insert(batch_at, shape.pop(0))
         return TraceStep(
-            module, name, tuple(shape), mean.clone(), variance.reshape(mean.shape).clone(),
+            module, name, tuple(batch_at.shape(mean.shape)), mean.clone(),
+            variance.reshape(mean.shape).clone(),
             math.nan if covariance is None else min(1.0, covariance.largest_correlation()),
             (), 0.0, whole,
         )  # fmt: skip
@@ -305,8 +304,7 @@ class SampledRuns:
     def _batch_to_front(self, index: int, values: Tensor) -> Tensor:
         """The merged batch is where the batch was; one of one may have been anywhere."""
         draft = self._tracer.drafts[index]
-        dims = sorted(range(values.dim()), key=lambda dim: dim != draft.batch_at)
-        moved = (values.movedim(dim, 0) for dim in dims)
+        moved = (at.first(values) for at in (draft.batch_at, *map(Position, range(values.dim()))))
         return next(tensor for tensor in moved if tensor.shape[1:] == draft.step.mean.shape[1:])
 
     def _mapped(self, samples: Sequence[Tensor]) -> Recorded:
@@ -319,7 +317,8 @@ class SampledRuns:
         return {i: self._batch_first(i, torch.stack([run[i] for run in runs])) for i in runs[0]}
 
     def _batch_first(self, index: int, values: Tensor) -> Tensor:
-        return values.movedim(self._tracer.drafts[index].batch_at + 1, 1) if self._batch else values
+        at = self._tracer.drafts[index].batch_at
+        return torch.stack([at.first(value) for value in values]) if self._batch else values
 
 
 def _normality(

@@ -55,7 +55,8 @@ class Pending:
         base = self.base
         flat = base.loc.double().reshape(*base.batch_shape, base.event_shape.numel())
         value = self.expression(flat, *self.expression.parameters).reshape(base.loc.shape)
-        return value.to(base.dtype).movedim(0, base.batch_at)
+        shown: Tensor = base.batch_at.shown(value.to(base.dtype))
+        return shown
 
     def of(self, base: Any) -> Any:
         """The same function of another tensor."""

@@ -1,33 +1,41 @@
 """The in-flight Gaussian: what a module's forward sees instead of a tensor."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import torch
 from torch import Tensor
 
 from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
+from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
-from covprop.flow.table import OPERATORS, TABLE, Batch, Kind, spelled, unsupported, with_batch_first
+from covprop.flow.table import (
+    OPERATORS,
+    TABLE,
+    Batch,
+    Kind,
+    spelled,
+    unsupported,
+)
 from covprop.validation import SUPPORTED, unsupported_dtype
 
 
 @dataclass
-class _Storage:
+class _Views:
     """What views of one tensor share: a count of the in-place changes to it."""
 
     version: int = 0
 
 
 @final
-class GaussianTensor:
-    """A Gaussian that follows `torch.Tensor`'s names, so that a model can run on it.
+class GaussianTensor(Tensor):
+    """A Gaussian that is a `torch.Tensor` without numbers of its own, so that a model runs on it.
 
     Every torch function that has a rule works on it, as a function and as a method; others raise
     `UnsupportedOperation`. Rules see tensors that have numbers, and their batch first. Those made
@@ -37,7 +45,7 @@ class GaussianTensor:
         loc: The mean, (*batch, *event).
         carrier: The random vector around it.
         view_of: The tensor of which this is a view.
-        batch_at: The dimension at which the model sees the batch.
+        batch_at: Where the model sees the batch.
 
     Example:
         @cp.rule(torch.trapezoid)
@@ -46,24 +54,27 @@ class GaussianTensor:
         cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
     """
 
-    __slots__ = ("__weakref__", "_storage", "_version", "batch_at", "carrier", "loc", "pending")
     __array_ufunc__ = None  # numpy leaves its operators to ours
-    is_nested = False  # nor is any tensor of a propagation
+
+    @staticmethod
+    def __new__(cls, loc: Tensor, *_: Any, **__: Any) -> "GaussianTensor":
+        """A tensor for torch, which has a dtype and a device but no memory."""
+        return Tensor._make_wrapper_subclass(cls, loc.shape, dtype=loc.dtype, device=loc.device)
 
     def __init__(
         self,
         loc: Tensor,
         carrier: Carrier,
         view_of: "GaussianTensor | None" = None,
-        batch_at: int = 0,
+        batch_at: Position = FIRST,
     ) -> None:
         """Wrap a mean (*batch, *event) and the random vector around it."""
         if loc.dtype not in SUPPORTED:
             raise UnsupportedOperation(unsupported_dtype(loc))
         self.loc, self.carrier, self.batch_at = loc, carrier, batch_at
         carrier.dtype = loc.dtype
-        self._storage: _Storage = _Storage() if view_of is None else view_of._storage
-        self._version = self._storage.version
+        self._views: _Views = _Views() if view_of is None else view_of._views
+        self._seen = self._views.version
         self.pending: Pending | None = None
         carrier.lineage.add(self)
 
@@ -173,17 +184,18 @@ class GaussianTensor:
     @property
     def shown(self) -> Tensor:
         """The mean as the model sees it."""
-        return self.loc.movedim(0, self.batch_at) if self.batch_at else self.loc
+        return self.batch_at.shown(self.loc)
 
-    def with_batch_at(self, batch_at: int) -> "GaussianTensor":
+    def with_batch_at(self, batch_at: Position) -> "GaussianTensor":
         """The same tensor with its one batch dimension shown elsewhere."""
         if batch_at == self.batch_at:
             return self
+        self.evaluate()
         return GaussianTensor(self.loc, self.carrier, view_of=self, batch_at=batch_at)
 
-    def seen_from(self, batch_at: int) -> "GaussianTensor":
-        """The same tensor with another of its dimensions of one as its batch of one."""
-        loc = self.shown.movedim(batch_at, 0)
+    def seen_from(self, batch_at: Position) -> "GaussianTensor":
+        """The same tensor with another dimension as its batch of one."""
+        loc = batch_at.first(self.shown)
         return GaussianTensor(loc, self.carrier, view_of=self, batch_at=batch_at)
 
     def cross_covariance(self, other: "GaussianTensor") -> Tensor | None:
@@ -192,8 +204,8 @@ class GaussianTensor:
 
     def become(self, other: "GaussianTensor") -> None:
         """Take another's value in place; older views of this tensor become invalid."""
-        self._storage.version += 1
-        self._version = self._storage.version
+        self._views.version += 1
+        self._seen = self._views.version
         self.batch_at = other.batch_at
         if other.is_pending and other.pending is not None:
             if not self.is_pending:
@@ -204,7 +216,7 @@ class GaussianTensor:
 
     def check_current(self) -> None:
         """Raise if this is a view of something that changed in place since."""
-        if self._version != self._storage.version:
+        if self._seen != self._views.version:
             raise UnsupportedOperation(
                 "this tensor was changed in place through another view of it, which covprop cannot "
                 "follow; use the out-of-place operation (inplace=False)"
@@ -213,33 +225,19 @@ class GaussianTensor:
     # What a model may ask of a tensor, under `torch.Tensor`'s names.
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]  # read-only
         """The shape that the model sees."""
-        if not self.batch_at:
-            return self.template.shape
-        shape = list(self.template.shape)
-        shape.insert(self.batch_at, shape.pop(0))
-        return torch.Size(shape)
+        return self.batch_at.shape(self.template.shape)
 
     @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.template.ndim
-
-    @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # read-only
         """The dtype."""
         return self.template.dtype
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # read-only
         """The device."""
         return self.template.device
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is on a CUDA device."""
-        return self.template.is_cuda
 
     def size(self, dim: int | None = None) -> Any:
         """Tensor.size."""
@@ -247,15 +245,11 @@ class GaussianTensor:
 
     def dim(self) -> int:
         """Tensor.dim."""
-        return self.template.dim()
+        return len(self.shape)
 
     def numel(self) -> int:
         """Tensor.numel."""
         return self.template.numel()
-
-    def is_floating_point(self) -> bool:
-        """Tensor.is_floating_point."""
-        return True
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -267,29 +261,24 @@ class GaussianTensor:
     ) -> Any:
         """Hand torch's function to its rule."""
         del types
+        if getattr(func, "__name__", None) == "__get__" and func not in TABLE:  # an attribute
+            raise AttributeError
         return dispatch(func, args, kwargs or {})
 
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuse what gets around the rules: there are no numbers."""
+        raise unsupported(func)
+
     @property
-    def requires_grad(self) -> bool:
+    def requires_grad(self) -> bool:  # type: ignore[override]  # read-only
         """Whether autograd follows the mean or the covariance."""
         base = self.base
         return base.loc.requires_grad or base.carrier.requires_grad
 
-    @property
-    def T(self) -> "GaussianTensor":
-        """The transpose of a matrix."""
-        return dispatch(torch.Tensor.t, (self,), {})
-
-    @property
-    def mT(self) -> "GaussianTensor":
-        """The last two dimensions exchanged."""
-        return dispatch(torch.Tensor.transpose, (self, -2, -1), {})
-
-    def __iter__(self) -> Iterator["GaussianTensor"]:
-        """Along the first dimension."""
-        return iter(dispatch(torch.Tensor.unbind, (self, 0), {}))  # as torch does
-
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # torch has contents
         """Shapes only."""
         known = "pending" if self.is_pending else type(self.carrier).__name__
         return (
@@ -297,14 +286,20 @@ class GaussianTensor:
             f"carrier={known})"
         )
 
+    def __format__(self, spec: str) -> str:
+        """Shapes only."""
+        return repr(self)
+
     def __getattr__(self, name: str) -> Any:
-        """The methods of torch.Tensor: each is its rule, or says that there is none."""
+        """What torch has no name for, or what has no numbers yet."""
         if name in ("loc", "carrier"):
             raise AttributeError(f"{name} of a tensor that is pending: call evaluate() first")
-        function = getattr(torch.Tensor, name, None)
-        if name.startswith("__") or not callable(function):
-            raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
-        return lambda *args, **kwargs: dispatch(function, (self, *args), kwargs)
+        raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
+
+
+def is_plain(item: Any) -> TypeGuard[Tensor]:
+    """Whether something is a tensor of numbers."""
+    return isinstance(item, Tensor) and not isinstance(item, GaussianTensor)
 
 
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -351,7 +346,7 @@ def run_rule(
     assert body is not None
     if batch is Batch.STEPWISE:
         return body(function, *args, **kwargs)
-    moved = any(tensor.batch_at for tensor in tensors)
+    moved = any(tensor.batch_at != FIRST for tensor in tensors)
     if moved and batch is Batch.FIRST:
         raise BatchDimensionError(
             f"{name_of(function)} has a rule for tensors whose batch comes first; move it there "

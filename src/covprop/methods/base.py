@@ -236,7 +236,7 @@ class LayerwiseMethod(Method):
 
         def begin(x: Gaussian) -> GaussianTensor:
             begun.append(in_flight(x, lineage))
-            return begun[-1].clone()  # which the module may change in place
+            return begun[-1].alias()  # which the module may change in place
 
         def pass_once() -> Any:
             begun.clear()

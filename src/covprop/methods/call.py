@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 Advance: TypeAlias = Callable[[int, int], None]
 """Takes how many more evaluations of the model are done, and of how many in all."""
 
-SCRIPTED = "instead found type 'GaussianTensor'"
+SCRIPTED = "in the TorchScript interpreter"
 """In what a scripted function says of its argument."""
 
 

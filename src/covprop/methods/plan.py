@@ -18,7 +18,7 @@ from covprop.errors import OutsideDomain, UnsupportedOperation, name_of
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, Batch, Kind
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.gaussian import Gaussian
 from covprop.modules import module_names, running_module
 from covprop.text_table import Table, in_bytes, in_seconds
@@ -236,7 +236,7 @@ class Planner:
         """Tell carriers what they do not see of the operation that runs."""
         ledger = self._ledger
         before = ledger.taps, ledger.linear, ledger.followed
-        given = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
+        given = [leaf for leaf in leaves(arguments) if is_plain(leaf)]
         ledger.begin(given)
         # What an operation is made of may have weights that are made of those it was given.
         ledger.followed |= self._follows and any(leaf.requires_grad for leaf in given)

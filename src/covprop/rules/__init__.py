@@ -11,6 +11,8 @@ from covprop.rules import (
     movement,
     noise,
     norms,
+    order,
+    placement,
     recurrent,
     smooth,
 )
@@ -26,6 +28,8 @@ __all__ = [
     "movement",
     "noise",
     "norms",
+    "order",
+    "placement",
     "recurrent",
     "smooth",
 ]

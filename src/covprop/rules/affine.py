@@ -4,6 +4,7 @@ Mean: the function itself. Covariance: its linear part, that is the function wit
 offset (a bias, a running mean, the value of a padding) left out, on the rows and on the columns.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from covprop.activations import in_place_spellings, spellings
 from covprop.covariance import Layer, LinearMap
 from covprop.errors import UnsupportedOperation, name_of
-from covprop.flow.table import Batch, Kind, is_moved, rule
-from covprop.flow.tensor import GaussianTensor, dispatch
+from covprop.flow.batch_position import FIRST, position_in
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
 from covprop.rules import layers
 from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
 from covprop.rules.operands import (
@@ -79,7 +81,7 @@ def affine(
     known = squared = None
     if leads and layer is not None:
         squared = _with_squared_weight(function, *stripped)
-        known = None if is_moved(function) else layer(x, *args, **kwargs)
+        known = None if position_in(function) != FIRST else layer(x, *args, **kwargs)
     elif leads and entries is not None:
         value = entries(x, loc, *stripped[0], **stripped[1])
         squared = None if value is None else lambda vector: value * linear(vector)
@@ -136,7 +138,7 @@ def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Set the constant terms of a sum to zero."""
 
     def zero(item: Any) -> Any:
-        if isinstance(item, Tensor):
+        if is_plain(item):
             return torch.zeros_like(item)
         return 0 if isinstance(item, int | float) else item
 
@@ -151,12 +153,18 @@ def _linear(
     strip: Strip | None = None,
     layer: Callable[..., Layer | None] | None = None,
     entries: Callable[..., float | None] | None = None,
+    last: int | None = None,
 ) -> None:
-    """One line: every spelling of a torch function that is linear once stripped."""
+    """One line: every spelling of a torch function that is linear once stripped.
+
+    last: how many dimensions at the end it is a function of, each by itself before them.
+    """
 
     @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
           batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+        if last is not None and in_front_of(last, function, *gaussians(args, kwargs)):
+            function = inspect.unwrap(function)
         return affine(
             function,
             *args,
@@ -167,7 +175,7 @@ def _linear(
         )
 
 
-_linear("linear", strip=without(2, "bias"), layer=layers.linear)
+_linear("linear", strip=without(2, "bias"), layer=layers.linear, last=1)
 _linear("conv1d", strip=without(2, "bias"), layer=layers.no_layer)
 _linear("conv2d", strip=without(2, "bias"), layer=layers.convolution)
 _linear("conv3d", strip=without(2, "bias"), layer=layers.no_layer)
@@ -198,16 +206,25 @@ def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
     if len(tensors := gaussians(args, kwargs)) <= 1:
         return affine(function, *args, **kwargs)
-    if is_moved(function):
+    if not in_front_of(2, function, *tensors):
         raise batch_error(function, tensors[0])
     return matrix_product(*tensors)
 
 
-@rule(torch.einsum, kind=Kind.PRODUCT, treatment=PRODUCT, name="einsum")
+def in_front_of(count: int, function: Callable[..., Any], *tensors: GaussianTensor) -> bool:
+    """Whether the last so many dimensions of tensors are the same as those that the model sees."""
+    at = position_in(function)
+    dims = {tensor.dim() - (at.share > 1) for tensor in tensors}
+    return at == FIRST or (len(dims) == 1 and at.dim < dims.pop() - count)
+
+
+@rule(torch.einsum, kind=Kind.PRODUCT, treatment=PRODUCT, name="einsum", batch=Batch.ANYWHERE)
 def einsum(function: Callable[..., Any], equation: str, *operands: Any) -> Any:
     """A sum of products: with constants, or of two tensors that both vary."""
     if len(tensors := gaussians((equation, operands), {})) <= 1:
         return affine(function, equation, *operands)
+    if position_in(function) != FIRST:
+        raise batch_error(function, tensors[0])
     if not isinstance(equation, str) or len(operands) > len(tensors) or len(tensors) > 2:  # noqa: PLR2004
         raise UnsupportedOperation(
             "einsum has a rule for an equation of two tensors that depend on the input, without "

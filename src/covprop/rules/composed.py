@@ -1,6 +1,7 @@
 """Operations that are made of others: step by step where several arguments vary."""
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covprop.activations import in_place_spellings, spellings
-from covprop.errors import UnsupportedOperation
+from covprop.activations.base import CLOSED
+from covprop.flow.batch_position import FIRST, position_in
 from covprop.flow.table import Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor
-from covprop.rules.affine import EXACT, PRODUCT, QUOTIENT, affine, scaling, without_terms
-from covprop.rules.joint import join
-from covprop.rules.operands import gaussians
+from covprop.rules.affine import (
+    PRODUCT,
+    QUOTIENT,
+    affine,
+    in_front_of,
+)
+from covprop.rules.operands import batch_error, gaussians
+from covprop.rules.placement import linear_in_both
+from covprop.rules.smooth import APPROXIMATE
 
 FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batch1", "batch2")}
 """What torch calls the two factors of a product that is added to something."""
@@ -23,47 +31,11 @@ FAR = 1e4
 COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
 
 
-def _linear_in_both(call: Callable[[Any, Any], Any], first: Any, second: Any) -> GaussianTensor:
-    """A function that is linear in two arguments together, of which constants are offsets."""
-    if len(gaussians((first, second), {})) > 1:
-        return join(call, (first, second), {})
-    return scaling(call, first, second, strip=without_terms)
-
-
-def _choice(condition: Any, first: Any, second: Any) -> GaussianTensor:
-    if isinstance(condition, GaussianTensor):
-        raise UnsupportedOperation("a Gaussian cannot be a condition: its value is random")
-    return _linear_in_both(lambda a, b: torch.where(condition, a, b), first, second)
-
-
-@rule(torch.where, kind=Kind.LINEAR, treatment=EXACT, name="where")
-def where(
-    function: Callable[..., Any], condition: Any, input: Any = None, other: Any = None
-) -> GaussianTensor:
-    """One tensor or the other, by a constant condition."""
-    return _choice(condition, input, other)
-
-
-@rule(Tensor.where, kind=Kind.LINEAR, treatment=EXACT, name="where")
-def where_method(
-    function: Callable[..., Any], input: Any, condition: Any, other: Any
-) -> GaussianTensor:
-    """The order of arguments of the method."""
-    return _choice(condition, input, other)
-
-
-@rule(*spellings("masked_fill"), kind=Kind.LINEAR, treatment=EXACT, name="masked_fill",
-      in_place=in_place_spellings("masked_fill"))  # fmt: skip
-def masked_fill(function: Callable[..., Any], input: Any, mask: Any, value: Any) -> GaussianTensor:
-    """A value where a constant mask is set."""
-    return _choice(mask, value, input)
-
-
 @rule(*spellings("lerp"), kind=Kind.PRODUCT, treatment=PRODUCT, name="lerp",
       in_place=in_place_spellings("lerp"))  # fmt: skip
 def lerp(function: Callable[..., Any], input: Any, end: Any, weight: Any) -> Any:
     """Input + weight (end - input), of a constant weight."""
-    return _linear_in_both(lambda a, b: torch.lerp(a, b, weight), input, end)
+    return linear_in_both(lambda a, b: torch.lerp(a, b, weight), input, end)
 
 
 def _sum_of_product(
@@ -140,12 +112,20 @@ composes(spellings("lerp"), _in_steps(_lerp, by_last=True))
 
 
 @rule(*spellings("addmm", "addmv", "baddbmm"), kind=Kind.PRODUCT, treatment=PRODUCT,
-      name="addmm, addmv, baddbmm",
+      name="addmm, addmv, baddbmm", batch=Batch.ANYWHERE,
       in_place=in_place_spellings("addmm", "addmv", "baddbmm"))  # fmt: skip
 def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: Any) -> Any:
     """Beta input + alpha first @ second."""
     named = [name for name in FACTORS[function.__name__] if name in options]
     first, second = (*factors, *(options.pop(name) for name in named))
+    given = gaussians((input, first, second), {})
+    if (at := position_in(function)) != FIRST:
+        several = len(given) > 1
+        if named if not several else not in_front_of(2, function, first, second):
+            raise batch_error(function, given[0])
+        if several and not isinstance(input, GaussianTensor):
+            shape = at.shape(torch.Size((*first.shape[:-1], second.shape[-1])))
+            input = at.first(input.expand(shape))
     return _sum_of_product(function, torch.matmul, (input, first, second), options)
 
 
@@ -160,6 +140,48 @@ def cumprod(
     for i in range(1, len(parts)):
         parts[i] = parts[i - 1] * parts[i]
     return torch.stack(parts, dim) if parts else input
+
+
+_OF_EXPONENTIALS: dict[str, Callable[[Any], Any]] = {
+    "expm1": lambda x: torch.exp(x) - 1,
+    "exp2": lambda x: torch.exp(math.log(2) * x),
+    "sinh": lambda x: (torch.exp(x) - torch.exp(-x)) / 2,
+    "cosh": lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
+    "log1p": lambda x: torch.log(1 + x),
+    "log2": lambda x: torch.log(x) / math.log(2),
+    "log10": lambda x: torch.log(x) / math.log(10),
+}
+
+
+def _written_out(name: str, formula: Callable[[Any], Any]) -> None:
+    """One line: an element-wise function in terms of exponentials or logarithms."""
+    treatment = APPROXIMATE if "log" in name else CLOSED
+
+    @rule(*spellings(name), kind=Kind.SMOOTH if "log" in name else Kind.ELEMENTWISE, name=name,
+          treatment=treatment, batch=Batch.STEPWISE, in_place=in_place_spellings(name))  # fmt: skip
+    def body(function: Callable[..., Any], input: Any) -> Any:
+        return formula(input)
+
+
+for _name, _formula in _OF_EXPONENTIALS.items():
+    _written_out(_name, _formula)
+
+
+@rule(torch.tensordot, kind=Kind.PRODUCT, treatment=PRODUCT, name="tensordot",
+      batch=Batch.STEPWISE)  # fmt: skip
+def tensordot(function: Callable[..., Any], a: Any, b: Any, dims: Any = 2, out: None = None) -> Any:
+    """A sum of products over dimensions of both, as einsum writes it."""
+    if isinstance(dims, int):
+        pairs = list(zip(range(a.dim() - dims, a.dim()), range(dims), strict=True))
+    else:
+        pairs = [(i % a.dim(), j % b.dim()) for i, j in zip(*dims, strict=True)]
+    first, second = list(range(a.dim())), list(range(a.dim(), a.dim() + b.dim()))
+    for i, j in pairs:
+        second[j] = first[i]
+    summed = {first[i] for i, _ in pairs}
+    letters = ["".join(map(chr, (ord("a") + k for k in ks))) for ks in (
+        first, second, [k for k in first + second if k not in summed])]  # fmt: skip
+    return torch.einsum(f"{letters[0]},{letters[1]}->{letters[2]}", a, b)
 
 
 @rule(F.scaled_dot_product_attention, kind=Kind.ATTENTION, treatment=COMPOSED,
@@ -198,7 +220,7 @@ def _weights(scores: Any, masks: list[Tensor | None]) -> Any:
         return torch.softmax(scores, -1)
     if isinstance(scores, GaussianTensor):
         scores.materialize()
-    means = scores if isinstance(scores, Tensor) else scores.loc
+    means = scores.loc if isinstance(scores, GaussianTensor) else scores
     # So low that its weight is zero, but not infinite, which would have no derivative.
     low = -FAR - 2 * float(means.detach().abs().max())
     total = torch.zeros((), dtype=scores.dtype, device=scores.device)

@@ -36,10 +36,11 @@ from covprop.errors import (
     name_of,
     warn_user,
 )
+from covprop.flow.batch_position import FIRST
 from covprop.flow.nests import map_leaves
 from covprop.flow.pending import Pending
 from covprop.flow.table import composes
-from covprop.flow.tensor import GaussianTensor, dispatch, run_rule
+from covprop.flow.tensor import GaussianTensor, dispatch, is_plain, run_rule
 from covprop.kernels.normal import standard_deviation
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
@@ -140,7 +141,7 @@ def _again(
 
 def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | float | None:
     """An operand in terms of the base, or as a constant."""
-    if isinstance(operand, Tensor):
+    if is_plain(operand):
         return _constant(operand, base)
     if not isinstance(operand, GaussianTensor):
         return float(operand) if isinstance(operand, int | float) else None
@@ -159,7 +160,8 @@ def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None
     fits = torch.result_type(operand, base.template) == base.dtype and operand.dim() <= len(shape)
     if not fits or torch.broadcast_shapes(operand.shape, shape) != shape:
         return None
-    values = operand.detach().expand(shape).movedim(base.batch_at, 0).double()
+    values = operand.detach().expand(shape).double()
+    values = base.batch_at.first(values)
     return Parameter(values.reshape(*base.batch_shape, base.event_shape.numel()))
 
 
@@ -169,7 +171,7 @@ def _evaluated(
     """Operation by operation where that is exact and simple, else as one function."""
     expression, base = pending.expression, pending.base
     operation = expression.operation
-    first = base.with_batch_at(0)
+    first = base.with_batch_at(FIRST)
     if expression.known is not None and operation is not None:
         base.lineage.collect()
         return carry(operation.function, expression.known, first).with_batch_at(base.batch_at)

@@ -19,6 +19,7 @@ from covprop.errors import (
     UnsupportedOperation,
     name_of,
 )
+from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.normal import is_finite
@@ -115,9 +116,9 @@ def prelu_rule(
     shape = [1] * input.dim()
     if weight.numel() > 1:
         shape[1 if input.dim() > 1 else 0] = -1
-    slopes = weight.reshape(shape).expand(input.shape).movedim(input.batch_at, 0)
+    slopes = input.batch_at.first(weight.reshape(shape).expand(input.shape))
     slopes = slopes.reshape(*input.batch_shape, input.event_shape.numel())
-    return apply(function, prelu(slopes.double()), input.with_batch_at(0)).with_batch_at(
+    return apply(function, prelu(slopes.double()), input.with_batch_at(FIRST)).with_batch_at(
         input.batch_at
     )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
 from covprop.flow.algebra import Contraction
+from covprop.flow.batch_position import FIRST
 from covprop.flow.carrier import Carrier, Term
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
@@ -141,7 +142,7 @@ def _contraction(
     count = len(u.batch_shape)
     batch = first[:count]
     behind = [labels[count:] for labels in (first, second, out)]
-    if u.batch_shape != v.batch_shape or u.batch_at or v.batch_at:
+    if u.batch_shape != v.batch_shape or (u.batch_at, v.batch_at) != (FIRST, FIRST):
         raise batch_error(torch.einsum, u)
     if any(labels[:count] != batch for labels in (second, out)):
         raise batch_error(torch.einsum, u)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.errors import UnsupportedOperation
+from covprop.flow.batch_position import FIRST
 from covprop.flow.carrier import Carrier
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
@@ -50,7 +51,7 @@ def maximum(function: Callable[..., Any], input: Any, other: Any) -> Any:
             input, other = _likelier_first(*pair)
         return _of_pair(input, other)
     if len(pair) == 1 and (bound := _number(input, other)) is not None:
-        return torch.clamp(pair[0], min=bound)  # type: ignore[call-overload]
+        return torch.clamp(pair[0], min=bound)
     return input + torch.relu(other - input)
 
 
@@ -62,7 +63,7 @@ def minimum(function: Callable[..., Any], input: Any, other: Any) -> Any:
     if len(pair) > 1 or any(bool(_is_minus_infinity(-side).any()) for side in (input, other)):
         return -maximum(function, -input, -other)
     if (bound := _number(input, other)) is not None:
-        return torch.clamp(pair[0], max=bound)  # type: ignore[call-overload]
+        return torch.clamp(pair[0], max=bound)
     return input - torch.relu(input - other)
 
 
@@ -110,7 +111,7 @@ def _raised_padding(x: Any, other: Any) -> Any:
     floor = other
     if isinstance(other, GaussianTensor):
         spread = other.variances.clamp(min=0).sqrt().reshape(other.loc.shape)
-        spread = spread.movedim(0, other.batch_at) if other.batch_at else spread
+        spread = other.batch_at.shown(spread)
         floor = other.shown - FAR * spread
     floor = torch.where(_is_minus_infinity(other), 0, floor)
     mean = x.shown if isinstance(x, GaussianTensor) else x
@@ -121,8 +122,8 @@ def _with_mean(x: Any, mean: Tensor) -> Any:
     """X with another mean."""
     if not isinstance(x, GaussianTensor):
         return mean
-    loc = mean.movedim(x.batch_at, 0) if x.batch_at else mean
-    return x.with_batch_at(0).moved(loc).with_batch_at(x.batch_at)
+    loc = x.batch_at.first(mean)
+    return x.with_batch_at(FIRST).moved(loc).with_batch_at(x.batch_at)
 
 
 def _is_minus_infinity(x: Any) -> Tensor:
@@ -143,7 +144,7 @@ def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
     if bool(wins.all()):
         return b, a
     chosen = (b.shown >= a.shown).detach()
-    return torch.where(chosen, b, a), torch.where(chosen, a, b)  # type: ignore[call-overload]
+    return torch.where(chosen, b, a), torch.where(chosen, a, b)
 
 
 def _by_carrier(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
@@ -241,7 +242,7 @@ def _extreme(
     if "axis" in kwargs:  # as numpy says it
         kwargs["dim"] = kwargs.pop("axis")
     other = kwargs.get("other", args[0] if args else None)
-    if isinstance(other, Tensor | GaussianTensor):
+    if isinstance(other, Tensor):
         return of_two(function, input, other)
     if other is None and "dim" not in kwargs:
         return over(function, input)
@@ -250,7 +251,7 @@ def _extreme(
 
 @rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
       torch.max_pool3d, kind=Kind.MAXIMUM, treatment=TOURNAMENT,
-      name="max_pool1d, max_pool2d, max_pool3d")  # fmt: skip
+      name="max_pool1d, max_pool2d, max_pool3d", batch=Batch.STEPWISE)  # fmt: skip
 def max_pool(
     function: Callable[..., Any],
     input: Any,
@@ -280,7 +281,9 @@ def _pooled(
     count = int(function.__name__[-2])
     kernel, step = _each(kernel_size, count), _each(stride or kernel_size, count)
     around, gap = _each(padding, count), _each(dilation, count)
-    shape = function(input.template, kernel, step, around, gap, ceil_mode).shape[-count:]
+    shape = function(
+        torch.empty(input.shape, device="meta"), kernel, step, around, gap, ceil_mode
+    ).shape[-count:]
     widths = []
     for d in range(count):
         needed = (shape[d] - 1) * step[d] + (kernel[d] - 1) * gap[d] + 1
@@ -307,7 +310,7 @@ _WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 @rule(*_WITH_INDICES, kind=Kind.MAXIMUM, treatment=TOURNAMENT,
-      name="max_pool1d, max_pool2d, max_pool3d")  # fmt: skip
+      name="max_pool1d, max_pool2d, max_pool3d", batch=Batch.STEPWISE)  # fmt: skip
 def max_pool_with_indices(
     function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
 ) -> Extreme:
@@ -318,7 +321,8 @@ def max_pool_with_indices(
 
 @rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, kind=Kind.MAXIMUM,
       treatment=TOURNAMENT,
-      name="adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d")  # fmt: skip
+      name="adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d",
+      batch=Batch.STEPWISE)  # fmt: skip
 def adaptive_max_pool(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -327,7 +331,7 @@ def adaptive_max_pool(
 ) -> Any:
     """Max pooling, one dimension after another where windows do not divide the input evenly."""
     count = int(function.__name__[-2])
-    shape = function(input.template, output_size).shape[-count:]
+    shape = function(torch.empty(input.shape, device="meta"), output_size).shape[-count:]
     whole = input.shape[-count:]
     if any(size % out for size, out in zip(whole, shape, strict=True)) and not return_indices:
         return commute_with_monotone(input, lambda x: _adaptive(x, shape))

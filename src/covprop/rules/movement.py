@@ -78,7 +78,13 @@ def _movement(*names: str) -> None:
          batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))(movement)  # fmt: skip
 
 
-@rule(F.interpolate, kind=Kind.LINEAR, treatment="exact", name="interpolate")
+def _getters(*names: str) -> list[Callable[..., Any]]:
+    """What torch calls attributes."""
+    return [getattr(Tensor, name).__get__ for name in names]
+
+
+@rule(F.interpolate, kind=Kind.LINEAR, treatment="exact", name="interpolate",
+      batch=Batch.ANYWHERE)  # fmt: skip
 def interpolate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Nearest neighbours move elements; the other modes are linear."""
     options = dict(zip(("input", "size", "scale_factor", "mode"), args, strict=False)) | kwargs
@@ -86,7 +92,8 @@ def interpolate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return (movement if nearest else affine)(function, *args, **kwargs)
 
 
-@rule(F.grid_sample, torch.grid_sampler, kind=Kind.LINEAR, treatment="exact", name="grid_sample")
+@rule(F.grid_sample, torch.grid_sampler, kind=Kind.LINEAR, treatment="exact", name="grid_sample",
+      batch=Batch.ANYWHERE)  # fmt: skip
 def grid_sample(
     function: Callable[..., Any], input: Any, grid: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -97,11 +104,11 @@ def grid_sample(
 
 
 @rule(Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, kind=Kind.MOVEMENT, treatment="exact",
-      name="expand_as, view_as, reshape_as", batch=Batch.ANYWHERE)  # fmt: skip
+      name="expand_as, view_as, reshape_as", batch=Batch.STEPWISE)  # fmt: skip
 def shaped_as(function: Callable[..., Any], x: Any, other: Any) -> Any:
     """Of the other tensor only the shape matters."""
-    like = other.loc if isinstance(other, GaussianTensor) else other
-    return movement(function, x, like) if isinstance(x, GaussianTensor) else function(x, like)
+    shape = tuple(other.shape)
+    return x.expand(shape) if function is Tensor.expand_as else x.reshape(shape)
 
 
 @rule(torch.atleast_1d, torch.atleast_2d, torch.atleast_3d, kind=Kind.MOVEMENT, treatment="exact",
@@ -123,6 +130,8 @@ _movement("unsqueeze")
 _movement("permute")
 _movement("transpose", "swapaxes", "swapdims")
 _movement("t")
+rule(*_getters("T", "mT"), kind=Kind.MOVEMENT, treatment="exact", name="t",
+     batch=Batch.ANYWHERE)(movement)  # fmt: skip
 _movement("movedim", "moveaxis")
 _movement("flip")
 _movement("fliplr")
@@ -188,7 +197,7 @@ def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTenso
     return GaussianTensor(loc, input.carrier.map(loc, torch.Tensor.detach), view_of=input)
 
 
-@rule(*_CONVERSIONS, kind=Kind.MOVEMENT, treatment="exact", batch=Batch.ANYWHERE,
+@rule(*_CONVERSIONS, Tensor.type, kind=Kind.MOVEMENT, treatment="exact", batch=Batch.ANYWHERE,
       name="to, type_as, float, double, cpu, cuda")  # fmt: skip
 def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """Change dtype or device of mean and covariance."""
@@ -196,8 +205,8 @@ def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
         return x.to(args[0].loc, *args[1:], **kwargs)
     others = [other.loc if isinstance(other, GaussianTensor) else other for other in args]
     loc = function(x.loc, *others, **kwargs)
-    if loc is x.loc:
-        return x
+    if loc is x.loc or isinstance(loc, str):  # x.type(), which asks for the name
+        return x if loc is x.loc else loc
     return GaussianTensor(loc, x.carrier.map(loc, lambda tensor: tensor.to(loc)))
 
 
@@ -233,9 +242,13 @@ _METADATA = spellings(
     "is_complex", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
     "new_full", "new_empty", "new_tensor", "result_type",
 )  # fmt: skip
+_ATTRIBUTES = _getters(
+    "is_cpu", "is_cuda", "is_meta", "is_mps", "is_nested", "is_quantized", "is_sparse", "itemsize",
+    "layout", "ndim",
+)  # fmt: skip
 
 
-@rule(*_METADATA, kind=Kind.CONSTANT, treatment="a constant",
+@rule(*_METADATA, *_ATTRIBUTES, kind=Kind.CONSTANT, treatment="a constant",
       name="zeros_like, ones_like, full_like", batch=Batch.STEPWISE)  # fmt: skip
 def metadata(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What depends only on shape, dtype and device is no Gaussian."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from covprop.errors import DropoutWarning, RandomDraws, UnsupportedOperation, warn_user
+from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.modules import in_modes
@@ -97,10 +98,12 @@ def dropout(
     if not kwargs.get("train", training) or p == 0:
         return input
     dims = _masked_dims(function, input.dim())
-    if input.batch_at and dims < input.dim():
+    if input.batch_at != FIRST and dims < input.dim():
         raise batch_error(function, input)
     input.materialize()
-    result = _masked(input.with_batch_at(0), p, masked_dims=dims).with_batch_at(input.batch_at)
+    first = input.with_batch_at(FIRST)
+    dims += first.dim() - input.dim()
+    result = _masked(first, p, masked_dims=dims).with_batch_at(input.batch_at)
     if inplace:
         input.become(result)
         return input

@@ -16,10 +16,11 @@ from covprop.errors import (
     UnsupportedOperation,
     name_of,
 )
+from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import affine, scaling
-from covprop.rules.operands import the_gaussian
+from covprop.rules.operands import batch_error, the_gaussian
 from covprop.rules.smooth import WITHIN, delta, groups_of, lengths, normalised
 
 MATRIX = 2
@@ -48,7 +49,8 @@ def var(
     return squares.sum(dims, keepdim=keepdim) * (1 / max(count, 0) if count > 0 else math.nan)
 
 
-@rule(*spellings("std"), kind=Kind.SMOOTH, treatment=WITHIN, name="std")
+@rule(*spellings("std"), kind=Kind.SMOOTH, treatment=WITHIN, name="std",
+      batch=Batch.STEPWISE)  # fmt: skip
 def std(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """The length of what is left of the mean, over the root of a number."""
     x, dims, keepdim, count = _deviations(*args, **kwargs)
@@ -88,10 +90,10 @@ def _euclidean(
     scale: float = 1.0,
 ) -> GaussianTensor:
     """Lengths along dimensions."""
+    x.materialize()
     groups = groups_of(function, x, _arranged(dims), centred)
     kept = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
-    shape = torch.Size(kept[len(x.batch_shape) :])
-    return lengths(function, x, groups, shape, scale)
+    return lengths(function, x, groups, torch.Size(kept), [] if keepdim else dims, scale)
 
 
 def _arranged(dims: list[int]) -> Callable[[Tensor], Tensor]:
@@ -113,11 +115,21 @@ def _root(
 
     It is written out, because second derivatives of torch's own forbid a backward pass.
     """
+    x.materialize()
     if bool((written(x.loc) == 0).any()) and bool(x.variances.any()):
         raise OutsideDomain(
             f"{name_of(function)} is zero at the mean, where it is not smooth: the delta method "
             "does not hold there"
         )
+    return _written(function, written, x)
+
+
+def _written(
+    function: Callable[..., Any], written: Callable[..., Any], x: GaussianTensor
+) -> GaussianTensor:
+    """By the delta method, of a tensor whose batch comes first."""
+    if x.batch_at != FIRST:
+        raise batch_error(function, x)
     return delta(wraps(function)(written), x)
 
 
@@ -133,7 +145,8 @@ def _power(total: Tensor, exponent: float) -> Tensor:
 
 
 @rule(*spellings("norm"), torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm,
-      kind=Kind.SMOOTH, treatment=WITHIN, name="norm, linalg.norm")  # fmt: skip
+      kind=Kind.SMOOTH, treatment=WITHIN, name="norm, linalg.norm",
+      batch=Batch.STEPWISE)  # fmt: skip
 def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Euclidean and Frobenius norms, and the other smooth ones of vectors."""
     x = the_gaussian(function, args, kwargs)
@@ -157,7 +170,7 @@ def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTen
     return _root(function, lambda y: _length(y, power, dim, keepdim), x)
 
 
-@rule(F.normalize, kind=Kind.SMOOTH, treatment=WITHIN, name="normalize")
+@rule(F.normalize, kind=Kind.SMOOTH, treatment=WITHIN, name="normalize", batch=Batch.STEPWISE)
 def normalize(
     function: Callable[..., Any],
     input: GaussianTensor,
@@ -173,15 +186,16 @@ def normalize(
     def written(x: Tensor) -> Tensor:
         return x / _length(x, p, dim, keepdim=True).clamp(min=eps)
 
-    return delta(wraps(function)(written), input)
+    return _written(function, written, input)
 
 
 def _unit(
     function: Callable[..., Any], x: GaussianTensor, dims: list[int], eps: float
 ) -> GaussianTensor:
     """Over its length, which has to be far above what torch takes at least for it."""
+    x.materialize()
     groups = groups_of(function, x, _arranged(dims))
-    squares = x.loc.detach().square() + x.variances.detach().reshape(x.shape)
+    squares = x.loc.detach().square() + x.variances.detach().reshape(x.loc.shape)
     size = squares.double().flatten(len(x.batch_shape))[..., groups.index].sum(-1)
     if bool(((size > 0) & (size < (CLEAR * eps) ** 2)).any()):
         raise UnsupportedOperation(
@@ -338,58 +352,43 @@ def _of_channels(x: GaussianTensor, values: Tensor | None) -> Tensor | None:
     return None if values is None else values.reshape(-1, *(1,) * (x.dim() - 2))
 
 
-def _batch_norm(
-    input: GaussianTensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    eps: float,
-) -> GaussianTensor:
-    """In evaluation an affine map of each channel; training would need the batch's moments."""
-    if training or running_mean is None or running_var is None:
-        raise UnsupportedOperation(
-            "batch norm in training mode would use the statistics of the batch; call model.eval(), "
-            "and keep its running statistics"
-        )
-    centred = (torch.zeros_like(running_mean), running_var, weight, None, False, 0.0, eps)
+def _batch_norm(*names: str) -> Callable[..., GaussianTensor]:
+    """The rule of batch norm with these arguments: an affine map of each channel.
+
+    In training mode it would need the moments of the batch.
+    """
+
+    def centred(name: str, value: Any) -> Any:
+        if name == "running_mean":
+            return torch.zeros_like(value)
+        return None if name == "bias" else value
 
     def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args[0], *centred), kwargs
+        kept = tuple(centred(*pair) for pair in zip(names, args, strict=False))
+        return kept, {name: centred(name, value) for name, value in kwargs.items()}
 
-    parameters = (running_mean, running_var, weight, bias, False, 0.0, eps)
-    return scaling(F.batch_norm, input, *parameters, strip=strip)
+    def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        statistics = given.get("running_mean"), given.get("running_var")
+        if given.get("training", False) or any(one is None for one in statistics):
+            raise UnsupportedOperation(
+                "batch norm in training mode would use the statistics of the batch; call "
+                "model.eval(), and keep its running statistics"
+            )
+        return scaling(function, *args, strip=strip, **kwargs)
 
-
-@rule(F.batch_norm, kind=Kind.LINEAR, treatment="exact (evaluation mode)", name="batch_norm")
-def functional_batch_norm(
-    function: Callable[..., Any],
-    input: GaussianTensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> GaussianTensor:
-    """torch.nn.functional's order of arguments."""
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)
+    return body
 
 
-@rule(torch.batch_norm, kind=Kind.LINEAR, treatment="exact (evaluation mode)", name="batch_norm")
-def torch_batch_norm(
-    function: Callable[..., Any],
-    input: GaussianTensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> GaussianTensor:
-    """torch's own order of arguments."""
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, eps)
+_BATCH_NORMS: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training"),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
+}
+for _function, _names in _BATCH_NORMS.items():
+    rule(
+        _function,
+        kind=Kind.LINEAR,
+        treatment="exact (evaluation mode)",
+        name="batch_norm",
+        batch=Batch.ANYWHERE,
+    )(_batch_norm(*_names, "momentum", "eps", "cudnn_enabled"))

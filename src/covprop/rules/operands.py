@@ -11,7 +11,7 @@ from torch import Tensor
 from covprop.errors import BatchDimensionError, MomentOverflow, UnsupportedOperation, name_of
 from covprop.flow.carrier import Carrier
 from covprop.flow.nests import instances, map_leaves
-from covprop.flow.tensor import GaussianTensor, dispatch
+from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
 from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import SUMMATION_ORDER
 
@@ -82,7 +82,7 @@ def fill(nest: Any, value: Callable[[Slot], Any]) -> Any:
 
 def without_constants(nest: Any) -> Any:
     """A copy of the arguments with every plain tensor at zero."""
-    return _replace(nest, Tensor, torch.zeros_like)
+    return map_leaves(nest, lambda leaf: torch.zeros_like(leaf) if is_plain(leaf) else leaf)
 
 
 def _replace(nest: Any, kind: type, value: Callable[[Any], Any]) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covprop.errors import UnsupportedOperation
 from covprop.flow.algebra import Recurrence
+from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.operands import batch_error, gaussians
@@ -259,7 +260,7 @@ def repeated(
     """By the carrier, (batch, any) to (batch, any), or one step after another."""
     del parameters  # a plan asks whether they have gradients
     vector.materialize()
-    if vector.batch_shape and vector.batch_at:
+    if vector.batch_at != FIRST:
         raise batch_error(function, vector)
     made = vector.carrier.recurrent(vector.loc, recurrence)
     return one_by_one() if made is None else GaussianTensor(*made)

@@ -10,7 +10,8 @@ dependence is that of the expected slope.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,7 +123,8 @@ def _check_linear(
         )
 
 
-@rule(*spellings("reciprocal"), kind=Kind.SMOOTH, treatment=APPROXIMATE, name="reciprocal")
+@rule(*spellings("reciprocal"), kind=Kind.SMOOTH, treatment=APPROXIMATE, name="reciprocal",
+      batch=Batch.ANYWHERE)  # fmt: skip
 def reciprocal(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """1 / x for x that stays away from zero: elsewhere it has no moments."""
     if bool((_distance(input) < AWAY_FROM_ZERO).any()):
@@ -130,17 +132,30 @@ def reciprocal(function: Callable[..., Any], input: GaussianTensor) -> GaussianT
             "division by a Gaussian has no finite moments where it may be zero, and here its mean "
             f"is within {AWAY_FROM_ZERO:g} standard deviations of it; bound the divisor first"
         )
-    return delta(torch.reciprocal, input)
+    return delta(function, input)
 
 
 @rule(*spellings("sqrt", "rsqrt", "log"), kind=Kind.SMOOTH, treatment=APPROXIMATE,
-      name="sqrt, rsqrt, log")  # fmt: skip
+      name="sqrt, rsqrt, log", batch=Batch.ANYWHERE)  # fmt: skip
 def of_positive(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
     """Functions of positive numbers, for x that stays away from zero."""
     if bool(((_distance(input) < AWAY_FROM_ZERO).reshape(input.shape) | (input.loc < 0)).any()):
         raise OutsideDomain(
             f"{name_of(function)} is defined for positive numbers, and here a mean is within "
             f"{AWAY_FROM_ZERO:g} standard deviations of zero or below; bound its argument first"
+        )
+    return delta(function, input)
+
+
+@rule(*spellings("asin", "arcsin", "acos", "arccos"), kind=Kind.SMOOTH, treatment=APPROXIMATE,
+      name="asin, acos", batch=Batch.ANYWHERE)  # fmt: skip
+def of_cosine(function: Callable[..., Any], input: GaussianTensor) -> GaussianTensor:
+    """Angles of numbers between -1 and 1, for x that stays between them."""
+    stddev = input.variances.detach().clamp(min=0).sqrt().reshape(input.loc.shape)
+    if bool((input.loc.detach().abs() + AWAY_FROM_ZERO * stddev > 1).any()):
+        raise OutsideDomain(
+            f"{name_of(function)} is defined from -1 to 1, and here a mean is within "
+            f"{AWAY_FROM_ZERO:g} standard deviations of an end or beyond; bound its argument first"
         )
     return delta(function, input)
 
@@ -174,7 +189,7 @@ def groups_of(
     size = max(1, x.event_shape.numel())
     places = torch.arange(math.prod((*batch, *x.event_shape)), device=x.device)
     places = places.reshape(*batch, *x.event_shape)
-    rows = arrange(places.movedim(0, x.batch_at) if x.batch_at else places)
+    rows = arrange(x.batch_at.shown(places))
     owner = rows // size
     if bool((owner != owner[:, :1]).any()):
         raise batch_error(function, x)
@@ -205,14 +220,16 @@ def lengths(
     x: GaussianTensor,
     groups: Groups,
     shape: torch.Size,
+    dropped: Sequence[int] = (),
     factor: float = 1.0,
 ) -> GaussianTensor:
-    """factor * |z| of every group z; shape: that of the result's event."""
+    """factor * |z| of every group z; shape: of the result, without the dropped dimensions."""
     check_finite(function, x)
-    shape = torch.Size((*x.batch_shape, *shape))
+    at = replace(x.batch_at, dim=x.batch_at.dim - sum(d < x.batch_at.dim for d in dropped))
+    shape = at.first(torch.empty(shape, device="meta")).shape if x.batch_shape else shape
     moments = x.carrier.lengths(x.loc.new_empty(()).expand(shape), groups, x.flat, factor)
     _warn(function, moments.extra[..., None], moments.variance[..., None])
-    return GaussianTensor(moments.mean.to(x.dtype).reshape(shape), moments.carrier)
+    return GaussianTensor(moments.mean.to(x.dtype).reshape(shape), moments.carrier, batch_at=at)
 
 
 @torch.no_grad()
@@ -230,5 +247,5 @@ def _warn(function: Callable[..., Any], extra: Tensor, variance: Tensor) -> None
 def _of_event(x: GaussianTensor, value: Tensor | float) -> Tensor:
     """A number for each element of the flat event, of what the model would broadcast."""
     value = torch.as_tensor(value, dtype=torch.float64, device=x.device).expand(x.shape)
-    value = value.movedim(x.batch_at, 0) if x.batch_at else value
+    value = x.batch_at.first(value)
     return value[(0,) * len(x.batch_shape)].reshape(-1)

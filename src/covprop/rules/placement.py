@@ -1,0 +1,159 @@
+"""Elements of two tensors put together, or added up, at constant places: linear in both."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covprop.activations import in_place_spellings, spellings
+from covprop.errors import UnsupportedOperation, name_of
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor, dispatch
+from covprop.rules.affine import EXACT, affine, scaling, without_terms
+from covprop.rules.joint import join
+from covprop.rules.operands import batch_error, gaussians
+
+
+def linear_in_both(
+    call: Callable[[Any, Any], Any], first: Any, second: Any, elementwise: bool = True
+) -> GaussianTensor:
+    """A function that is linear in two arguments together, of which constants are offsets."""
+    if len(gaussians((first, second), {})) > 1:
+        return join(call, (first, second), {})
+    return (scaling if elementwise else affine)(call, first, second, strip=without_terms)
+
+
+def _of_two(
+    *names: str, ends: tuple[str, str], elementwise: bool = False
+) -> Callable[..., GaussianTensor]:
+    """The rule of a function of these arguments, linear in two; the others are constants."""
+
+    def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        both = given.pop(ends[0]), given.pop(ends[1])  # which what outlives this may not hold
+        _check_constant(function, given)
+        order, named = names[: len(args)], tuple(kwargs)
+
+        @wraps(function)
+        def call(first: Any, second: Any) -> Any:  # in the order that the function was given them
+            now = given | {ends[0]: first, ends[1]: second}
+            return function(*(now[name] for name in order), **{name: now[name] for name in named})
+
+        return linear_in_both(call, *both, elementwise=elementwise)
+
+    return body
+
+
+def _check_constant(function: Callable[..., Any], given: dict[str, Any]) -> None:
+    if gaussians(given.values(), {}):
+        raise UnsupportedOperation(
+            f"{name_of(function)} takes places, or a condition, that are random here: a Gaussian "
+            "cannot be a condition or an index, as its value is not known"
+        )
+
+
+def _choice(*names: str) -> Callable[..., GaussianTensor]:
+    return _of_two(*names, ends=("input", "other"), elementwise=True)
+
+
+rule(torch.where, kind=Kind.LINEAR, treatment=EXACT, name="where", batch=Batch.ANYWHERE)(
+    _choice("condition", "input", "other")
+)
+rule(Tensor.where, kind=Kind.LINEAR, treatment=EXACT, name="where", batch=Batch.ANYWHERE)(
+    _choice("input", "condition", "other")
+)
+
+
+@rule(*spellings("masked_fill"), kind=Kind.LINEAR, treatment=EXACT, name="masked_fill",
+      batch=Batch.STEPWISE, in_place=in_place_spellings("masked_fill"))  # fmt: skip
+def masked_fill(function: Callable[..., Any], input: Any, mask: Any, value: Any) -> Any:
+    """A value where a constant mask is set."""
+    return torch.where(mask, value, input)
+
+
+def _added(name: str, *names: str) -> None:
+    """One line: a function that adds a source to a tensor at constant places."""
+    rule(*spellings(name), kind=Kind.LINEAR, treatment=EXACT, name=name, batch=Batch.ANYWHERE,
+         in_place=in_place_spellings(name))(
+        _of_two("input", *names, ends=("input", names[-1]))
+    )  # fmt: skip
+
+
+_added("index_add", "dim", "index", "source")
+_added("scatter_add", "dim", "index", "src")
+
+
+def with_items(input: Tensor, index: Any, value: Any) -> Tensor:
+    """A copy of a tensor with other elements at an index: what `input[index] = value` makes."""
+    result = input.clone()
+    result[index] = value
+    return result
+
+
+def _placed(*functions: Callable[..., Any], names: tuple[str, ...], name: str) -> None:
+    """One line: a function that puts elements of its last argument at constant places.
+
+    Run on numbers, it tells which element goes where: one of those that a place is given twice.
+    """
+    last = names[-1]
+
+    @rule(*functions, kind=Kind.LINEAR, treatment=EXACT, name=name, batch=Batch.ANYWHERE,
+          in_place=in_place_spellings(name))  # fmt: skip
+    def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        name_of_source = "value" if "value" in given else last
+        input, source = given.pop("input"), given.pop(name_of_source)
+        _check_constant(function, given)
+        x = gaussians((input, source), {})[0]
+
+        def call(first: Any, second: Any) -> Tensor:
+            now = given | {"input": first, name_of_source: second}
+            result: Tensor = function(
+                *(now[name] for name in names[: len(args)]), **{name: now[name] for name in kwargs}
+            )
+            return result
+
+        like = input.loc if isinstance(input, GaussianTensor) else input
+        nothing = torch.full_like(like, -1, dtype=torch.long)
+        if not isinstance(source, Tensor):
+            return torch.where(call(nothing, 0) == 0, source, input)
+        numbers = torch.arange(source.numel(), device=source.device)
+        held = source.loc if isinstance(source, GaussianTensor) else source
+        origin = call(nothing, numbers.reshape(held.shape))
+        kept = input if isinstance(input, GaussianTensor) else call(input, torch.zeros_like(held))
+        return torch.where(origin >= 0, _taken(function, source, origin, x.batch_shape), kept)
+
+
+def _taken(function: Callable[..., Any], source: Any, origin: Tensor, batch: torch.Size) -> Any:
+    """Elements of a source by their numbers, those below zero being any."""
+    if not isinstance(source, GaussianTensor):
+        return source.reshape(-1)[origin.clamp(min=0)]
+    size, count = source.event_shape.numel(), batch.numel()
+    rows = origin.reshape(count, -1)
+    owner = torch.arange(count, device=rows.device)[:, None]
+    if bool(((rows >= 0) & (rows // max(1, size) != owner)).any()):
+        raise batch_error(function, source)
+    index = (rows % max(1, size)).reshape(*batch, -1)
+    return torch.gather(source.reshape(*batch, size), len(batch), index).reshape(origin.shape)
+
+
+_placed(*spellings("index_copy"), names=("input", "dim", "index", "source"), name="index_copy")
+_placed(*spellings("scatter"), names=("input", "dim", "index", "src"), name="scatter")
+_placed(*spellings("masked_scatter"), names=("input", "mask", "source"), name="masked_scatter")
+_placed(with_items, names=("input", "index", "value"), name="__setitem__")
+
+
+@rule(Tensor.__setitem__, kind=Kind.LINEAR, treatment=EXACT, name="__setitem__",
+      batch=Batch.STEPWISE)  # fmt: skip
+def set_item(function: Callable[..., Any], input: Any, index: Any, value: Any) -> None:
+    """Elements at a constant index become others; a boolean mask may be the index."""
+    if not isinstance(input, GaussianTensor):
+        raise UnsupportedOperation(
+            "x[index] = value would write a Gaussian into a plain tensor; put the parts together "
+            "with torch.cat or torch.where"
+        )
+    for tensor in gaussians((input, value), {}):
+        tensor.evaluate()
+    input.become(dispatch(with_items, (input, index, value), {}))
