@@ -84,8 +84,10 @@ def test_the_compiler_is_back_when_the_last_thread_has_left() -> None:
 NEW_PROCESS = """
 import sys
 import covprop as cp
-assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
 import torch
+network = torch.nn.Sequential(torch.nn.Linear(20, 9), torch.nn.GELU(), torch.nn.Linear(9, 2))
+cp.propagate(network.eval(), cp.Gaussian.isotropic(torch.ones(20), stddev=0.1))
+assert "torch._dynamo" not in sys.modules, "imported for models that are not compiled"
 cp.propagate(lambda x: torch.softmax(x, -1), cp.Gaussian.isotropic(torch.ones(2), stddev=0.1))
 late = {"bayes", "robustness", "diagnostics", "report", "cli"}
 early = [name for name in sys.modules if name.startswith("covprop.") and name.split(".")[1] in late]

@@ -10,6 +10,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class EagerMode(TorchDispatchMode):
+    """A dispatch mode of code that is not compiled.
+
+    For others torch imports its compiler when they are first used, which takes 1.5 seconds.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def module_names(module: object) -> dict[int, str]:

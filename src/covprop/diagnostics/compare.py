@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.diagnostics.comparison import Agreement, Comparison, ComparisonRow, Reference
 from covprop.errors import CovpropError, approximations_ignored
@@ -35,6 +34,7 @@ from covprop.methods import (
 )
 from covprop.methods.control import MIN_SAMPLES
 from covprop.methods.progress import StageBar
+from covprop.modules import EagerMode
 from covprop.propagate import plan, propagate
 
 METHODS: tuple[Method, ...] = (
@@ -265,7 +265,7 @@ class Footprint(NamedTuple):
 
 
 @final
-class PeakTensors(TorchDispatchMode):
+class PeakTensors(EagerMode):
     """Counts the bytes of new tensors, each storage once, without a kernel's own workspace."""
 
     def __init__(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar, final
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.carriers import Work
 from covprop.covariance import Covariance
@@ -31,7 +30,7 @@ from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.normal import is_finite
 from covprop.methods.plan import Step
-from covprop.modules import eagerly, in_modes, path_of, raising_module
+from covprop.modules import EagerMode, eagerly, in_modes, path_of, raising_module
 
 Result = TypeVar("Result")
 
@@ -295,7 +294,7 @@ class _Watch(TorchFunctionMode):
         return result
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(EagerMode):
     """Sees whether an operator that may draw has done so."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

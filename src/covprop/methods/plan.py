@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from covprop.carriers.ledger import Event, Ledger, Work, in_all
 from covprop.errors import OutsideDomain, UnsupportedOperation, name_of
@@ -20,7 +19,7 @@ from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.table import TABLE, Batch, Kind
 from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.gaussian import Gaussian
-from covprop.modules import module_names, running_module
+from covprop.modules import EagerMode, module_names, running_module
 from covprop.text_table import Table, in_bytes, in_seconds
 
 TYPICAL = Work(
@@ -279,7 +278,7 @@ class Planner:
             self.steps.append(Step(module, name, shape, carrier.size, held, peak, work))
 
 
-class WorkCounter(TorchDispatchMode):
+class WorkCounter(EagerMode):
     """Counts floating-point operations, about: of matrix products and convolutions, and numbers.
 
     torch's own counter imports a compiler.
