@@ -57,8 +57,12 @@ class GaussianTensor(Tensor):
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
     @staticmethod
-    def __new__(cls, loc: Tensor, *_: Any, **__: Any) -> "GaussianTensor":
+    def __new__(
+        cls, loc: Tensor, carrier: Carrier, view_of: "GaussianTensor | None" = None,
+        batch_at: Position = FIRST,
+    ) -> "GaussianTensor":  # fmt: skip
         """A tensor for torch, which has a dtype and a device but no memory."""
+        del carrier, view_of, batch_at
         return Tensor._make_wrapper_subclass(cls, loc.shape, dtype=loc.dtype, device=loc.device)
 
     def __init__(
