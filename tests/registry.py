@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
+import covprop.bayes  # its layers' rule is of the library: not to be forgotten with what follows
 from covprop.flow.table import TABLE
+
+assert covprop.bayes.random_weights
 
 WITHOUT_RULE = torch.logcumsumexp
 """A torch function of a tensor and a dimension that has no rule: another, once it has one."""
