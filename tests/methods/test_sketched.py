@@ -721,3 +721,19 @@ def test_what_has_been_released_is_not_looked_at_again(monkeypatch: pytest.Monke
     propagate(long, cp.Gaussian.isotropic(torch.zeros(4), stddev=0.1), cp.Sketched(4, replicates=1))
     assert len(looked) >= 30
     assert max(looked) <= 4
+
+
+def test_outputs_that_are_copies_have_a_semidefinite_covariance() -> None:
+    """Without the repair, the lowest eigenvalue is -1e-3 of the largest, which a note tells."""
+    torch.manual_seed(0)
+    x = cp.Gaussian.isotropic(torch.randn(6, dtype=D), stddev=1.0)
+
+    def copies(x: Any) -> Any:
+        return F.elu(torch.cat([x, x * 1.01], -1))
+
+    y = propagate(copies, x, cp.Sketched(64, generator=torch.Generator().manual_seed(1)))
+    lowest, largest = torch.linalg.eigvalsh(y.covariance_matrix)[[0, -1]]
+    assert lowest >= -12 * torch.finfo(D).eps * largest
+    assert any("eigenvalues of the sketched covariance" in note for note in y.notes)
+    within = (y.variance - propagate(copies, x).variance).abs()
+    assert (within <= 5 * y.covariance_stderr.diagonal() + 1e-12).all()

@@ -13,6 +13,7 @@ from covprop.carriers.sketch import SharedSigns
 from covprop.carriers.sketched_activations import ORDERS
 from covprop.carriers.tangents import PlannedTangents
 from covprop.covariance import Dense
+from covprop.covariance.semidefinite import EXACT_CHECK, nearest_semidefinite
 from covprop.errors import TooLarge
 from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
 from covprop.flow.nests import leaves, map_leaves
@@ -28,6 +29,11 @@ QUARTERS = 4
 """Into which tangents are divided: halves for the outputs, halves of these for the tangents."""
 WORTH_A_PLAN = 2**20
 """Numbers in the tangents of the inputs from which memory is planned."""
+
+INDEFINITE = (
+    "eigenvalues of the sketched covariance down to -{:.1e} of the largest were set to zero, as "
+    "tangents are few for outputs so correlated"
+)
 
 
 @final
@@ -236,7 +242,12 @@ def _average(results: Sequence[Gaussian], method: Method, tangents: int) -> Gaus
     if len(results) > 1:
         error = SamplingError(tangents, means.std(0) / root, matrices.std(0) / root)
     notes = dict.fromkeys(note for y in results for note in y.notes)
+    matrix = matrices.mean(0)
+    if matrix.shape[-1] <= EXACT_CHECK:
+        matrix, lowest = nearest_semidefinite(matrix)
+        if lowest < 0:
+            notes[INDEFINITE.format(-lowest)] = None
     return Gaussian(
-        means.mean(0), matrices.mean(0), validate_args=False, method=method, sampling=error,
+        means.mean(0), matrix, validate_args=False, method=method, sampling=error,
         notes=tuple(notes),
     )  # fmt: skip
