@@ -27,7 +27,9 @@ def unsupported_dtype(tensor: Tensor) -> str:
 def check_tensors(mean: object, covariance: object, name: str = "covariance") -> None:
     """Types, dtypes and devices of a mean and something else of this name."""
     if not isinstance(mean, Tensor):
-        raise InvalidGaussian(f"the mean must be a tensor, not {type(mean).__name__}")
+        raise InvalidGaussian(
+            f"the mean must be a tensor, not {type(mean).__name__}; torch.as_tensor(mean) makes one"
+        )
     if is_distributed(mean):
         raise InvalidGaussian("the mean is whole on every process; use mean.full_tensor()")
     if not isinstance(covariance, Tensor | Covariance):

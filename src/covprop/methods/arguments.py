@@ -87,7 +87,8 @@ def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
         raise ValueError(
             f"the model's parameters are {_names(dtypes)} and "
             + ("covprop computes in float32 or float64; convert the model with .float()" if half
-               else f"the Gaussian is {x.dtype}; convert one with .to(dtype)")
+               else f"the Gaussian is {x.dtype}; convert one, the Gaussian with "
+               f".to({_names(dtypes)}) or the model with .to({x.dtype})")
         )  # fmt: skip
     if devices and x.device not in devices:
         raise ValueError(

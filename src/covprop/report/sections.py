@@ -126,8 +126,8 @@ def outputs_section(y: Gaussian, choice: Selection, sampled: Gaussian | None) ->
             "its mean and covariance."
         )
     body = paragraph(
-        "Each output is a Gaussian: half of its values fall in the thick bar, 95 of 100 in the "
-        "thin one.",
+        f"Each output is taken as a {'Gaussian' if y.skewness is None else 'skewed Gaussian'}: "
+        "half of its values fall in the thick bar, 95 of 100 in the thin one.",
         mixture,
         "Orange is what sampling found." if sampled is not None else "",
         choice.note,
