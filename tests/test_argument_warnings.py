@@ -50,9 +50,9 @@ class Weighted(nn.Module):
 
 class Failing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(x, Tensor):
+        if type(x) is Tensor:
             raise RuntimeError("plain tensors are not for me")
-        return x + 1  # type: ignore[unreachable]
+        return x + 1
 
 
 class Drawing(nn.Module):

@@ -163,7 +163,7 @@ def test_methods_are_taken_by_name_wherever_one_is_taken() -> None:
     by_name, expected = (cp.propagate(MODEL, X, method=m) for m in ("cumulants", cp.Cumulants()))
     assert torch.equal(by_name.mean, expected.mean)
     assert by_name.method == cp.Cumulants()
-    assert str(cp.plan(MODEL, X, method="series")) == str(cp.plan(MODEL, X, method=cp.Series()))
+    assert cp.plan(MODEL, X, method="series").steps == cp.plan(MODEL, X, method=cp.Series()).steps
     assert cp.joint(MODEL, X, "linearized").method == cp.Linearized()
     assert cp.trace(MODEL, X, method="series:4").output.method == cp.Series(order=4)
     by_name = cp.robustness.sensitivity(MODEL, X, method="series")

@@ -165,3 +165,16 @@ def test_several_outputs_have_errors_of_their_own() -> None:
 )  # fmt: skip
 def test_shares_are_printed_in_two_digits(share: float, text: str) -> None:
     assert in_percent(share) == text
+
+
+@pytest.mark.parametrize("stddev", [0.0, 0.1])
+def test_a_constant_output_has_no_error(stddev: float) -> None:
+    """It is rounded, and has no deviation that the rounding could be counted in."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))
+    model.eval().requires_grad_(requires_grad=False)
+    model[2].weight[1] = 0  # type: ignore[index, operator]
+    y = cp.propagate(model, cp.Gaussian.isotropic(torch.randn(3), stddev=stddev))
+    assert y.error is not None
+    assert y.error.mean[1] == y.error.stddev[1] == 0
+    assert y.error.largest < 0.01

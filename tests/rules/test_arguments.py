@@ -63,7 +63,7 @@ def test_arguments_may_be_named(name: str) -> None:
 
 OTHER_NAMES = {
     "torch.where", "torch.Tensor.where", "torch.Tensor.__rdiv__", "torch.Tensor.__rpow__",
-    "torch.layer_norm",
+    "torch.layer_norm", "torch.topk", "torch.Tensor.topk", "torch.Tensor.__setitem__",
 }  # fmt: skip
 """Of these torch's table for tests has names that torch itself does not take."""
 STATES = {"torch.lstm", "torch.gru", "torch.rnn_tanh", "torch.rnn_relu"}

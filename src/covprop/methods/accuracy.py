@@ -214,8 +214,7 @@ class Estimator:
     def by_rounding(self, found: Sequence[Gaussian]) -> list[ErrorEstimate]:
         """What of errors is rounding, which no order and no more points make smaller.
 
-        That of evaluations, about, where it is known; the mean of layers is computed in as many
-        steps.
+        That of evaluations, where it is known; layers take as many steps. Constants have no error.
         """
         network = self.network
         known = network is not None and len(network.outputs) == len(found)
@@ -223,7 +222,8 @@ class Estimator:
         for place, y in enumerate(found):
             bits = network.rounding_of(place, y) if network is not None and known else 0.0
             own = ROUNDINGS * torch.finfo(y.dtype).eps * y.mean.detach().double().abs()
-            floor = quotient(own + bits, y.stddev.detach().double()).to(y.dtype)
+            stddev = y.stddev.detach().double()
+            floor = quotient(torch.where(stddev > 0, own + bits, 0), stddev).to(y.dtype)
             floors.append(ErrorEstimate(floor, floor, "from rounding"))
         return floors
 

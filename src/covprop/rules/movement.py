@@ -238,9 +238,9 @@ composes([*_COPIES, *_CONVERSIONS, *_DETACH], _still_pending)
 
 
 _METADATA = spellings(
-    "numel", "nelement", "ndimension", "is_contiguous", "stride", "get_device", "is_floating_point",
-    "is_complex", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
-    "new_full", "new_empty", "new_tensor", "result_type",
+    "numel", "nelement", "dim", "ndimension", "size", "is_contiguous", "stride", "get_device",
+    "is_floating_point", "is_complex", "zeros_like", "ones_like", "full_like", "empty_like",
+    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "result_type",
 )  # fmt: skip
 _ATTRIBUTES = _getters(
     "is_cpu", "is_cuda", "is_meta", "is_mps", "is_nested", "is_quantized", "is_sparse", "itemsize",
