@@ -148,15 +148,14 @@ class Network:
             first = (part[: len(near[0])].double() for part in values)
             self.rounding = tuple((part[1:] - part[0]).abs().amax(0) for part in first)
             return tuple(part[len(near[0]) :] for part in values)
+        if self._vectorised is None and self._takes_larger_batches():
+            self._many = self._in_one_batch
         if self._vectorised is not False:
             try:
                 with quiet():
                     found = self._many(points)
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
                 # vmap cannot do all that models do; a mistake of the model shows up once more.
-                if self._many == self._mapped and self._takes_larger_batches(points):
-                    self._many = self._in_one_batch
-                    return self.at(points)
                 self._vectorised = False
                 if self.at_once_only:
                     raise NotVectorised from error
@@ -172,7 +171,10 @@ class Network:
         return found
 
     def _in_one_batch(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The same with a larger batch: what vmap cannot do, such as recurrent layers."""
+        """The same with a larger batch: also what vmap cannot do, or does one by one.
+
+        Such as recurrent layers, and the fused layers of transformers.
+        """
         count, batch = len(points[0]), self.batch_shape[0]
         result = list(leaves(self.call(*(part.flatten(0, 1) for part in points))))
         values = []
@@ -184,16 +186,17 @@ class Network:
             values.append(rows.reshape(count, batch, output.event_shape.numel()))
         return tuple(values)
 
-    def _takes_larger_batches(self, points: Sequence[Tensor]) -> bool:
+    @torch.no_grad()
+    def _takes_larger_batches(self) -> bool:
         """Whether it does with one dimension of batch, and finds what it finds one by one."""
         if len(self.batch_shape) != 1 or self.draws:
             return False
-        two = [torch.stack([x.mean, part[-1]]) for x, part in zip(self.inputs, points, strict=True)]
+        two = [torch.stack([x.mean, x.mean + x.stddev]) for x in self.inputs]
         try:
             found = self._in_one_batch(two)
+            rows = zip(*(self(*point) for point in zip(*two, strict=True)), strict=True)
         except Exception:  # whatever a model has against another batch
             return False
-        rows = zip(*(self(*point) for point in zip(*two, strict=True)), strict=True)
         return all(
             torch.allclose(values, torch.stack(row), rtol=0, atol=_rounding(values))
             for values, row in zip(found, rows, strict=True)
