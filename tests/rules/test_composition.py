@@ -286,6 +286,32 @@ def test_copies_of_pending_functions_change_with_the_original_where_they_do_in_t
         assert torch.equal(propagate(function, x.isotropic(MEAN, stddev=0.0)).mean, function(MEAN))
 
 
+def test_a_value_at_one_place_counts_only_where_nothing_varies() -> None:
+    x = cp.Gaussian(torch.zeros(2, dtype=D), torch.diag(torch.tensor([0.0, 1.0], dtype=D)))
+    y = propagate(lambda x: torch.sign(x).abs(), x)
+    assert_close(y.mean, torch.tensor([0.0, 1.0], dtype=D))
+    assert_close(y.variance, torch.zeros(2, dtype=D))
+
+
+def test_a_function_in_a_wider_dtype_composes_with_its_argument() -> None:
+    """Cast back, its argument is the tensor that was cast, but for what changed in place since."""
+    x = cp.Gaussian(MEAN.float(), COVARIANCE.float())
+    y = propagate(lambda x: torch.tanh(x.double()).type_as(x) * x, x)
+    z = propagate(lambda x: torch.tanh(x) * x, x)
+    assert_close(y.mean, z.mean)
+    assert_close(y.covariance_matrix, z.covariance_matrix)
+
+    def changed(x: Any) -> Any:
+        first, wide = x + 0.0, x.double()
+        first_wide = first.double()
+        first.add_(1.0)
+        wide.mul_(2.0)
+        return first_wide.float() + wide.float()
+
+    assert_close(propagate(changed, x).mean, changed(x.mean))
+    assert_close(propagate(changed, x).stddev, 3 * x.stddev)
+
+
 def test_a_function_in_another_dtype_composes_with_what_follows() -> None:
     x = cp.Gaussian(MEAN.float(), COVARIANCE.float())
     y = propagate(lambda x: torch.relu(x.double()).to(x).square(), x)

@@ -246,12 +246,15 @@ def _piecewise(expression: Expression, knots: Sequence[float]) -> Activation:
     kept: list[tuple[float, float, float]] = []
     start = 0.0
     slopes = [pieces[0][2]]
-    for knot, left, right in zip(knots, pieces, pieces[1:], strict=False):
+    own = expression(torch.tensor(knots, dtype=torch.float64)).tolist()
+    for knot, value, left, right in zip(knots, own, pieces, pieces[1:], strict=False):
         ends = [value + slope * (knot - place) for place, value, slope in (left, right)]
         sizes = [abs(value) + abs(slope * (knot - place)) for place, value, slope in (left, right)]
         jump = ends[1] - ends[0]
         if abs(jump) <= rounding(JUMP, torch.float64) * max(sizes):
             jump = 0.0
+        if jump == 0 and abs(value - ends[0]) > rounding(JUMP, torch.float64) * max(sizes):
+            raise _NotInFamily  # a value of its own at one place, as |sign(0)|
         if jump == 0 and left[2] == right[2]:
             continue
         start = start if kept else ends[0]

@@ -6,6 +6,7 @@ without arithmetic, and stays as it is where the order does not change.
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -207,7 +208,29 @@ def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     loc = function(x.loc, *others, **kwargs)
     if loc is x.loc or isinstance(loc, str):  # x.type(), which asks for the name
         return x if loc is x.loc else loc
-    return GaussianTensor(loc, x.carrier.map(loc, lambda tensor: tensor.to(loc)))
+    narrower = _widened_from(x)
+    if narrower is not None and (narrower.dtype, narrower.device) == (loc.dtype, loc.device):
+        return narrower.alias()
+    result = GaussianTensor(loc, x.carrier.map(loc, lambda tensor: tensor.to(loc)))
+    if (x.dtype, loc.dtype) == (torch.float32, torch.float64):
+        result.carrier.narrower = ref(x), *_values(x), *_values(result)
+    return result
+
+
+def _values(x: GaussianTensor) -> tuple[Any, Any]:
+    """Weak references to the mean and the carrier, which an operation in place exchanges."""
+    return ref(x.loc), ref(x.carrier)
+
+
+def _widened_from(x: GaussianTensor) -> GaussianTensor | None:
+    """What was cast to a wider dtype: cast back it is itself, if both have not changed since."""
+    if x.is_pending or x.carrier.narrower is None:
+        return None
+    narrower, *known = (reference() for reference in x.carrier.narrower)
+    if narrower is None or narrower.is_pending:
+        return None
+    now = narrower.loc, narrower.carrier, x.loc, x.carrier
+    return narrower if all(a is b for a, b in zip(now, known, strict=True)) else None
 
 
 def _still_pending(
