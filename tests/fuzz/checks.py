@@ -12,6 +12,7 @@ from covprop.kernels.rounding import CANCELLATION
 from tests.fuzz.outcomes import Refusal, Wrong, compare
 from tests.fuzz.programs import JUMPS, accuracy
 from tests.fuzz.trial import (
+    CANCELLED,
     DRAWS,
     SAFETY,
     STEP,
@@ -29,8 +30,6 @@ ORDERS = 24, 48
 LACKING = 8.0
 """How much more than their difference the longer one may lack: coefficients at a kink fall so that
 it lacks half of that at a correlation of one, where they take turns in sign a few times that."""
-CANCELLED = 4.0
-"""Roundings of a function of torch that is a difference, relative to its terms."""
 BEGUN = 0.9
 """Of every deviation, what a series has at least."""
 SINGLE_OVER_DOUBLE = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps

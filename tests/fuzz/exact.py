@@ -15,6 +15,8 @@ REACH = 2.0
 SAMPLES, SELDOM = 2**14, 200
 MORE = 16
 """Times as many samples, to confirm what they say."""
+DRAWN = 16
+"""Choices of signs for what values on the way have of curvature."""
 SKETCHED = 0.7
 """Six standard errors of a sketch of 64 directions, relative to the deviations."""
 
@@ -82,10 +84,42 @@ def _linear_at(trial: Trial, noise: float) -> None:
         compare(f"mean at noise {noise:g}", y.mean.reshape(-1), values[0], 4 * rest + own * s)
     except Wrong:
         mean_rest, matrix_rest = rounding(trial, y, part, noise=noise, input=one)
+        rest = rest + carried(trial, mean, directions)
+        allowed = 4 * (torch.outer(s, rest) + torch.outer(rest, s) + torch.outer(rest, rest))
         allowed = allowed + own * torch.outer(s, s) + matrix_rest.reshape(expected.shape)
         compare(f"covariance at noise {noise:g}", found, expected, allowed)
         allowed = 4 * rest + own * s + mean_rest.reshape(-1)
         compare(f"mean at noise {noise:g}", y.mean.reshape(-1), values[0], allowed)
+
+
+def carried(trial: Trial, mean: Tensor, directions: Tensor) -> Tensor:
+    """What the curvature of values on the way does to the result, if it has any sign.
+
+    A kink at the mean takes the curvature of its argument for noise that may be on either side,
+    where the argument itself is on one: of min(x^2, x^4) at 0.
+    """
+    found: list[Tensor] = []
+
+    def bend(value: Tensor) -> Tensor:
+        here, ahead, behind = value[:1], *value[1:].chunk(2)
+        found.append((ahead + behind - 2 * here).abs().amax(0, keepdim=True) / 2)
+        return value
+
+    generator = torch.Generator().manual_seed(9)
+
+    def shifted(value: Tensor) -> Tensor:
+        size = found[len(seen)]
+        seen.append(size)
+        signs = torch.randint(0, 2, (DRAWN, *size.shape[1:]), generator=generator)
+        return value + size * (2 * signs - 1)
+
+    points = torch.cat([mean[None], mean + directions, mean - directions])
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        trial.program.build(torch.float64, bend)[0](points)
+        expected = trial.program.build(torch.float64)[0](mean[None])
+        values = trial.program.build(torch.float64, shifted)[0](mean.expand(DRAWN, *mean.shape))
+    return (values - expected).abs().amax(0).reshape(-1)
 
 
 def quadratic(trial: Trial) -> None:

@@ -259,11 +259,13 @@ def matrix_product(w: Writer, x: Value) -> Value | None:
 @operation(PRODUCT)
 def inner_product(w: Writer, x: Value) -> Value:
     y = partner(w, x, factor=True)
-    text = w.random.choice(
-        ["({0} * {1}).sum(-1, keepdim=True)", "torch.einsum('...i,...j->...i', {0}, {1})"]
-    )
-    shape = (*x.shape[:-1], 1) if text.startswith("(") else x.shape
-    return w.emit(text.format(x.name, y.name), shape, x, y, degree=_product(x, y))
+    text = w.random.choice(["the sum of products", "torch.einsum('...i,...j->...i', {0}, {1})"])
+    if text.startswith("torch"):
+        return w.emit(text.format(x.name, y.name), x.shape, x, y, degree=_product(x, y))
+    terms = w.fresh("v")  # a value of its own, as terms may cancel
+    w.line(f"{terms} = {x.name} * {y.name}", terms)
+    total = f"{terms}.sum(-1, keepdim=True)"
+    return w.emit(total, (*x.shape[:-1], 1), x, y, degree=_product(x, y))
 
 
 @operation(PRODUCT, 0.7)

@@ -32,6 +32,8 @@ SAFETY = 64.0
 STEP = 2.0**-22
 """Relative size of the changes that sensitivities are measured with, in float64."""
 DRAWS = 2
+CANCELLED = 4.0
+"""Roundings of a function of torch that is a difference, relative to its terms."""
 LEAST = torch.finfo(torch.float32).tiny
 
 
@@ -220,10 +222,11 @@ def rounding(
     single = torch.finfo(torch.float32)
     smallest = single.tiny if part >= single.eps else torch.finfo(torch.float64).tiny
     blurred = Blurred(trial, x, noise, smallest)
+    layerwise = isinstance(trial.method, LayerwiseMethod)
     # Two opposite changes: what is rounding alone is then on both sides of a kink at zero.
     for step in (STEP, -STEP):
         blurred.change = perturbed(torch.Generator().manual_seed(7), step)
-        if isinstance(trial.method, LayerwiseMethod):
+        if layerwise:
             z = trial.run_blurred(blurred, noise, x)
         else:
             z = trial.run(noise=noise, input=x, watch=blurred.change)
@@ -234,11 +237,29 @@ def rounding(
         change = torch.maximum(change, difference.abs())
     factor = SAFETY * part / STEP
     own = SAFETY * part
+    # A derivative of torch that is a difference is wrong by roundings of its terms, which are 1.
+    slope = 0.0 if layerwise else CANCELLED * part * _widest(trial, x, noise)
     mean_allowed = factor * mean_change.amax(-1, keepdim=True) + own * (flat_mean(y).abs() + s)
     # float32 has no numbers below LEAST; a derivative that cancels has an error of its own
     least = LEAST + part**2 * max(blurred.variances)
     rest = own * s[..., :, None] * s[..., None, :] + least
+    rest = rest + slope * (s[..., :, None] + s[..., None, :]) + slope**2
     return mean_allowed + LEAST, factor * worst_of_rows(change, s) + rest
+
+
+def _widest(trial: Trial, x: Input, noise: float | None) -> float:
+    """The largest standard deviation of a value on the way, by Gaussian layers."""
+    widest = [0.0]
+
+    def watch(value: Any) -> Any:
+        if isinstance(value, cp.GaussianTensor):
+            known = value.alias()
+            known.evaluate()
+            widest.append(float(known.variances.clamp(min=0).max()) ** 0.5)
+        return value
+
+    trial.run(noise=noise, input=x, watch=watch, method=cp.GaussianLayers())
+    return max(widest)
 
 
 def worst_of_rows(change: Tensor, s: Tensor) -> Tensor:

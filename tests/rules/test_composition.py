@@ -320,6 +320,25 @@ def test_a_function_in_another_dtype_composes_with_what_follows() -> None:
     assert_close(y.covariance_matrix, z.covariance_matrix)
 
 
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda y: torch.tanh((y * C.float()).double()).type_as(y) * y,
+        lambda y: torch.tanh(y.double() * C).float() * y,
+        lambda y: torch.tanh(y * C).to(y) * y.double(),
+        lambda y: torch.tanh(y * C.float()).type(torch.float64) * y,
+    ],
+)
+def test_a_cast_of_a_function_with_numbers_of_each_element_composes(cast: Any) -> None:
+    """Also where a number of each element, or another tensor, is of a wider dtype."""
+    x = cp.Gaussian(MEAN.float(), COVARIANCE.float())
+    y = propagate(lambda x: cast(torch.sigmoid(x)), x)
+    z = propagate(lambda x: torch.tanh(torch.sigmoid(x) * C.float()) * torch.sigmoid(x), x)
+    size = z.covariance_matrix.abs().max().item()  # rounding of the input's covariance, doubled
+    assert_close(y.mean.float(), z.mean)
+    assert_close(y.covariance_matrix.float(), z.covariance_matrix, atol=2 * 2.0**-23 * size)
+
+
 @torch.no_grad()
 def test_a_detached_function_composes_with_what_follows() -> None:
     x = cp.Gaussian(MEAN, COVARIANCE)

@@ -104,8 +104,8 @@ class Carrier(ABC):
         """Whether it does not say how it depends on what it came from."""
         self.dtype: torch.dtype | None = None
         """That of the tensors of this vector, which set it."""
-        self.narrower: tuple[Any, ...] | None = None
-        """Of a tensor that was cast to a wider dtype, weak references that know it."""
+        self.recast: tuple[Any, ...] | None = None
+        """Weak references to the same tensor in a wider or a narrower dtype, and to the values."""
         self.serial = next(_serials)
         depth = 0
         for parent, _ in self.edges:

@@ -23,14 +23,16 @@ class Pending:
         base: Any,
         expression: Expression,
         evaluate: Callable[["Pending"], Any],
+        one_by_one: Callable[[], Any],
         again: Callable[[Callable[[Any], Any]], Any],
     ) -> None:
         """Keep how to evaluate it, under the modes of autograd that are set now.
 
-        again: its last operation, on others in place of the tensors among its arguments.
+        one_by_one: the result with its last operation taken by itself; again: its last operation,
+        on others in place of the tensors among its arguments.
         """
         self.base, self.expression = base, expression
-        self._evaluate, self._again = evaluate, again
+        self.evaluate, self.one_by_one, self._again = evaluate, one_by_one, again
         self.evaluated: Any = None
         self._modes = _modes()
         self._layer = calling_module()
@@ -43,7 +45,7 @@ class Pending:
                 with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
                     return self.result()
             try:
-                self.evaluated = self._evaluate(self)
+                self.evaluated = self.evaluate(self)
                 self.evaluated.materialize()
             except CovpropError as error:
                 error.layer = error.layer or self._layer

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial, reduce, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -98,9 +98,10 @@ def _composed(
     None where it is not one: tensors of different origin, constants that change shape or dtype or
     that autograd follows, functions that a Gaussian has no moments of.
     """
-    base = given[0].base
+    operands = _of_one_dtype(call)
+    base = next(one for one in operands if isinstance(one, GaussianTensor)).base
     arguments = []
-    for operand in call.operands:
+    for operand in operands:
         argument = _argument(operand, base)
         if argument is None:
             return None
@@ -108,22 +109,63 @@ def _composed(
     expression = Expression(call.operation, tuple(arguments))
     if call.operation.partial and all(one.affine for one in expression.inner):
         return None
-    aliases = {id(tensor): tensor.alias() for tensor in given}
-    held = tuple([aliases.get(id(argument), argument) for argument in args])
-    named = {name: aliases.get(id(argument), argument) for name, argument in kwargs.items()}
-    one_by_one = partial(run_rule, function, held, named, list(aliases.values()))
-    result = GaussianTensor.pending_on(
-        Pending(
-            aliases.get(id(base), base),  # no program holds that of a pending function
-            expression,
-            partial(_evaluated, one_by_one=one_by_one, carry=carry),
-            partial(_again, function, held, named),
-        )
-    )
+    evaluate = partial(_evaluated, carry=carry)
+    result = _pending(function, args, kwargs, given, base, expression, evaluate)
     if not call.in_place:
         return result
     given[0].become(result)
     return given[0]
+
+
+def recast(x: GaussianTensor, pending: Pending, like: Tensor) -> GaussianTensor:
+    """A pending function with the dtype and device of `like`: the same, of a cast argument."""
+    place = (like.device, like.dtype)
+    base = dispatch(Tensor.to, (pending.base, *place), {})
+    return _pending(Tensor.to, (x, *place), {}, [x], base, pending.expression, pending.evaluate)
+
+
+def _pending(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Sequence[GaussianTensor],
+    base: GaussianTensor,
+    expression: Expression,
+    evaluate: Callable[[Pending], GaussianTensor],
+) -> GaussianTensor:
+    """The result of a torch function on given tensors, yet to be evaluated.
+
+    It holds handles of its own, which operations in place on the tensors do not change.
+    """
+    aliases = {id(tensor): tensor.alias() for tensor in given}
+    held = tuple([aliases.get(id(argument), argument) for argument in args])
+    named = {name: aliases.get(id(argument), argument) for name, argument in kwargs.items()}
+    return GaussianTensor.pending_on(
+        Pending(
+            aliases.get(id(base), base),  # no program holds that of a pending function
+            expression,
+            evaluate,
+            partial(run_rule, function, held, named, list(aliases.values())),
+            partial(_again, function, held, named),
+        )
+    )
+
+
+def _of_one_dtype(call: Application) -> tuple[Any, ...]:
+    """The operands, those of a narrower dtype cast as torch does it; in place there is no cast."""
+    dtypes = {
+        one.dtype
+        for one in call.operands
+        if isinstance(one, GaussianTensor)
+        or (is_plain(one) and one.dim() > 0 and one.dtype.is_floating_point)
+    }
+    if len(dtypes) == 1 or call.in_place:
+        return call.operands
+    dtype = reduce(torch.promote_types, dtypes)
+    return tuple(
+        dispatch(Tensor.to, (one, dtype), {}) if isinstance(one, GaussianTensor) else one
+        for one in call.operands
+    )
 
 
 def _again(
@@ -165,11 +207,9 @@ def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None
     return Parameter(values.reshape(*base.batch_shape, base.event_shape.numel()))
 
 
-def _evaluated(
-    pending: Pending, one_by_one: Callable[[], GaussianTensor], carry: Carry
-) -> GaussianTensor:
+def _evaluated(pending: Pending, carry: Carry) -> GaussianTensor:
     """Operation by operation where that is exact and simple, else as one function."""
-    expression, base = pending.expression, pending.base
+    expression, base, one_by_one = pending.expression, pending.base, pending.one_by_one
     operation = expression.operation
     first = base.with_batch_at(FIRST)
     if expression.known is not None and operation is not None:

@@ -18,6 +18,7 @@ from covprop.errors import UnsupportedOperation, name_of
 from covprop.flow.table import Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.affine import affine
+from covprop.rules.composition import recast
 from covprop.rules.operands import (
     at_means,
     batch_error,
@@ -202,18 +203,16 @@ def detach(function: Callable[..., Any], input: GaussianTensor) -> GaussianTenso
       name="to, type_as, float, double, cpu, cuda")  # fmt: skip
 def to(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """Change dtype or device of mean and covariance."""
-    if not isinstance(x, GaussianTensor):  # tensor.to(x): only x's type matters
-        return x.to(args[0].loc, *args[1:], **kwargs)
-    others = [other.loc if isinstance(other, GaussianTensor) else other for other in args]
-    loc = function(x.loc, *others, **kwargs)
-    if loc is x.loc or isinstance(loc, str):  # x.type(), which asks for the name
-        return x if loc is x.loc else loc
-    narrower = _widened_from(x)
-    if narrower is not None and (narrower.dtype, narrower.device) == (loc.dtype, loc.device):
-        return narrower.alias()
+    loc = function(x.loc, *args, **kwargs)
+    if loc is x.loc:
+        return x
+    known = _recast(x)
+    if known is not None and (known.dtype, known.device) == (loc.dtype, loc.device):
+        return known.alias()
     result = GaussianTensor(loc, x.carrier.map(loc, lambda tensor: tensor.to(loc)))
     if (x.dtype, loc.dtype) == (torch.float32, torch.float64):
-        result.carrier.narrower = ref(x), *_values(x), *_values(result)
+        result.carrier.recast = ref(x), *_values(x), *_values(result)
+        x.carrier.recast = ref(result), *_values(result), *_values(x)
     return result
 
 
@@ -222,15 +221,15 @@ def _values(x: GaussianTensor) -> tuple[Any, Any]:
     return ref(x.loc), ref(x.carrier)
 
 
-def _widened_from(x: GaussianTensor) -> GaussianTensor | None:
-    """What was cast to a wider dtype: cast back it is itself, if both have not changed since."""
-    if x.is_pending or x.carrier.narrower is None:
+def _recast(x: GaussianTensor) -> GaussianTensor | None:
+    """The same tensor in a wider dtype, or of which this is one, if both have not changed since."""
+    if x.is_pending or x.carrier.recast is None:
         return None
-    narrower, *known = (reference() for reference in x.carrier.narrower)
-    if narrower is None or narrower.is_pending:
+    other, *known = (reference() for reference in x.carrier.recast)
+    if other is None or other.is_pending:
         return None
-    now = narrower.loc, narrower.carrier, x.loc, x.carrier
-    return narrower if all(a is b for a, b in zip(now, known, strict=True)) else None
+    now = other.loc, other.carrier, x.loc, x.carrier
+    return other if all(a is b for a, b in zip(now, known, strict=True)) else None
 
 
 def _still_pending(
@@ -238,26 +237,30 @@ def _still_pending(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: Sequence[GaussianTensor],
-) -> GaussianTensor | None:
-    """A copy of a function that is pending is the same function, of a cast argument if it casts."""
+) -> Any:
+    """A copy of a function that is pending is the same function, of a cast argument if it casts.
+
+    Of a second tensor only dtype and device matter, so that it stays pending, too.
+    """
     x = args[0] if args else kwargs.get("input")
-    if not isinstance(x, GaussianTensor) or x.pending is None:
-        return None
+    result = at_means(function, args, kwargs)
+    if not isinstance(x, GaussianTensor) or not isinstance(result, Tensor):
+        return result  # another tensor as x is, or the name of a dtype
+    if x.pending is None:
+        return (
+            dispatch(Tensor.to, (x, result.device, result.dtype), {}) if len(tensors) > 1 else None
+        )
     if function in _DETACH and torch.is_grad_enabled():  # it leaves autograd's graph
         return None
-    result = at_means(function, args, kwargs)
     if (result.dtype, result.device) != (x.dtype, x.device):
-        if x.pending.expression.parameters:  # which have a dtype of their own
-            return None
-        cast: GaussianTensor = x.pending.of(dispatch(function, (x.base, *args[1:]), kwargs))
-        return cast
+        return recast(x, x.pending, result)
     # torch returns the tensor itself where nothing changes, as it does not for comparisons.
     compared = x.pending.expression.kind is OperationKind.COMPARE
     itself = result.is_set_to(x.base.shown) and not compared
     return x if itself else x.alias()
 
 
-composes([*_COPIES, *_CONVERSIONS, *_DETACH], _still_pending)
+composes([*_COPIES, *_CONVERSIONS, Tensor.type, *_DETACH], _still_pending)
 
 
 _METADATA = spellings(
