@@ -73,19 +73,27 @@ class Line:
         """What the backward pass rounds: SAFETY epsilons of every value times its derivative.
 
         Large where a variance that is nearly zero has a root, as of the maximum of two copies: the
-        derivatives of its terms are far larger than what they add up to.
+        derivatives of its terms are far larger than what they add up to. A value that is zero
+        because what it is made of cancels, as 2 * (x - x / 2) - x before a norm, has derivatives
+        that cancel likewise: what is left of each is an epsilon of it, times the input's move.
         """
         sizes = [0.0]
 
-        def follow(tensor: Tensor) -> None:
-            if tensor.requires_grad:
-                tensor.register_hook(lambda one: sizes.append(float((one * tensor).abs().sum())))
+        def follow(tensor: Tensor, moves: float) -> None:
+            def rounded(gradient: Tensor) -> None:
+                values = float((gradient * tensor).abs().sum())
+                sizes.append(values + float(gradient.abs().max()) * moves)
+
+            if tensor.requires_grad and tensor.numel():
+                tensor.register_hook(rounded)
+
+        of_mean, of_covariance = (float(move.abs().sum()) for move in self.moves()[:2])
 
         def watch(value: Any) -> Any:
             if isinstance(value, cp.GaussianTensor) and not value.is_pending:
-                follow(value.loc)
+                follow(value.loc, of_mean)
                 if isinstance(value.covariance, cp.covariance.Dense):
-                    follow(value.covariance.values)
+                    follow(value.covariance.values, of_covariance)
             return value
 
         loss, leaves = self.at(0.0, watch)
@@ -93,11 +101,15 @@ class Line:
         torch.autograd.grad(loss, leaves, allow_unused=True)
         return SAFETY * torch.finfo(torch.float64).eps * sum(sizes)
 
-    def along(self, gradients: list[Tensor | None]) -> tuple[float, float]:
-        """The derivative at zero, and the size of what it is the sum of, rounding included."""
+    def moves(self) -> list[Tensor]:
+        """Derivatives of the mean, the covariance and the weights along the line."""
         matrix = self.trial.input.gaussian(torch.float64).covariance_matrix
         moved = self.turn[..., :, None] * matrix + matrix * self.turn[..., None, :]
-        moves = [self.directions[0], moved, *self.directions[1:]]
+        return [self.directions[0], moved, *self.directions[1:]]
+
+    def along(self, gradients: list[Tensor | None]) -> tuple[float, float]:
+        """The derivative at zero, and the size of what it is the sum of, rounding included."""
+        moves = self.moves()
         terms = [
             float((gradient * move).sum())
             for gradient, move in zip(gradients, moves, strict=True)
