@@ -237,8 +237,10 @@ def rounding(
         change = torch.maximum(change, difference.abs())
     factor = SAFETY * part / STEP
     own = SAFETY * part
-    # A derivative of torch that is a difference is wrong by roundings of its terms, which are 1.
-    slope = 0.0 if layerwise else CANCELLED * part * _widest(trial, x, noise)
+    # A derivative of torch that is a difference is wrong by roundings of its terms, which are 1;
+    # so is that of a norm, which is zero in the direction of its input.
+    terms = float(trial.program.normalizes) if layerwise else CANCELLED
+    slope = part * terms * _widest(trial, x, noise) if terms else 0.0
     mean_allowed = factor * mean_change.amax(-1, keepdim=True) + own * (flat_mean(y).abs() + s)
     # float32 has no numbers below LEAST; a derivative that cancels has an error of its own
     least = LEAST + part**2 * max(blurred.variances)

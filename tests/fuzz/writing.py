@@ -131,6 +131,12 @@ class Program:
             for _ in changed
         ]
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether there is an operation whose derivative is a difference, as 1 - y y' of a norm."""
+        named = (text for text, _ in self.lines)
+        return any(re.search(r"(?<!batch)_norm\(|normalize\(|softm", text) for text in named)
+
     @cached_property
     def _codes(self) -> tuple[Any, Any]:
         return (
