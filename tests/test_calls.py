@@ -314,6 +314,10 @@ x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
 y = cp.propagate(net, x)
 assert_type(y, cp.Gaussian)
 y.meann  # error
+cp.propagat(net, x)  # error
+cp.bayes.BayesRegresor()  # error
+assert_type(cp.bayes.BayesRegressor(), cp.bayes.BayesRegressor)
+cp.propagate(net, x, method=cp.Auto)  # error
 cp.propagate(net, torch.zeros(3))  # error
 cp.Gaussian.isotropic(torch.zeros(3), sttdev=0.1)  # error
 assert_type(cp.propagate(net, x, cp.Cumulants()), cp.Gaussian)

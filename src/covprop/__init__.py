@@ -162,22 +162,24 @@ _IMPORTED_WHEN_USED = {
 """Where names are that a first call of `propagate` does not need."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import what is named for the first time."""
-    if name not in _IMPORTED_WHEN_USED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = _IMPORTED_WHEN_USED[name]
-    try:
-        module = import_module(f"{__name__}.{place}")
-    except ModuleNotFoundError as error:
-        if place != "sklearn_models":
-            raise
-        raise ImportError(
-            f"cp.{name} needs scikit-learn; install it with "
-            "pip install '.[bayes]' in covprop's folder"
-        ) from error
-    globals()[name] = module if place == name else getattr(module, name)
-    return globals()[name]
+if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is none
+
+    def __getattr__(name: str) -> Any:
+        """Import what is named for the first time."""
+        if name not in _IMPORTED_WHEN_USED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        place = _IMPORTED_WHEN_USED[name]
+        try:
+            module = import_module(f"{__name__}.{place}")
+        except ModuleNotFoundError as error:
+            if place != "sklearn_models":
+                raise
+            raise ImportError(
+                f"cp.{name} needs scikit-learn; install it with "
+                "pip install '.[bayes]' in covprop's folder"
+            ) from error
+        globals()[name] = module if place == name else getattr(module, name)
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

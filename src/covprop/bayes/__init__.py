@@ -52,17 +52,19 @@ __all__ = [
 ESTIMATORS = ("BayesClassifier", "BayesRegressor")
 
 
-def __getattr__(name: str) -> Any:
-    # The estimators need scikit-learn, so they are imported at first use.
-    if name not in ESTIMATORS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module("covprop.bayes.estimators"), name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"bayes.{name} needs scikit-learn; install it with "
-            "pip install '.[bayes]' in covprop's folder"
-        ) from error
+if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is none
+
+    def __getattr__(name: str) -> Any:
+        # The estimators need scikit-learn, so they are imported at first use.
+        if name not in ESTIMATORS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module("covprop.bayes.estimators"), name)
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"bayes.{name} needs scikit-learn; install it with "
+                "pip install '.[bayes]' in covprop's folder"
+            ) from error
 
 
 def __dir__() -> list[str]:
