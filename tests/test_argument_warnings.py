@@ -81,7 +81,8 @@ MEANT: dict[str, tuple[nn.Module, cp.Gaussian]] = {
 @pytest.mark.parametrize("name", MEANT)
 def test_what_is_no_batch_is_not_taken_for_one(name: str) -> None:
     state = torch.get_rng_state()
-    found = [w for w in seen(*MEANT[name]) if w.category is not cp.ApproximationWarning]
+    others = {cp.ApproximationWarning} | ({cp.DropoutWarning} if "draws" in name else set())
+    found = [w for w in seen(*MEANT[name]) if w.category not in others]
     assert not found
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -114,6 +115,21 @@ def test_what_is_told_of_dropout_is_true_of_methods_that_refuse_it(method: Any) 
         pytest.raises(cp.UnsupportedOperation, match="draws random numbers"),
     ):
         propagate(model, x, method=method)
+
+
+class Functional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(2 * x, 0.5, self.training)
+
+
+def test_functional_dropout_in_training_mode_is_told() -> None:
+    x = cp.Gaussian.isotropic(torch.ones(3), stddev=0.1)
+    model = nn.Sequential(nn.Linear(3, 3), Functional())
+    with pytest.warns(cp.DropoutWarning, match=r"in module 1 \(Functional\): F.dropout is called"):
+        propagate(model, x)
+    with pytest.warns(cp.DropoutWarning, match=r"^F.dropout is called with training=True"):
+        propagate(nn.functional.dropout, x)
+    assert not seen(model.eval(), x)
 
 
 class _Attending(nn.Module):

@@ -288,7 +288,9 @@ def test_an_activation_with_parameters_for_each_channel_gets_a_sentence(
     assert_close(one.covariance_matrix, outside.covariance_matrix, rtol=1e-6, atol=1e-9)
 
 
-MODULES = [cp, cp.bayes, cp.robustness, cp.activations, cp.covariance, cp.extending, cp.report]
+MODULES = [
+    cp, cp.activations, cp.bayes, cp.covariance, cp.extending, cp.filters, cp.report, cp.robustness,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -372,3 +374,8 @@ def test_a_covariance_matrix_is_given_as_it_is() -> None:
     """What has no stddev= or variance=, because it is all of it."""
     matrix = covariance_matrix(size=3)
     assert_close(cp.Gaussian(torch.zeros(3, dtype=torch.float64), matrix).covariance_matrix, matrix)
+
+
+def test_the_name_of_a_method_in_the_place_of_an_input_is_told() -> None:
+    with pytest.raises(TypeError, match=r"a keyword: write method='series:4'"):
+        cp.propagate(nn.Identity(), X, "series:4")

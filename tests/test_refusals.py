@@ -26,7 +26,7 @@ def test_an_operation_without_rule_is_named_with_its_module() -> None:
 
 
 def test_the_path_of_the_model_itself_and_of_a_function() -> None:
-    with pytest.raises(cp.UnsupportedOperation, match=r"in module the model itself \(Inner\)"):
+    with pytest.raises(cp.UnsupportedOperation, match=r"in the model itself \(Inner\)"):
         propagate(Inner(), gaussian())
     with pytest.raises(cp.UnsupportedOperation, match=r"^covprop has no rule for torch\.cummax"):
         propagate(lambda x: torch.cummax(x, -1), gaussian())

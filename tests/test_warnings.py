@@ -115,7 +115,7 @@ def test_approximations_are_ignored_in_one_thread_alone() -> None:
 
 def test_a_module_of_another_network_has_no_path() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
-    assert path_of(model[0], model) == "0 (Linear)"
+    assert path_of(model[0], model) == "module 0 (Linear)"
     assert path_of(model, model) == "the model itself (Sequential)"
     assert path_of(nn.Linear(1, 1), model) is None
 

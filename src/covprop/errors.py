@@ -126,7 +126,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, every_time: b
     every_time: it forgets that it has shown it. The text is returned.
     """
     path = _running_path()
-    text = message if path is None else f"in module {path}: {message}"
+    text = message if path is None else f"in {path}: {message}"
     ignored = _approximations.get()
     if issubclass(category, ApproximationWarning) and ignored is not None:
         ignored.append(text)

@@ -374,6 +374,10 @@ def _expanded(state: Gaussian, readings: object) -> Gaussian:
     return Gaussian(mean, matrix, validate_args=False)
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def _surprise(reading: object, mean: Tensor) -> tuple[Tensor, Tensor]:
     """How far a reading is from its mean, 0 where it is missing, and where it is present."""
     seen = torch.as_tensor(reading, dtype=mean.dtype, device=mean.device)

@@ -35,7 +35,7 @@ def path_of(layer: nn.Module, network: nn.Module) -> str | None:
     """What to call a layer of a network in a message, if it is one of its modules."""
     for name, module in network.named_modules():
         if module is layer:
-            return f"{name or 'the model itself'} ({layer._get_name()})"
+            return f"{f'module {name}' if name else 'the model itself'} ({layer._get_name()})"
     return None
 
 

@@ -13,7 +13,7 @@ from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods.accuracy import Estimator
 from covprop.methods.base import Method
 from covprop.methods.call import Call, random_state_kept
-from covprop.methods.names import as_method, is_method
+from covprop.methods.names import as_method, is_method, is_name
 from covprop.modules import eager, original
 from covprop.rules.noise import warn_of_dropout
 
@@ -31,6 +31,11 @@ def checked(
     """
     if inputs and is_method(inputs[-1]):
         *inputs, method = inputs
+    elif inputs and is_name(inputs[-1]):
+        raise TypeError(
+            f"{inputs[-1]!r} would be given to the model; a method by its name is a keyword: write "
+            f"method={inputs[-1]!r}"
+        )
     method = as_method(method)
     module = original(module)
     method.check_model(module)

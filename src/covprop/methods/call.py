@@ -122,7 +122,7 @@ class Call:
             path = None if layer is None else path_of(layer, self.module)
             if path is None:
                 raise
-            raise type(error)(f"in module {path}: {error}") from error
+            raise type(error)(f"in {path}: {error}") from error
         except RuntimeError as error:
             if SCRIPTED not in str(error):
                 raise

@@ -138,6 +138,12 @@ def is_method(given: object) -> bool:
     return isinstance(given, Method) or (isinstance(given, type) and issubclass(given, Method))
 
 
+def is_name(given: object) -> bool:
+    """Whether it is the name of a method, with its option or without."""
+    name = given.partition(":")[0].lower() if isinstance(given, str) else None
+    return name in METHODS or name in FORMER_NAMES
+
+
 def as_method(given: Any) -> Method:
     """A method as it is, or that of a name; a sentence for anything else."""
     if isinstance(given, str):

@@ -18,7 +18,7 @@ from covprop.errors import DropoutWarning, RandomDraws, UnsupportedOperation, wa
 from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
-from covprop.modules import in_modes
+from covprop.modules import calling_module, in_modes
 from covprop.rules.operands import batch_error
 
 NOISY = (
@@ -74,6 +74,17 @@ def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
             return
 
 
+def warn_of_functional_dropout() -> None:
+    """Say that F.dropout draws masks, where no layer does it of which `propagate` has told."""
+    if not _wanted.get() and not isinstance(calling_module(), NOISY):
+        warn_user(
+            "F.dropout is called with training=True, its default, so that its masks count as part "
+            "of the randomness; if they should not, write F.dropout(x, p, self.training) and call "
+            "model.eval(); if they should, use a layer, nn.Dropout(p), with cp.dropout_active",
+            DropoutWarning,
+        )
+
+
 def dropout_probability(layer: nn.Module) -> float:
     """That of a layer's own dropout."""
     if isinstance(layer, _DropoutNd):
@@ -100,6 +111,7 @@ def dropout(
     dims = _masked_dims(function, input.dim())
     if input.batch_at != FIRST and dims < input.dim():
         raise batch_error(function, input)
+    warn_of_functional_dropout()
     input.materialize()
     first = input.with_batch_at(FIRST)
     dims += first.dim() - input.dim()
