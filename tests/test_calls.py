@@ -376,6 +376,11 @@ def test_a_covariance_matrix_is_given_as_it_is() -> None:
     assert_close(cp.Gaussian(torch.zeros(3, dtype=torch.float64), matrix).covariance_matrix, matrix)
 
 
+def test_what_is_no_model_is_told() -> None:
+    with pytest.raises(TypeError, match=r"function of tensors, not dict; cp.from_sklearn\(model\)"):
+        cp.propagate({}, X)
+
+
 def test_the_name_of_a_method_in_the_place_of_an_input_is_told() -> None:
     with pytest.raises(TypeError, match=r"a keyword: write method='series:4'"):
         cp.propagate(nn.Identity(), X, "series:4")

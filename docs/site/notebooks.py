@@ -7,6 +7,10 @@ import subprocess
 from typing import Any
 
 SUFFIX = ".ipynb"
+HOME = "index.md"
+NO_REPOSITORY = (
+    "covprop has no public repository yet: its source is the clone that this site was built from."
+)
 SSH = re.compile(r"^(?:ssh://)?git@([^:/]+)[:/]")
 
 
@@ -54,6 +58,12 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ARG001
             for known in ("dest_uri", "url", "abs_dest_path"):
                 vars(file).pop(known, None)
     return files
+
+
+def on_page_markdown(text: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
+    """The home page says why no page links to the repository, where none does."""
+    told = page.file.src_uri != HOME or config.repo_url
+    return text if told else f"{text}\n\n{NO_REPOSITORY}\n"
 
 
 def on_page_read_source(page: Any, config: Any) -> str | None:  # noqa: ARG001

@@ -46,7 +46,7 @@ class Table:
         """A row; what its first cell has beyond the width follows below."""
         first, below = row[0], list[str]()
         if len(first) > widths[0]:
-            first, *below = textwrap.wrap(first, widths[0], subsequent_indent=" ")
+            first, *below = _broken(first, widths[0])
         cells = (
             cell.ljust(width) if self._is_word(i) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip((first, *row[1:]), widths, strict=True))
@@ -92,6 +92,15 @@ class Tabular:
 
     def _repr_html_(self) -> str:
         return self.table.to_html()
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    """The lines of a first cell, later ones indented; arguments begin a line if need be."""
+    name, bracket, arguments = cell.partition("(")
+    if not bracket or len(name) > width:
+        return textwrap.wrap(cell, width, subsequent_indent=" ")
+    lines = textwrap.wrap(bracket + arguments, width, initial_indent=" ", subsequent_indent=" ")
+    return [name, *lines]
 
 
 def wrapped(text: str, width: int) -> list[str]:

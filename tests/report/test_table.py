@@ -34,6 +34,8 @@ def test_a_table_of_limited_width_wraps_notes_and_first_cells_but_no_calls() -> 
     assert lines[-1] == f"  {call}"
     narrow = str(Table(("name", "size"), rows, width=16)).splitlines()
     assert narrow[1:4] == ["a name of      1", " several", " words"]
+    calls = Table(("name", "size"), (("Call(1,000)", "1"), ("b", "2")), width=14)
+    assert str(calls).splitlines()[1:3] == ["Call         1", " (1,000)"]
     assert table.to_html().startswith(f"<p>{lead[0]}</p><table>")
 
 

@@ -365,7 +365,7 @@ def _converged(scalar: Scalar, mean: Tensor, stddev: Tensor, order: int) -> tupl
                 )
             coarse, fineness, before = fine, 2 * fineness, mismatch
     raise QuadratureError(
-        f"the moments of {name} do not converge on ever finer grids; name the places where its "
+        f"the moments of {name} do not converge on ever finer grids; name all places where its "
         "derivative jumps with cp.activation(function, kinks=(...))"
     )
 

@@ -37,6 +37,11 @@ def checked(
             f"method={inputs[-1]!r}"
         )
     method = as_method(method)
+    if not callable(module) and not isinstance(module, Gaussian):
+        raise TypeError(
+            f"the model is a torch module or a function of tensors, not {type(module).__name__}; "
+            "cp.from_sklearn(model) makes one of a fitted model of scikit-learn"
+        )
     module = original(module)
     method.check_model(module)
     call = Call(module, tuple(inputs), named_inputs, estimator=Estimator if errors else None)
