@@ -1,7 +1,7 @@
 """How far moments may be off: standard errors of samples, and estimates for everything else."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -28,6 +28,12 @@ class SamplingError:
     """(*batch, n, n)"""
     heavy_tailed: Tensor | None = None
     """Where a few samples have most of a variance, so that it may be anything, (*batch, *event)."""
+
+    def marginal(self, shape: Sequence[int], index: Tensor) -> "SamplingError":
+        """That of some elements; shape: of the mean with a flattened event, (*batch, n)."""
+        rows, tails = self.covariance[..., index[:, None], index], self.heavy_tailed
+        tails = None if tails is None else tails.reshape(shape)[..., index]
+        return SamplingError(self.samples, self.mean.reshape(shape)[..., index], rows, tails)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "SamplingError":
         """Apply a function to the tensors inside."""

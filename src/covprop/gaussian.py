@@ -186,7 +186,9 @@ class Gaussian(Arithmetic, Accuracy, Stored):
     def constant(cls, value: Tensor, batch_dims: int = 0) -> "Gaussian":
         """A value that does not vary, and no matrix that says so: what varies is in the model.
 
-        batch_dims: how many leading dimensions of the value are a batch.
+        Args:
+            value: The value.
+            batch_dims: How many leading dimensions of it are a batch.
         """
         check_tensors(value, value)
         check_batch_dims(value, batch_dims)
@@ -229,13 +231,14 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         return self._skewness
 
     def marginal(self, elements: Any) -> "Gaussian":
-        """The Gaussian of some elements of the flattened event, given as an index of it."""
+        """The Gaussian of some elements of the event.
+
+        Args:
+            elements: An index of the flattened event: a list, a slice or a mask.
+        """
         index = self._elements(elements)
         shape = (*self.batch_shape, self.event_shape.numel())
-        error = self._sampling
-        if error is not None:
-            rows = error.covariance[..., index[:, None], index]
-            error = SamplingError(error.samples, error.mean.reshape(shape)[..., index], rows)
+        error = None if self._sampling is None else self._sampling.marginal(shape, index)
         return self._like(
             self._mean.reshape(shape)[..., index],
             self._covariance.take(index),

@@ -80,13 +80,22 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
     def _restore_targets(self, metadata: dict[str, Any]) -> None: ...
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write weights, scales and parameters to a safetensors file."""
+        """Write weights, scales and parameters to a safetensors file.
+
+        Args:
+            path: Of the file, which is replaced.
+        """
         check_is_fitted(self)
         write_tensors(Path(path), type(self).__name__, self._description(), self._tensors())
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
-        """Read a file of `save`, without its history; no code of the file is run."""
+        """Read a file of `save`, without its history; no code of the file is run.
+
+        Args:
+            path: Of the file.
+            device: Of the network.
+        """
         with reading_tensors(Path(path), cls.__name__, device) as (described, tensors):
             settings.check_numbers(tensors)
             estimator = cls(**settings.decode(described["parameters"]), device=device)

@@ -75,7 +75,13 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BayesRegressor":
-        """Train on features (rows, features) and targets (rows,) or (rows, targets)."""
+        """Train the network.
+
+        Args:
+            X: Features (rows, features).
+            y: Targets (rows,) or (rows, targets).
+            sample_weight: Weights of the rows (rows,); all the same by default.
+        """
         x, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
@@ -105,7 +111,15 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return means of the targets, and their standard deviations, noise included."""
+        """Return means of the targets, and their standard deviations, noise included.
+
+        Args:
+            X: Features (rows, features).
+            return_std: Whether to return the standard deviations as well.
+
+        Returns:
+            An array in the shape of the targets, or two of them.
+        """
         prediction = self._moments(self._inputs(self._features(X)))
         mean = self._original(prediction.mean)
         if not return_std:
@@ -117,6 +131,18 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
         From the predictive distribution itself, which has heavier tails than the Gaussian of its
         variance where the size of the noise is not known.
+
+        Args:
+            X: Features (rows, features).
+            level: The probability of the interval, between 0 and 1.
+
+        Returns:
+            The lower and the upper ends, in the shape of the targets.
+
+        Example:
+            X = np.random.default_rng(0).normal(size=(40, 2))
+            model = bayes.BayesRegressor(epochs=5, random_state=0).fit(X, X.sum(1))
+            lower, upper = model.predict_interval(X, level=0.9)
         """
         if not 0 < level < 1:
             raise ValueError(f"the level of an interval is between 0 and 1, not {level}")
@@ -128,7 +154,12 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         return self._original(lower), self._original(upper)
 
     def cumulative(self, X: Any, y: Any) -> Floats:
-        """Return P(T <= y) of each target: uniform over [0, 1] if predictions are calibrated."""
+        """Return P(T <= y) of each target: uniform over [0, 1] if predictions are calibrated.
+
+        Args:
+            X: Features (rows, features).
+            y: What the targets turned out to be.
+        """
         check_is_fitted(self)
         y = self._columns(y)
         target = torch.as_tensor(self.targets_.apply(y))
@@ -140,7 +171,12 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         return self._shaped(np.where(constant, y >= self.targets_.mean, array(torch.cat(parts))))
 
     def log_predictive(self, X: Any, y: Any) -> Floats:
-        """Return the logarithm of the density that was predicted where each target is (rows,)."""
+        """Return the logarithm of the density that was predicted where each target is (rows,).
+
+        Args:
+            X: Features (rows, features).
+            y: What the targets turned out to be.
+        """
         inputs, y = self._inputs(self._features(X)), self._columns(y)
         target = torch.as_tensor(self.targets_.apply(y)).to(self.device)
         inside = log_predictive(self.network_, self.likelihood_, inputs, target, self._inference())
@@ -267,7 +303,13 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
     classes_: Any
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BayesClassifier":
-        """Train on features (rows, features) and labels (rows,)."""
+        """Train the network.
+
+        Args:
+            X: Features (rows, features).
+            y: Labels (rows,), of at least two classes.
+            sample_weight: Weights of the rows (rows,); all the same by default.
+        """
         x, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         rows, weight = self._prepare(x, sample_weight)
@@ -283,7 +325,11 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
         return self
 
     def predict_proba(self, X: Any) -> Floats:
-        """Return probabilities (rows, classes), averaged over networks."""
+        """Return probabilities (rows, classes), averaged over networks.
+
+        Args:
+            X: Features (rows, features).
+        """
         mean = array(self._moments(self._inputs(self._features(X))).mean)
         return np.hstack([1 - mean, mean]) if mean.shape[1] == 1 else mean
 
@@ -297,7 +343,11 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
         return np.log(self.predict_proba(X))
 
     def mutual_information(self, X: Any) -> Floats:
-        """Return the uncertainty (nats) due to not knowing the weights: large far from the data."""
+        """Return the uncertainty (nats) due to not knowing the weights: large far from the data.
+
+        Args:
+            X: Features (rows, features).
+        """
         return array(self._moments(self._inputs(self._features(X))).mutual_information)
 
     def _set_likelihood(self) -> None:
