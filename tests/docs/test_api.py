@@ -120,6 +120,34 @@ def test_public_names_are_in_the_pages_of_the_api() -> None:
     assert missing == [], f"no line ::: in {' or '.join(page.name for page in PAGES)}"
 
 
+def members() -> dict[str, list[str]]:
+    """What the pages show of an object, where they do not show all of it."""
+    found = {}
+    for page in PAGES:
+        for path, options in re.findall(
+            r"^::: (\S+)\n((?: +.*\n?)*)", page.read_text(), re.MULTILINE
+        ):
+            found[path] = re.findall(r"^ +- (\w+)$", options, re.MULTILINE)
+    return found
+
+
+INTERNAL = {"mapped", "with_error", "with_moments"}
+"""Of `cp.Gaussian`, for what makes one."""
+
+
+def test_members_in_the_pages_exist_and_those_of_a_gaussian_are_complete() -> None:
+    shown = members()
+    missing = [
+        f"{path}.{name}"
+        for path in shown
+        for name in shown[path]
+        if not hasattr(resolved(path), name) and name not in resolved(path).__annotations__
+    ]
+    assert missing == []
+    public = {name for name in dir(covprop.Gaussian) if not name.startswith("_")}
+    assert set(shown["covprop.Gaussian"]) == public - INTERNAL
+
+
 def test_what_rules_are_written_with_is_in_the_page_on_them() -> None:
     """In-flight tensors and carriers are for those who write rules, and not in the API."""
     _, _, table = (DOCS / "extending.md").read_text().partition("## What rules are written with\n")
