@@ -186,6 +186,11 @@ def test_a_sampling_method_by_name_draws_from_torchs_generator() -> None:
     assert not torch.equal(drawn(), cp.propagate(MODEL, X, method="montecarlo:10").mean)
 
 
+@pytest.mark.parametrize("name", ["quasi-monte-carlo:64", "QuasiMonteCarlo:64"])
+def test_names_of_methods_have_any_case_and_hyphens(name: str) -> None:
+    assert cp.propagate(MODEL, X, method=name).method == cp.QuasiMonteCarlo(64)
+
+
 @pytest.mark.parametrize(
     ("method", "error", "text"),
     [

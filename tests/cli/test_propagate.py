@@ -221,6 +221,14 @@ def test_a_batch_may_share_its_covariance(covariances: int) -> None:
     check(ended.told, expected(x))
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_batch_that_is_not_named_is_told() -> None:
+    np.save("means.npy", np.random.default_rng(0).normal(size=(3, FEATURES)))
+    words = ("propagate", "model.pt2", "--mean", "means.npy", "--stddev", 0.1)
+    assert "its first dimension, of 3, is one" in covprop(*words).err
+    assert covprop(*words, "--batch-dims", 1).err == ""
+
+
 @pytest.mark.parametrize("kind", ["number", "array", "table", "each"])
 def test_standard_deviations_are_one_or_many(x: cp.Gaussian, kind: str) -> None:
     values = np.full(FEATURES, 0.3) if kind == "number" else np.linspace(0, 0.3, FEATURES)

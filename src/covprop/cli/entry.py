@@ -15,7 +15,7 @@ import torch
 
 from covprop.cli.output import ExitCode, Note, Refusal, describe_error, printable, sentence
 from covprop.cli.ranks import Ranks, own_rank, process_group, raise_on_sigterm
-from covprop.errors import ApproximationWarning, LostRank
+from covprop.errors import ApproximationWarning, BatchWarning, LostRank
 from covprop.flow.lineage import free_bytes
 
 EXTRA = ("typer", "rich")  # packages of the extra `cli`
@@ -106,6 +106,7 @@ def _isolated() -> Iterator[list[str]]:
     ):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ApproximationWarning)
+        warnings.simplefilter("always", BatchWarning)
         warnings.simplefilter("always", Note)
         torch.manual_seed(0)
         try:

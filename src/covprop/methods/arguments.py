@@ -135,7 +135,8 @@ def _warn_of_batch(call: Call) -> None:
     warn_user(
         f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
         f"joint Gaussian of all {x.event_shape.numel():,} features will be computed; give it "
-        "batch_dims=1, as in cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), for a batch of "
+        "batch_dims=1 (--batch-dims 1 on the command line), as in "
+        "cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), for a batch of "
         f"{rows:,} Gaussians with the same numbers",
         BatchWarning,
     )

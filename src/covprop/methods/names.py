@@ -104,6 +104,14 @@ METHODS: dict[str, MethodChoice] = {
     "assumed": MethodChoice(lambda *_: AssumedDensity()),
 }
 FORMER_NAMES = {"exact": "gaussian-layers"}
+
+
+def _letters(name: str) -> str:
+    """Of the names of a method, such as `quasi-monte-carlo` and `QuasiMonteCarlo`, the same."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+_SPELLINGS = {_letters(name): name for name in METHODS} | FORMER_NAMES
 METHOD_NAMES = ", ".join(
     f"{name}[:{choice.option}]" if choice.option else name for name, choice in METHODS.items()
 )
@@ -121,7 +129,7 @@ def parse_method(text: str, seed: int | None = None, rank: int = 0) -> Method:
         ValueError: Where it is no method.
     """
     name, _, option = text.partition(":")
-    choice = METHODS.get(FORMER_NAMES.get(name.lower(), name.lower()))
+    choice = METHODS.get(_SPELLINGS.get(_letters(name), ""))
     if choice is None:
         raise ValueError(f"{text!r} is no method; there are {METHOD_NAMES}")
     if option and not choice.option:
@@ -140,8 +148,7 @@ def is_method(given: object) -> bool:
 
 def is_name(given: object) -> bool:
     """Whether it is the name of a method, with its option or without."""
-    name = given.partition(":")[0].lower() if isinstance(given, str) else None
-    return name in METHODS or name in FORMER_NAMES
+    return isinstance(given, str) and _letters(given.partition(":")[0]) in _SPELLINGS
 
 
 def as_method(given: Any) -> Method:
