@@ -47,7 +47,6 @@ LAYERS = (
     "plots",
     "text_table",
     "files",
-    "deprecation",
     "errors",
     "modules",
 )

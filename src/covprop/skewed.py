@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from covprop.covariance import Diagonal
-from covprop.deprecation import positional_deprecated
 from covprop.distribution import checked_shape
-from covprop.errors import InvalidGaussian, UnsupportedOperation
+from covprop.errors import InvalidGaussian, UnsupportedOperation, positional_deprecated
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
 from covprop.kernels.normal import is_finite, standard_deviation
