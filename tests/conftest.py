@@ -30,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LONG = ("test_commands.py", "test_notebooks.py", "test_pages.py", "test_fuzz.py")
+LONG = (
+    "test_commands.py", "test_notebooks.py", "test_pages.py", "test_fuzz.py", "test_packaging.py",
+    "test_benchmarks.py", "test_eager.py", "test_scale.py",
+)  # fmt: skip
 """Files of tests that take seconds each."""
 
 

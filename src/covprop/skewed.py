@@ -295,8 +295,3 @@ def _positive(
         name = "variance" if stddev is None else "standard deviation"
         raise InvalidGaussian(f"a {name} cannot be negative")
     return mean, square
-
-
-def is_skewed(x: Gaussian, beyond: float = 0.0) -> bool:
-    """Whether a skewness is known of some element, and beyond so much."""
-    return x.skewness is not None and bool((x.skewness.abs() > beyond).any())
