@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are collected
+    os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # those of other packages, such as trio
     hands_out_tests = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if hands_out_tests:  # and runs none: a filter would make it import covprop, and so torch
         return
@@ -28,7 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LONG = ("test_commands.py", "test_notebooks.py", "test_pages.py", "test_fuzz.py")
+LONG = (
+    "test_commands.py", "test_notebooks.py", "test_pages.py", "test_fuzz.py", "test_packaging.py",
+    "test_benchmarks.py", "test_eager.py", "test_scale.py",
+)  # fmt: skip
 """Files of tests that take seconds each."""
 
 
@@ -60,11 +65,29 @@ def seed_this_device_alone() -> None:
             device.manual_seed_all = lambda _: None
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say which kernels were tested: without a compiler it is the torch code alone."""
-    from covprop.kernels.compiled import description
+KERNELS: set[str] = set()
+"""Which kernels were tested: without a compiler it is the torch code alone."""
 
-    terminalreporter.write_line(f"kernels: {description()}")
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker says it: who hands out tests would import torch for it, when all else is done."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None or session.config.getoption("dist", "no") == "no":
+        from covprop.kernels.compiled import description
+
+        KERNELS.add(description())
+    if output is not None:
+        output["kernels"] = description()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    KERNELS.add(getattr(node, "workeroutput", {}).get("kernels", "unknown"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for kernels in KERNELS:
+        terminalreporter.write_line(f"kernels: {kernels}")
 
 
 class OnAnotherBLAS:

@@ -363,6 +363,12 @@ def test_structures_are_read_by_torch_load(name: str) -> None:
     same(x, torch.load(file, weights_only=True))
 
 
+def test_a_new_structure_is_read_by_torch_load_without_being_listed_anywhere() -> None:
+    with torch.serialization.safe_globals([]):  # which forgets it again
+        kind = type("Own", (cp.covariance.Covariance,), {})
+        assert kind in torch.serialization.get_safe_globals()
+
+
 def test_a_figure_has_the_mean_the_intervals_and_the_correlations() -> None:
     pytest.importorskip("matplotlib")
     x = cp.Gaussian(numbers(2, 3), covariance_matrix(size=6))

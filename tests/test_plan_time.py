@@ -11,18 +11,18 @@ from torch import nn
 
 import covprop as cp
 from covprop.carriers import Work
-from covprop.methods import calibration, planning
+from covprop.methods import planning
 from covprop.methods.plan import TYPICAL, Plan, Step, folded
 
 RATES = Work(2e-9, 3e-9, 5e-9, 7e-9, 1.1e-6, 1.3e-4, 1.7e-6)
 
 
 @pytest.fixture
-def known_rates(monkeypatch: pytest.MonkeyPatch) -> list[calibration.Setting]:
+def known_rates(monkeypatch: pytest.MonkeyPatch) -> list[planning.Setting]:
     """Rates without a calibration, and the settings that they are asked for."""
-    asked: list[calibration.Setting] = []
+    asked: list[planning.Setting] = []
 
-    def given(method: Any, setting: calibration.Setting) -> Work:
+    def given(method: Any, setting: planning.Setting) -> Work:
         del method
         asked.append(setting)
         return RATES
@@ -54,7 +54,7 @@ def test_work_is_counted_by_kinds() -> None:
     assert cp.plan(conv, image).counts.convolved == 2 * 9 * 18 * (25 + 18)
 
 
-def test_seconds_are_counts_times_rates(known_rates: list[calibration.Setting]) -> None:
+def test_seconds_are_counts_times_rates(known_rates: list[planning.Setting]) -> None:
     plan = cp.plan(chain(7, 20, 2), isotropic(7))
     products = 2 * 20 * 7 * 27 + 2 * 2 * 20 * 22
     expected = 2e-9 * products + 7e-9 * 8000 + 3 * 1.3e-4
@@ -66,7 +66,7 @@ def test_seconds_are_counts_times_rates(known_rates: list[calibration.Setting]) 
     assert "465 µs" in str(plan).splitlines()[-1]
 
 
-def test_settings_tell_what_rates_depend_on(known_rates: list[calibration.Setting]) -> None:
+def test_settings_tell_what_rates_depend_on(known_rates: list[planning.Setting]) -> None:
     x, model = isotropic(3), nn.Linear(3, 3)
     for method in (cp.GaussianLayers(), cp.Series(4), cp.Series(5), cp.Cumulants()):
         _ = cp.plan(model, x, method=method).seconds
@@ -89,7 +89,7 @@ def test_rates_are_those_that_the_times_were_made_of() -> None:
         "integrals": unit + Work(integrals=1e4, pairs=1e5),
     }
     expected = Work(*(*tuple(vars(RATES).values())[:-1], TYPICAL.visits))
-    found = calibration.measured_rates(lambda kind, _: (works[kind], works[kind].seconds(expected)))
+    found = planning.measured_rates(lambda kind, _: (works[kind], works[kind].seconds(expected)))
     for kind, rate in vars(expected).items():
         assert getattr(found, kind) == pytest.approx(rate), kind
 
@@ -101,7 +101,7 @@ def test_models_grow_until_they_take_long_enough() -> None:
         asked.append((kind, size))
         return Work(**{kind: 1.0}), 1e-5 * size
 
-    calibration.measured_rates(timed)
+    planning.measured_rates(timed)
     assert [size for kind, size in asked if kind == "products"] == [64, 256, 1024]
     assert [size for kind, size in asked if kind == "operations"] == [64]
 
@@ -109,7 +109,7 @@ def test_models_grow_until_they_take_long_enough() -> None:
 def test_a_calibration_gives_every_rate_and_draws_no_numbers() -> None:
     state, generator = torch.get_rng_state(), torch.Generator().manual_seed(3)
     for method in (cp.Sketched(16, generator=generator), cp.Sketched(16)):
-        calibration._known.cache_clear()
+        planning._known.cache_clear()
         assert cp.plan(torch.relu, isotropic(3), method=method).rates() != TYPICAL
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
@@ -118,7 +118,7 @@ def test_a_calibration_gives_every_rate_and_draws_no_numbers() -> None:
 
 
 def test_a_long_propagation_names_faster_methods(
-    known_rates: list[calibration.Setting], monkeypatch: pytest.MonkeyPatch
+    known_rates: list[planning.Setting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del known_rates
     monkeypatch.setattr("covprop.flow.lineage.LARGE", 10)
@@ -134,7 +134,7 @@ def test_a_long_propagation_names_faster_methods(
 
 
 def test_what_is_surely_short_is_not_measured(
-    known_rates: list[calibration.Setting], monkeypatch: pytest.MonkeyPatch
+    known_rates: list[planning.Setting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("covprop.flow.lineage.LARGE", 10)
     cp.propagate(chain(7, 20, 2), isotropic(7), cp.GaussianLayers(), progress=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 import covprop as cp
 from covprop.covariance import LinearMap
 from covprop.flow.carrier import Along, Scaled, Taken, Times
-from covprop.methods.sketched.backward import transposed
+from covprop.methods.sketched_backward import transposed
 from covprop.rules.layers import Convolution, Linear
 from tests.gaussians import numbers
 from tests.layers import propagate

@@ -70,7 +70,6 @@ __version__ = "0.1.0"
 add_safe_globals(
     [
         Gaussian, Mixture, Skewed, ErrorEstimate, SamplingError,
-        *covariance.storable_structures().values(),
         AssumedDensity, Auto, ControlVariate, Cumulants, DaunizeauSigmoid, GaussianLayers,
         Linearized, MonteCarlo, PiecewiseLinear, QuasiMonteCarlo, Series, Sketched, Split,
         Unscented, Wu2019,

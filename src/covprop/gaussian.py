@@ -10,10 +10,9 @@ from torch.distributions import Distribution
 from covprop.arithmetic import Arithmetic, mapped_skewness, matrix_product
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap, LowRank, Zero
 from covprop.covariance.sharded import undistributed
-from covprop.deprecation import positional_deprecated
 from covprop.distribution import covariance_of
 from covprop.error_estimate import Accuracy, Deferred, ErrorEstimate, SamplingError
-from covprop.errors import warn_user
+from covprop.errors import positional_deprecated, warn_user
 from covprop.gaussian_files import SLOTS, Stored
 from covprop.validation import (
     check_batch_dims,

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from covprop.covariance import Covariance, Dense, storable_structures
+from covprop.covariance import Covariance, Dense
 from covprop.error_estimate import Deferred, ErrorEstimate, SamplingError
 from covprop.errors import UnsupportedOperation
 from covprop.files import reading_tensors, write_tensors
@@ -102,7 +102,7 @@ def packed(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]
 def unpacked(described: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What a file's description and tensors are of."""
     mean = tensors["mean"]
-    structure = storable_structures()[described["structure"]]
+    structure = _structures()[described["structure"]]
     covariance = structure.of_file(_named(COVARIANCE, tensors), mean, described["batch_dims"])
     check_tensors(mean, covariance)
     check_shapes(mean, covariance)
@@ -114,6 +114,12 @@ def unpacked(described: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str,
         "_notes": tuple(described["notes"]),
         "_error": ErrorEstimate(**error, basis=described["basis"]) if error else None,
     }  # fmt: skip
+
+
+def _structures() -> dict[str, type[Covariance]]:
+    """What a file can hold, by name: all structures that are defined and hold their numbers."""
+    kinds = [kind for kind in Covariance.__subclasses__() if not kind.deferred | kind.distributed]
+    return {kind.__name__: kind for kind in reversed(kinds)}  # of two with one name, the first
 
 
 def _written(covariance: Covariance) -> Covariance:

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from covprop.covariance import Diagonal
-from covprop.deprecation import positional_deprecated
 from covprop.distribution import checked_shape
-from covprop.errors import InvalidGaussian, UnsupportedOperation
+from covprop.errors import InvalidGaussian, UnsupportedOperation, positional_deprecated
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
 from covprop.kernels.normal import is_finite, standard_deviation
@@ -296,8 +295,3 @@ def _positive(
         name = "variance" if stddev is None else "standard deviation"
         raise InvalidGaussian(f"a {name} cannot be negative")
     return mean, square
-
-
-def is_skewed(x: Gaussian, beyond: float = 0.0) -> bool:
-    """Whether a skewness is known of some element, and beyond so much."""
-    return x.skewness is not None and bool((x.skewness.abs() > beyond).any())

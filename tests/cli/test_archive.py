@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.cli import archive, arrays
+from covprop.cli.program import PLAIN
+from covprop.flow.table import TABLE, spelled
 from tests.cli.running import FEATURES, covprop, export, network, refused
 from tests.oracles import assert_close
 from tests.test_exported import MERGED, assert_same, decomposed, exported, given
@@ -47,6 +49,15 @@ def test_a_program_is_the_network_that_torch_loads(name: str, kind: str, tmp_pat
     assert_close(module(x.mean), program.module()(x.mean), rtol=0.0)
     if kind == "exported" and (name, kind) not in MERGED:  # what it is made of, in test_exported.py
         assert_same(cp.propagate(module, x), cp.propagate(program.module(), x), rtol=1e-12)
+
+
+def test_an_operator_with_a_rule_is_allowed_by_it() -> None:
+    """Not by its name as well, which would be a second place to write a rule down in."""
+    operators = [getattr(torch.ops.aten, name) for name in sorted(PLAIN)]
+    ruled = {kind for kind in operators for name in kind.overloads()
+             if "Tensor" in str(getattr(kind, name)._schema) and not name.endswith("out")
+             and spelled(getattr(kind, name)) in TABLE}  # fmt: skip
+    assert not ruled
 
 
 def test_the_modules_of_the_network_keep_their_names(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from covprop.activations import Activation
 from covprop.activations.moments import PART
 from covprop.carriers.cross_covariance import CrossBytes, cross_bytes, release
 from covprop.carriers.ledger import Ledger, Work
-from covprop.carriers.planned_recurrent import recurrent_cost
+from covprop.carriers.recurrent import recurrent_cost
 from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result

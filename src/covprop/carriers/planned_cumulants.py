@@ -10,14 +10,14 @@ from torch import Tensor
 from covprop.carriers.ledger import Ledger, Taps, Work, in_all
 from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import ALONE, Planned
-from covprop.carriers.planned_recurrent import (
+from covprop.carriers.recurrent import (
+    Places,
     at_means,
     extrapolated,
     extrapolated_work,
     series_order,
     table_bytes,
 )
-from covprop.carriers.recurrent import Places
 from covprop.carriers.third_cumulant import KEPT, PRODUCTS
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance

@@ -3,7 +3,6 @@
 from covprop.covariance.base import Covariance
 from covprop.covariance.base import Layer as Layer
 from covprop.covariance.base import LinearMap as LinearMap
-from covprop.covariance.base import storable_structures as storable_structures
 from covprop.covariance.deflated import Deflated as Deflated
 from covprop.covariance.dense import Dense
 from covprop.covariance.diagonal import Diagonal, Zero

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, Self, TypeAlias, final
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
+from torch.serialization import add_safe_globals
 
 from covprop.covariance.planned import PlannedCovariance
 from covprop.covariance.semidefinite import FactorRoot, Root, check_regular, singular, square_root
@@ -204,6 +205,10 @@ class Covariance(ABC):
     nonnegative: bool = False
     """Whether it is known that no variance is negative, nor NaN."""
 
+    def __init_subclass__(cls) -> None:
+        """Torch reads every structure with weights_only=True: it runs no code of a file."""
+        add_safe_globals([cls])
+
     @property
     @abstractmethod
     def batch_shape(self) -> torch.Size:
@@ -366,12 +371,6 @@ class Covariance(ABC):
     def size(self) -> int:
         """The number of features n."""
         return self.diagonal().shape[-1]
-
-
-def storable_structures() -> dict[str, type[Covariance]]:
-    """The structures that a file can hold, by name: all that are defined and hold their numbers."""
-    kinds = [kind for kind in Covariance.__subclasses__() if not kind.deferred | kind.distributed]
-    return {kind.__name__: kind for kind in reversed(kinds)}  # of two with one name, the first
 
 
 def without_negative_variances(covariance: Covariance, scale: Callable[[], Tensor]) -> Covariance:

@@ -30,7 +30,7 @@ from covprop.methods.network import Estimate, Network, check_outputs
 from covprop.methods.plan import Plan
 from covprop.methods.planning import check, planned
 from covprop.methods.root import Root
-from covprop.skewed import Skewed, is_skewed
+from covprop.skewed import Skewed
 
 CARRIED = 2**24
 """Numbers in columns of the root of an input that are carried to the outputs at a time."""
@@ -55,6 +55,11 @@ def check_generator(generator: object) -> None:
             "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
             f"{generator!r}"
         )
+
+
+def is_skewed(x: Gaussian, beyond: float = 0.0) -> bool:
+    """Whether a skewness is known of some element, and beyond so much."""
+    return x.skewness is not None and bool((x.skewness.abs() > beyond).any())
 
 
 class Method(ABC):

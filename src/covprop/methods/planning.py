@@ -1,19 +1,180 @@
-"""What a propagation will take, found before it begins, and what is said of it."""
+"""What a propagation will take, found before it begins, and what is said of it.
 
-from functools import partial
-from typing import Any
+How fast this machine is: small models are run with a method, and their work is known by plan.
+What is measured of each kind of work holds for all of it: the counts of a plan need not be exact,
+only alike in small and large models. It takes about a second, once in a process for each kind of
+method, dtype, device and number of threads.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from typing import Any, final
 
 import torch
+from torch import nn
 
-from covprop.errors import TooLarge, warn_user
+from covprop.carriers import Work
+from covprop.covariance import Diagonal
+from covprop.errors import TooLarge, approximations_ignored, warn_user
 from covprop.flow.lineage import Lineage, free_bytes, sharers
-from covprop.methods.calibration import Setting, rates_of
+from covprop.gaussian import Gaussian
 from covprop.methods.call import Call
 from covprop.methods.plan import TYPICAL, Plan, Planner
 from covprop.text_table import in_bytes, in_seconds
 
+SIZES = (64, 256, 1024)
+"""Features of the models, up to the first that takes long enough."""
+LONG_ENOUGH, ROUNDS, SHORT = 4e-3, 5, 0.05
+"""Seconds from which a time is measured well, how often it is measured, and for how long."""
+CHAIN = 16
+"""Operations one after another, so small that it is only their Python that takes time."""
+CHANNELS = 4
+LEAST = 0.05
+"""The share of a measured time that a kind of work has at least."""
 LONG, MARGIN = 120.0, 10
 """Seconds from which a faster way is suggested, and how far typical rates may be off."""
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """What rates depend on; method: its name and its order."""
+
+    method: str
+    dtype: torch.dtype
+    device: torch.device
+    followed: bool
+    threads: int
+
+    @classmethod
+    def of(cls, method: Any, call: Call, followed: bool) -> "Setting":
+        """Those of a propagation."""
+        order = getattr(method, "order", None)
+        name = f"{type(method).__name__}({order})"
+        dtype = call.inputs[0].mean.dtype
+        return cls(name, dtype, call.device, followed, torch.get_num_threads())
+
+
+def rates_of(method: Any, setting: Setting) -> Work:
+    """Seconds for each kind of work."""
+    return _known(_Method(setting.method, method), setting)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Method:
+    """A method by its name, since its fields need have no hash."""
+
+    name: str
+    method: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Method) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@cache
+def _known(method: _Method, setting: Setting) -> Work:
+    chosen = method.method
+    if any(field.name == "generator" for field in fields(chosen)):  # whose draws are the caller's
+        chosen = replace(chosen, generator=torch.Generator(setting.device).manual_seed(0))
+    try:
+        return measured_rates(partial(_timed, chosen, setting))
+    except Exception:  # not every method, nor every dtype, runs every model
+        return TYPICAL
+
+
+def measured_rates(timed: Callable[[str, int], tuple[Work, float]]) -> Work:
+    """One kind of work after the other, each by a model that does little else but those before.
+
+    timed: (kind, features) -> work and seconds of a model for this kind.
+    """
+    rates = Work(visits=TYPICAL.visits)
+    for kind in ("operations", "products", "convolved", "entries", "pairs", "integrals"):
+        for size in SIZES:
+            work, seconds = timed(kind, size)
+            rest = max(seconds - work.seconds(rates), LEAST * seconds)
+            if (seconds > LONG_ENOUGH and rest > seconds / 2) or kind == "operations":
+                break
+        if count := getattr(work, kind):
+            rates = replace(rates, **{kind: rest / count})
+    return rates
+
+
+class _Alike(nn.Module):
+    """Operations on all entries: moved, scaled, and added to what they came of."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(size)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x) + x.flip(-1)
+
+
+class _Few(nn.Module):
+    """A few of the elements: what a result takes is not of the kind that is measured."""
+
+    def forward(self, x: Any) -> Any:
+        return x.flatten(1)[:, :2]
+
+
+def _model(kind: str, size: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """A model that does this kind of work, and the shape of its input."""
+    side = int((size / CHANNELS) ** 0.5)
+    make: dict[str, Callable[[], nn.Module]] = {
+        "operations": lambda: nn.Sequential(
+            *(part for _ in range(CHAIN // 2) for part in (nn.Linear(2, 2), nn.ReLU()))
+        ),
+        "products": lambda: nn.Linear(size, size),
+        "convolved": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+        "entries": lambda: _Alike(size),
+        "pairs": nn.ReLU,
+        "integrals": nn.Tanh,
+    }
+    shapes = {"operations": (1, 2), "convolved": (1, CHANNELS, side, side)}
+    return nn.Sequential(make[kind](), _Few()), shapes.get(kind, (1, size))
+
+
+def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, float]:
+    """The planned work of a model, and the shortest time of a few runs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, shape = _model(kind, size)
+        model = model.to(setting.device, setting.dtype).eval().requires_grad_(setting.followed)
+        features = shape[1:]
+        count = torch.Size(features).numel()
+        # Correlations of about 1 / 4, as in a layer behind another.
+        factor = torch.randn(1, count, 16) / 4
+        mean = torch.randn(shape) / 2
+    covariance: Any = factor @ factor.mT / 2 + torch.eye(count) / 2
+    covariance = covariance.to(setting.device, setting.dtype)
+    if method.backward:  # the root of a matrix takes longer than all of the model
+        covariance = Diagonal(covariance.diagonal(dim1=-2, dim2=-1))
+    x = Gaussian(mean.to(setting.device, setting.dtype), covariance, validate_args=False)
+    call = Call(model, (x,), {})
+    with torch.set_grad_enabled(setting.followed), approximations_ignored():
+        plan: Plan = method.plan(call)
+        _once(method, call)  # the first makes tables
+        times = [_once(method, call)]
+        while len(times) < ROUNDS and sum(times) < SHORT:
+            times.append(_once(method, call))
+    return plan.counts, min(times)
+
+
+def _once(method: Any, call: Call) -> float:
+    # Of one thread, the time of the processor does not depend on other programs.
+    alone = call.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
+    start = clock()
+    method.passes(call)
+    if call.device.type == "cuda":
+        torch.cuda.synchronize(call.device)
+    return clock() - start
 
 
 def planned(call: Call, method: Any) -> Plan:

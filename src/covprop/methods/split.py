@@ -15,13 +15,13 @@ from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian, SamplingError
 from covprop.kernels.polynomials import hermite_rule
 from covprop.kernels.rounding import COMPONENT_MEAN, rounding
-from covprop.methods.base import Method, WrappingMethod
+from covprop.methods.base import Method, WrappingMethod, is_skewed
 from covprop.methods.call import Call
 from covprop.methods.gaussian_layers import GaussianLayers
 from covprop.methods.linearized import gains_of
 from covprop.methods.root import Root
 from covprop.mixture import Mixture
-from covprop.skewed import Skewed, is_skewed
+from covprop.skewed import Skewed
 from covprop.text_table import in_bytes
 
 MIN_COMPONENTS, MAX_COMPONENTS = 2, 256

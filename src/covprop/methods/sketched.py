@@ -22,7 +22,7 @@ from covprop.gaussian import Gaussian, SamplingError
 from covprop.methods.base import Gains, LayerwiseMethod, Method, check_generator
 from covprop.methods.call import Call, finite
 from covprop.methods.root import Root
-from covprop.methods.sketched.backward import expected_jacobians, output_moments
+from covprop.methods.sketched_backward import expected_jacobians, output_moments
 from covprop.text_table import in_bytes
 
 QUARTERS = 4
