@@ -58,7 +58,7 @@ def rectified(mean: float, stddev: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", [name for name in {**OURS, **RIVALS} if name != CENTRED])
 def test_a_network_that_is_linear_over_the_input_is_exact(name: str) -> None:
-    """All ReLUs are active by ten deviations or more, and one layer needs no covariance of units."""
+    """All ReLUs are active, by ten deviations; one layer needs no covariance of units."""
     torch.manual_seed(0)
     linear = nn.Linear(4, 3).double().requires_grad_(requires_grad=False)
     linear.bias += 10
