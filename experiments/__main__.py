@@ -15,6 +15,7 @@ from experiments import (
     auto,
     cumulants,
     deep,
+    field,
     figure2,
     figure3,
     figure4,
@@ -40,7 +41,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants, auto, sampling, filters, mc_dropout,
+        accuracy, cumulants, auto, sampling, filters, mc_dropout, field,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"
