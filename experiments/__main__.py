@@ -24,6 +24,7 @@ from experiments import (
     mc_dropout,
     noisy,
     ood,
+    penultimate,
     record,
     runner,
     sampling,
@@ -41,7 +42,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants, auto, sampling, filters, mc_dropout, field,
+        accuracy, cumulants, auto, sampling, filters, mc_dropout, field, penultimate,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"
