@@ -69,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
         if name in OF_UCI:
             command.add_argument("--datasets", nargs="+", default=[], choices=uci.CHECKSUMS)
         if name == table3.NAME:
-            command.add_argument("--protocol", choices=table3.PROTOCOLS, help="all unless given")
+            protocols = (*table3.PROTOCOLS, table3.OWN)
+            command.add_argument("--protocol", choices=protocols, help="all unless given")
     render = commands.add_parser("render", help="tables and figures of what was measured")
     render.add_argument(
         "names", nargs="*", metavar="NAME",

@@ -211,8 +211,12 @@ def _draw(panel: Axes, rows: Rows, label: str, noise: float) -> None:
             [points[name][0] for name in kept], [points[name][1] for name in kept],
             where="post", color="0.6", linewidth=0.8, zorder=0, label="frontier",
         )  # fmt: skip
-    for name in kept:
-        panel.annotate(name, points[name], (3, 3), textcoords="offset points", fontsize=6)
+    for place, name in enumerate(kept):
+        last = place == len(kept) - 1
+        panel.annotate(
+            name, points[name], (3, -9 if place % 2 else 4), textcoords="offset points",
+            fontsize=6, horizontalalignment="right" if last else "left",
+        )  # fmt: skip
     if points:
         truth = median((row["truth"] for row in chosen(rows, label, noise=noise)), "stddev")
         panel.axhline(max(truth, FLOOR), color="0.8", linestyle=":", label=TRUTH)
