@@ -1,7 +1,14 @@
-"""Tables and figures of `field`, from its record alone."""
+"""Tables and figures of `field`, from its record alone.
+
+`python -m experiments.field_pages docs/experiments.md` writes its overview into a page, in place of
+the table below the line `<!-- numbers: field -->`.
+"""
 
 import math
+import re
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +17,8 @@ from matplotlib.figure import Figure
 
 from experiments import drawing
 from experiments.field_networks import CLASS_OF, CLASSES, NOISES
+from experiments.options import RESULTS
+from experiments.record import read
 from experiments.rivals import OURS, RIVALS, WITHOUT_ROW
 from experiments.table import Table
 
@@ -18,6 +27,8 @@ SAMPLED = ("Monte Carlo", "quasi-Monte Carlo")
 FLOOR = 1e-6
 """An error that is drawn at least."""
 TRUTH = "the truth's own error"
+PLACE = re.compile(r"(<!-- numbers: field -->\n\n)(?:\|.*\n)+")
+"""The table of a page that the overview takes the place of."""
 
 Rows = dict[tuple[str, str, str, str], dict[str, Any]]
 """Results by network, noise, point and method."""
@@ -61,9 +72,40 @@ def tables(record: dict[str, Any]) -> list[Table]:
     rows = rows_of(record)
     labels = [label for label in CLASSES if chosen(rows, label)]
     return [
-        *(_errors(rows, label) for label in labels), _frontiers(rows, labels),
-        _refusals(rows, labels), _without(),
+        overview(rows, labels), *(_errors(rows, label) for label in labels),
+        _frontiers(rows, labels), _refusals(rows, labels), _without(),
     ]  # fmt: skip
+
+
+def overview(rows: Rows, labels: Sequence[str]) -> Table:
+    """Error of standard deviations and time, by method and class."""
+    lines = []
+    for method in (*OURS, *RIVALS):
+        cells = [_cell(chosen(rows, label, method)) for label in labels]
+        if any(cells):
+            lines.append([method, *cells])
+    truths = [median((row["truth"] for row in chosen(rows, label)), "stddev") for label in labels]
+    lines.append([TRUTH, *(f"{truth:.1e}" for truth in truths)])
+    note = (
+        "Medians over the cases of a class: the error of standard deviations, relative, root mean "
+        "square over outputs, and CPU time, with the conversion of the network for packages. In "
+        "brackets: how many cases were answered, if not all."
+    )
+    return Table("All methods", ["method", *labels], lines, note)
+
+
+def _cell(own: Sequence[dict[str, Any]]) -> str:
+    answered = [row for row in own if "refused" not in row]
+    if not answered:
+        return "refused" if own else ""
+    some = f" ({len(answered)} of {len(own)})" if len(answered) < len(own) else ""
+    error, seconds = median(answered, "stddev"), median(answered, "seconds")
+    return f"{error:.1e}, {_milliseconds(seconds)}{some}"
+
+
+def _milliseconds(seconds: float) -> str:
+    """Two digits, without an exponent."""
+    return f"{float(f'{1e3 * seconds:.2g}'):g} ms"
 
 
 def _errors(rows: Rows, label: str) -> Table:
@@ -127,7 +169,7 @@ def _frontiers(rows: Rows, labels: Sequence[str]) -> Table:
             if not points:
                 continue
             told = [
-                f"{name} ({points[name][1]:.1e}, {1e3 * points[name][0]:.2g} ms)"
+                f"{name} ({points[name][1]:.1e}, {_milliseconds(points[name][0])})"
                 for name in frontier(points)
             ]
             truth = median((row["truth"] for row in chosen(rows, label, noise=noise)), "stddev")
@@ -224,3 +266,22 @@ def _draw(panel: Axes, rows: Rows, label: str, noise: float) -> None:
     panel.set_xlabel("seconds of one core", fontsize=drawing.FONT)
     panel.set_title(f"{label}, noise {noise}", fontsize=drawing.FONT)
     panel.tick_params(labelsize=drawing.FONT - 1)
+
+
+def with_overview(text: str, record: dict[str, Any]) -> str:
+    """A page with the overview of this record."""
+    made = tables(record)[0].markdown().partition("| method")
+    found, count = PLACE.subn(lambda match: f"{match[1]}{made[1]}{made[2]}", text)
+    if count != 1:
+        raise ValueError(f"the page has {count} tables below <!-- numbers: field -->, not one")
+    return found
+
+
+def main() -> None:
+    """Write the overview into the pages that are named."""
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(with_overview(page.read_text(), read(RESULTS / "field.json")))
+
+
+if __name__ == "__main__":
+    main()

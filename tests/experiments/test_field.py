@@ -108,7 +108,8 @@ def test_tables_print_what_is_lost_and_what_is_refused(rows):
     record = {"results": rows}
     made = {table.title: table for table in field_pages.tables(record)}
     assert list(made) == [
-        "Errors: small MLP", "Errors: CNN", "Frontiers", "What was refused", "Without a row",
+        "All methods", "Errors: small MLP", "Errors: CNN", "Frontiers", "What was refused",
+        "Without a row",
     ]  # fmt: skip
     lines = made["Errors: small MLP"].rows
     assert [line[0] for line in lines][-1] == field_pages.TRUTH
@@ -117,6 +118,19 @@ def test_tables_print_what_is_lost_and_what_is_refused(rows):
     assert {line[1] for line in refused} == {"small MLP", "CNN"}
     assert {line[0] for line in made["Without a row"].rows} == set(WITHOUT_ROW)
     assert set(field_pages.figures(record)) == {"field-small-mlp", "field-cnn"}
+
+
+def test_the_overview_is_written_into_a_page(rows):
+    record = {"results": rows}
+    page = "Before.\n\n<!-- numbers: field -->\n\n| old |\n| --- |\n| 1 |\n\nAfter.\n"
+    text = field_pages.with_overview(page, record)
+    assert "| old |" not in text
+    assert text.startswith("Before.\n\n<!-- numbers: field -->\n\n| method | small MLP | CNN |\n")
+    assert text.endswith("\n\nAfter.\n")
+    assert "| polynomial chaos, degree 4 | refused | refused |" in text
+    assert field_pages.with_overview(text, record) == text
+    with pytest.raises(ValueError, match="0 tables"):
+        field_pages.with_overview("Nothing.", record)
 
 
 def test_medians_leave_out_refusals_and_count_what_is_infinite():
