@@ -37,7 +37,7 @@ class Record:
         self.results: dict[str, Any] = {}
         self.earlier: list[dict[str, str]] = []
         self.runs: list[dict[str, Any]] = []
-        self._run: dict[str, Any] | None = None
+        self._run, self._added = conditions(), False
         self._written = time.monotonic()
         if path.exists():
             self._continue(read(path))
@@ -61,8 +61,8 @@ class Record:
     def add(self, key: str, result: Any) -> None:
         """Keep one more result; write it soon."""
         self.results[key] = _as_json(result)
-        if self._run is None:
-            self._run = conditions()
+        if not self._added:
+            self._added = True
             self.runs.append(self._run)
         self._run["results"] += 1
         if time.monotonic() - self._written > self._pause:
@@ -71,7 +71,7 @@ class Record:
     def write(self) -> None:
         """Write now."""
         further: dict[str, Any] = {"earlier versions": self.earlier} if self.earlier else {}
-        if self._run is not None:
+        if self._added:
             self._run["load at the end"] = load()
         write(self.path, self.settings, self.results, **further, runs=self.runs)
         self._written = time.monotonic()
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def conditions() -> dict[str, Any]:
-    """Of a run: the commit, with + where sources differ from it, the machine and its load."""
+    """Of a run that begins: the commit, with + where sources differ, the machine and its load."""
     return {
         "commit": commit(), "processor": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(), "load": load(), "results": 0,
