@@ -118,7 +118,7 @@ class Trace(Tabular):
     steps: tuple[TraceStep, ...]
     output: Any
     samples: int = 0
-    outputs: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
+    outputs: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, module: str) -> Any:
         """The Gaussian that a module returned, or the nest of them; it was kept and called once."""
