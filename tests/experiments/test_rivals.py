@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,25 @@ def test_fast_bnns_takes_three_points_of_each_unit() -> None:
     assert_close(y.mean[0], torch.from_numpy(mean), rtol=1e-6, atol=1e-7)  # weights in float32
     variance = weights @ (points - mean) ** 2
     assert_close(y.variance[0], torch.from_numpy(variance), rtol=1e-6, atol=1e-7)
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity, self.relu = nn.Identity(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.relu(self.identity(x), inplace=True) + self.relu(self.identity(x))
+
+
+@torch.no_grad()
+def test_fast_bnns_sees_no_function_in_place() -> None:
+    x = relus()
+    once = rival("FastBNNs")(nn.Sequential(nn.ReLU()), x)
+    twice = rival("FastBNNs")(InPlace(), x)  # a sum of terms that it takes as independent
+    assert_close(twice.mean, 2 * once.mean)
+    assert_close(twice.variance, 2 * once.variance)
+    assert_close(x.mean, relus().mean)
 
 
 def test_pl_dnn_of_2018_has_the_closed_form_of_zero_means() -> None:
