@@ -15,6 +15,7 @@ from experiments import (
     auto,
     cumulants,
     deep,
+    field,
     figure2,
     figure3,
     figure4,
@@ -23,6 +24,7 @@ from experiments import (
     mc_dropout,
     noisy,
     ood,
+    penultimate,
     record,
     runner,
     sampling,
@@ -40,7 +42,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     module.NAME: module
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
-        accuracy, cumulants, auto, sampling, filters, mc_dropout,
+        accuracy, cumulants, auto, sampling, filters, mc_dropout, field, penultimate,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"
@@ -67,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
         if name in OF_UCI:
             command.add_argument("--datasets", nargs="+", default=[], choices=uci.CHECKSUMS)
         if name == table3.NAME:
-            command.add_argument("--protocol", choices=table3.PROTOCOLS, help="all unless given")
+            protocols = (*table3.PROTOCOLS, table3.OWN)
+            command.add_argument("--protocol", choices=protocols, help="all unless given")
     render = commands.add_parser("render", help="tables and figures of what was measured")
     render.add_argument(
         "names", nargs="*", metavar="NAME",

@@ -42,6 +42,8 @@ class Truth(NamedTuple):
     mean_stderr: Tensor
     covariance_stderr: Tensor
     samples: int
+    halves: tuple[Tensor, ...] = ()
+    """Mean and covariance by the first half of the replicates, then by the second."""
 
     @property
     def stddev(self) -> Tensor:
@@ -137,16 +139,24 @@ def sampled(
 
 def _combined(replicates: list[_Replicate], centre: Tensor) -> Truth:
     """Averages, and standard errors by the differences of replicates about the common mean."""
+    mean, covariance, means, covariances = _averaged(replicates)
+    several, middle = len(replicates) ** 0.5, len(replicates) // 2
+    first, second = (_averaged(part)[:2] for part in (replicates[:middle], replicates[middle:]))
+    return Truth(
+        centre + mean, covariance, means.std(0) / several, covariances.std(0) / several,
+        sum(replicate.count for replicate in replicates),
+        (centre + first[0], first[1], centre + second[0], second[1]),
+    )  # fmt: skip
+
+
+def _averaged(replicates: list[_Replicate]) -> tuple[Tensor, ...]:
+    """Mean and covariance of all, and what each has about the common mean."""
     pairs = [replicate.moments() for replicate in replicates]
     means, covariances = (torch.stack(parts) for parts in zip(*pairs, strict=True))
     mean = means.mean(0)
     shift = means - mean
     covariances = covariances + shift[:, :, None] * shift[:, None, :]
-    several = len(replicates) ** 0.5
-    return Truth(
-        centre + mean, covariances.mean(0), means.std(0) / several, covariances.std(0) / several,
-        sum(replicate.count for replicate in replicates),
-    )  # fmt: skip
+    return mean, covariances.mean(0), means, covariances
 
 
 def fingerprint(model: nn.Module, mean: Tensor, covariance: Tensor, *more: object) -> str:

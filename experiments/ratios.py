@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from experiments.rivals import SAMPLED
+from experiments.ratio_methods import SAMPLED
 
 
 @final

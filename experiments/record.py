@@ -1,7 +1,9 @@
 """Results as JSON, with what is needed to make them again; a run that was stopped goes on."""
 
 import json
+import os
 import platform
+import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 
 import covprop
 from covprop.files import write_atomically
+from experiments.options import ROOT
 
 PAUSE = 5.0
 """Seconds between two writes of a growing file: what a run loses when it is killed."""
@@ -33,6 +36,8 @@ class Record:
         self.path, self.settings, self._pause = path, _as_json(settings), pause
         self.results: dict[str, Any] = {}
         self.earlier: list[dict[str, str]] = []
+        self.runs: list[dict[str, Any]] = []
+        self._run, self._added = conditions(), False
         self._written = time.monotonic()
         if path.exists():
             self._continue(read(path))
@@ -48,7 +53,7 @@ class Record:
                 f"{self.path} was made with other settings ({'; '.join(sorted(differing))}); "
                 "delete it or give another --out"
             )
-        self.results = old["results"]
+        self.results, self.runs = old["results"], old.get("runs", [])
         self.earlier = old.get("earlier versions", [])
         if old["versions"] != versions() and old["versions"] not in self.earlier:
             self.earlier.append(old["versions"])
@@ -56,13 +61,19 @@ class Record:
     def add(self, key: str, result: Any) -> None:
         """Keep one more result; write it soon."""
         self.results[key] = _as_json(result)
+        if not self._added:
+            self._added = True
+            self.runs.append(self._run)
+        self._run["results"] += 1
         if time.monotonic() - self._written > self._pause:
             self.write()
 
     def write(self) -> None:
         """Write now."""
-        earlier = {"earlier versions": self.earlier} if self.earlier else {}
-        write(self.path, self.settings, self.results, **earlier)
+        further: dict[str, Any] = {"earlier versions": self.earlier} if self.earlier else {}
+        if self._added:
+            self._run["load at the end"] = load()
+        write(self.path, self.settings, self.results, **further, runs=self.runs)
         self._written = time.monotonic()
 
 
@@ -70,7 +81,9 @@ def merge(path: Path, others: list[Path]) -> Record:
     """Add to a record what files of the same settings have and it has not: runs side by side."""
     record = Record(path, read(path if path.exists() else others[0])["settings"])
     for other in others:
-        for key, result in Record(other, record.settings).results.items():
+        added = Record(other, record.settings)
+        record.runs += [run for run in added.runs if run not in record.runs]
+        for key, result in added.results.items():
             if key not in record.results:
                 record.results[key] = result
     record.write()
@@ -92,7 +105,9 @@ def absorb_parts(record: Record, units: Iterable[str]) -> None:
         return
     found = record.results
     for path in parts:
-        found |= Record(path, record.settings).results
+        left = Record(path, record.settings)
+        found |= left.results
+        record.runs += left.runs
     order = dict.fromkeys((*(key for key in units if key in found), *found))
     record.results = {key: found[key] for key in order}
     record.write()
@@ -107,6 +122,34 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def conditions() -> dict[str, Any]:
+    """Of a run that begins: the commit, with + where sources differ, the machine and its load."""
+    return {
+        "commit": commit(), "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(), "load": load(), "results": 0,
+    }  # fmt: skip
+
+
+def commit() -> str:
+    """Of the sources; unknown outside of a clone."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", "src", "experiments", ":!experiments/results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}+" if changed else head
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def load() -> float:
+    """Processes that wanted to run, on average over the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def read(path: Path) -> dict[str, Any]:

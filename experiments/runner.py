@@ -113,4 +113,17 @@ def markdown(experiment: ModuleType, record: dict[str, Any], drawn: dict[str, An
 def _conditions(record: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items())
-    return f"Made with {versions}; {settings}."
+    return f"Made with {versions}; {settings}.{_runs(record)}"
+
+
+def _runs(record: dict[str, Any]) -> str:
+    """Commits, threads and load, in words, and of how many results they are known."""
+    runs = record.get("runs", [])
+    if not runs:
+        return ""
+    known, total = sum(run["results"] for run in runs), len(record["results"])
+    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
+    threads = ", ".join(dict.fromkeys(str(run["threads"]) for run in runs))
+    loads = [run[when] for run in runs for when in ("load", "load at the end") if when in run]
+    some = f" Of {known} of the {total} results: commit" if known < total else " Commit"
+    return f"{some} {commits}; threads {threads}; load {min(loads)} to {max(loads)}."

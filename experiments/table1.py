@@ -18,11 +18,10 @@ from torch import nn
 
 import covprop as cp
 from benchmarks import inputs, models
-from experiments import drawing, rivals
+from experiments import drawing, ratio_methods
 from experiments.options import Options
 from experiments.randomness import seeded
-from experiments.ratios import noise, ratio, seconds
-from experiments.rivals import (
+from experiments.ratio_methods import (
     BEYOND,
     CENTRED,
     CUMULANTS,
@@ -34,6 +33,7 @@ from experiments.rivals import (
     SERIES,
     SPLIT,
 )
+from experiments.ratios import noise, ratio, seconds
 from experiments.table import Table
 
 NAME = "table1"
@@ -94,7 +94,7 @@ STYLES = {
 
 def settings(options: Options) -> dict[str, Any]:
     """What the instances depend on; their number is not part of it."""
-    samples = rivals.SMOKE_SAMPLES if options.smoke else rivals.SAMPLES
+    samples = ratio_methods.SMOKE_SAMPLES if options.smoke else ratio_methods.SAMPLES
     return {"seed": options.seed, "samples": samples, "smoke": options.smoke, "dtype": "float32"}
 
 
@@ -127,8 +127,8 @@ def measure(key: str, options: Options) -> dict[str, Any]:
     """One instance by every method of the paper, or by those beyond it."""
     model, x = instance(key, options)
     if (part := key.rpartition("/")[2]) in BEYOND:
-        return rivals.beyond(part, model, x)
-    return rivals.measured(model, x, settings(options)["samples"], options.seed, key)
+        return ratio_methods.beyond(part, model, x)
+    return ratio_methods.measured(model, x, settings(options)["samples"], options.seed, key)
 
 
 def grouped(record: dict[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 import covprop as cp
 from benchmarks import inputs
-from experiments import drawing, mnist, rivals, training
+from experiments import drawing, mnist, ratio_methods, training
 from experiments.options import Options
 from experiments.randomness import seeded
+from experiments.ratio_methods import CENTRED, EXACT, METHODS, PUBLISHED, SAMPLED
 from experiments.ratios import noise, ratio, seconds
-from experiments.rivals import CENTRED, EXACT, METHODS, PUBLISHED, SAMPLED
 from experiments.table import Table
 
 NAME = "table2"
@@ -38,7 +38,7 @@ MAPS = {"average": (drawing.DIVERGING, 0.4, 1.6), "standard deviation": (drawing
 
 def settings(options: Options) -> dict[str, Any]:
     """What the instances depend on, the weights among it."""
-    samples = rivals.SMOKE_SAMPLES if options.smoke else rivals.SAMPLES
+    samples = ratio_methods.SMOKE_SAMPLES if options.smoke else ratio_methods.SAMPLES
     weights = None if options.smoke else training.checksum(training.found(options))
     return {"seed": options.seed, "samples": samples, "smoke": options.smoke, "dtype": "float32",
             "covariance": "unit Frobenius norm", "weights": weights}  # fmt: skip
@@ -60,7 +60,7 @@ def measure(key: str, options: Options) -> dict[str, Any]:
     covariance = (covariance / torch.linalg.matrix_norm(covariance)).float()
     x = cp.Gaussian(digits.images[chosen], covariance, validate_args=False)
     samples = settings(options)["samples"]
-    result = rivals.measured(model, x, samples, options.seed, NAME, key, covariance=True)
+    result = ratio_methods.measured(model, x, samples, options.seed, NAME, key, covariance=True)
     return {"image": chosen, "label": int(digits.labels[chosen]), **result}
 
 

@@ -60,7 +60,7 @@ def run(options: Options) -> dict[str, Any]:
         "batch": BATCH, "largest rate": RATE, "weight decay": DECAY, "images": len(digits.images),
         "threads": torch.get_num_threads(),
     }  # fmt: skip
-    record.write(options.path(NAME), settings, results)
+    record.write(options.path(NAME), settings, results, runs=[record.conditions()])
     return results
 
 

@@ -20,7 +20,7 @@ from experiments import (
     mnist,
     noisy,
     ood,
-    rivals,
+    ratio_methods,
     split,
     table1,
     table2,
@@ -66,7 +66,7 @@ def few(monkeypatch):
         "CNN-8": (partial(convolutional, 8, 4, 2), (1, 4, 4)),
     }  # fmt: skip
     monkeypatch.setattr(table1, "SMALL", small)
-    monkeypatch.setattr(rivals, "SMOKE_SAMPLES", 400)
+    monkeypatch.setattr(ratio_methods, "SMOKE_SAMPLES", 400)
     some = {name: accuracy.ARCHITECTURES[name] for name in ("VGG", "gated MLP")}
     monkeypatch.setattr(accuracy, "ARCHITECTURES", some)
     layers = nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10)

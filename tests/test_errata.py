@@ -14,7 +14,7 @@ import covprop as cp
 from covprop import bayes
 from experiments import mnist, regression, table1, table3, uci
 from experiments.options import Options
-from experiments.rivals import CENTRED, METHODS, PIECEWISE
+from experiments.ratio_methods import CENTRED, METHODS, PIECEWISE
 from tests.layers import propagate
 from tests.oracles import normal_cdf, normal_pdf, rectified_mean
 

@@ -550,3 +550,94 @@ def test_nothing_and_what_does_not_vary_can_be_traced(samples: int) -> None:
 def test_a_method_without_layers_is_refused() -> None:
     with pytest.raises(TypeError, match="samples=10_000"):
         cp.trace(torch.relu, isotropic(2), cp.MonteCarlo(10))
+
+
+# Gaussians of modules, by their paths.
+
+
+def prefix(model: nn.Sequential, length: int, x: cp.Gaussian) -> cp.Gaussian:
+    with torch.no_grad():
+        return propagate(model[:length], x)
+
+
+@pytest.mark.parametrize("keep", [True, ("3", "1", "4")])
+def test_a_module_has_the_gaussian_of_what_it_returns(keep: Any) -> None:
+    layers = nn.Linear(4, 6), nn.GELU(), nn.Dropout(), nn.Linear(6, 5), nn.Identity()
+    model, x = network(*layers), isotropic(2, 4, batch_dims=1)
+    trace = cp.trace(model, x, keep=keep)
+    for path, length in (("1", 2), ("3", 4), ("4", 5)):
+        expected = prefix(model, length, x)
+        assert_close(trace[path].mean, expected.mean)
+        assert_close(trace[path].covariance_matrix, expected.covariance_matrix)
+    assert set(trace.outputs) == ({"", *"01234"} if keep is True else set(keep))
+    assert all((step.gaussian is not None) == (keep is True) for step in trace.steps)
+
+
+class Twofold(nn.Module):
+    """Returns what it made before its last operation, changed in place, beside another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        first = self.layer(x)
+        other = self.other(first)
+        first += 1
+        return {"first": first, "known": torch.ones(1), "pair": (other.relu(), other)}
+
+
+def test_a_module_is_asked_for_what_it_returns_and_not_for_its_last_operation() -> None:
+    model, x = network(Twofold()), isotropic(4)
+    returned = cp.trace(model, x, keep="0")["0"]
+    layer = propagate(model[0].layer, x)
+    other = propagate(lambda y: model[0].other(model[0].layer(y)), x)
+    assert_close(returned["first"].mean, layer.mean + 1)
+    assert_close(returned["first"].covariance_matrix, layer.covariance_matrix)
+    assert torch.equal(returned["known"], torch.ones(1))
+    assert_close(returned["pair"][1].covariance_matrix, other.covariance_matrix)
+    assert_close(returned["pair"][0].mean, propagate(torch.relu, other).mean)
+    whole = cp.trace(model, x, keep=True)
+    assert_close(whole["0.layer"].mean, layer.mean)  # before it was changed in place
+    assert_close(whole["0"]["first"].mean, layer.mean + 1)
+
+
+def test_an_lstm_has_all_that_it_returns() -> None:
+    trace = cp.trace(
+        ARCHITECTURES["LSTM"].build(), isotropic(2, 6, 4, batch_dims=1), keep=["lstm", ""]
+    )
+    sequence, (hidden, cell) = trace["lstm"]
+    assert sequence.mean.shape == (2, 6, 8)
+    assert_close(sequence.mean[:, -1], hidden.mean[:, 0])  # the batch first
+    assert not torch.equal(hidden.mean, cell.mean)
+    assert_close(trace[""].covariance_matrix, trace.output.covariance_matrix)
+
+
+def test_a_module_that_has_no_gaussian_is_a_sentence() -> None:
+    twice = nn.Linear(4, 4)
+    model, x = network(twice, nn.ReLU(), twice), isotropic(4)
+    with pytest.raises(ValueError, match=r"give cp\.trace keep=True"):
+        cp.trace(model, x)["0"]
+    with pytest.raises(ValueError, match=r"'5' is none; there are '', '0', '1'"):
+        cp.trace(model, x, keep="5")
+    with pytest.raises(ValueError, match="a function has no modules"):
+        cp.trace(torch.relu, x, keep="0")
+    trace = cp.trace(model, x, keep=("0", "1"))
+    with pytest.raises(ValueError, match="no output of a module '' was kept; there are '0', '1'"):
+        trace[""]
+    with pytest.raises(ValueError, match="the module '0' was called 2 times"):
+        trace["0"]
+    assert len(trace.outputs["0"]) == 2
+
+
+class Refusing(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.fft.fft(x)
+
+
+def test_no_hook_is_left() -> None:
+    hooks = nn.modules.module._global_forward_hooks
+    before = dict(hooks)
+    with pytest.raises(cp.UnsupportedOperation):
+        cp.trace(network(nn.Linear(4, 4), Refusing()), isotropic(4), keep=True)
+    assert dict(hooks) == before

@@ -12,6 +12,7 @@ from experiments import corpus, corpus_networks, corpus_truth
 from experiments.corpus_networks import Fit, Tabular, trained
 from experiments.corpus_targets import TARGETS
 from experiments.corpus_truth import Truth, sampled
+from tests.oracles import assert_close
 
 CASES = {case.name: case for case in corpus.cases()}
 MOST = 2**18
@@ -193,3 +194,13 @@ def test_the_command_writes_lines_and_tables(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         name for name in CASES if name.startswith("random/2")
     ]
+
+
+def test_the_halves_of_a_truth_together_are_the_truth():
+    mean, covariance = moments(3)
+    truth = sampled(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).double(), mean, covariance, 0, 1)
+    first, own, second, other = truth.halves
+    assert not torch.equal(first, second)
+    assert_close(truth.mean, (first + second) / 2)
+    shift = (first - second) / 2
+    assert_close(truth.covariance, (own + other) / 2 + torch.outer(shift, shift))

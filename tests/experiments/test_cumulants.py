@@ -6,9 +6,9 @@ import pytest
 from experiments import accuracy, cumulants, record, table1
 from experiments.cumulants import CUMULANTS, EXACT
 from experiments.options import RESULTS
+from experiments.ratio_methods import CUMULANTS as COLUMN
+from experiments.ratio_methods import EXACT as EXACT_COLUMN
 from experiments.ratios import noise, ratio
-from experiments.rivals import CUMULANTS as COLUMN
-from experiments.rivals import EXACT as EXACT_COLUMN
 
 RECORD = record.read(RESULTS / f"{cumulants.NAME}.json")
 RANDOM = cumulants.part_of(RECORD, cumulants.RANDOM)

@@ -1,6 +1,7 @@
 """Records: what is written, what is continued, what is refused."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from experiments import runner
+from experiments import record, runner
 from experiments.__main__ import main
 from experiments.options import Options
 from experiments.randomness import seed_of, seeded
@@ -44,17 +45,41 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_results(tmp_path):
         runner.run(counting(stop_at="a/1")[0], options)
     assert list(read(tmp_path / "parts.json")["results"]) == ["a/0"]
     experiment, asked = counting()
-    assert runner.run(experiment, options) == whole
+    found = runner.run(experiment, options)
+    assert [run.pop("results") for run in found.pop("runs")] == [1, 2]  # a run is another fact
+    assert [run.pop("results") for run in whole.pop("runs")] == [3]
+    assert found == whole
     assert asked == ["a/1", "a/2"]
+
+
+def test_a_record_says_by_what_each_part_was_made(tmp_path):
+    path = tmp_path / "r.json"
+    for instances in (1, 3, 3):  # nothing is added by the last
+        runner.run(counting()[0], Options(instances=instances, out=path))
+    runs = read(path)["runs"]
+    assert [run["results"] for run in runs] == [1, 2]
+    for run in runs:
+        assert re.fullmatch(r"[0-9a-f]{12}\+?|unknown", run["commit"])
+        assert run["threads"] == torch.get_num_threads()
+        assert run["load"] >= 0
+        assert run["load at the end"] >= 0
+    (tmp_path / "r.json").rename(tmp_path / "other.json")
+    merged = merge(path, [tmp_path / "other.json", tmp_path / "other.json"])
+    assert merged.runs == runs
+
+
+def test_no_commit_is_known_outside_of_a_clone(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    assert record.commit() == "unknown"
 
 
 def test_more_instances_extend_a_record(tmp_path):
     options = Options(instances=2, out=tmp_path / "r.json")
     runner.run(counting()[0], options)
     experiment, asked = counting()
-    record = runner.run(experiment, Options(instances=4, out=tmp_path / "r.json"))
+    found = runner.run(experiment, Options(instances=4, out=tmp_path / "r.json"))
     assert asked == ["a/2", "a/3"]
-    assert len(record["results"]) == 4
+    assert len(found["results"]) == 4
 
 
 def test_only_what_was_chosen_is_measured(tmp_path):
@@ -85,9 +110,9 @@ def test_a_record_says_which_versions_it_was_begun_with(tmp_path):
     write(path, {"seed": 0}, {"a/0": 1})
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "versions": {"covprop": "0.0.1"}}))
-    record = Record(path, {"seed": 0})
-    record.add("a/1", 2)
-    record.write()
+    continued = Record(path, {"seed": 0})
+    continued.add("a/1", 2)
+    continued.write()
     assert read(path)["earlier versions"] == [{"covprop": "0.0.1"}]
     assert read(path)["results"] == {"a/0": 1, "a/1": 2}
 

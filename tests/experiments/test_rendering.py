@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.ratio_methods import EXACT, SAMPLED
 from experiments.ratios import noise, ratio, seconds
-from experiments.rivals import EXACT, SAMPLED
 from experiments.table import Table
 
 

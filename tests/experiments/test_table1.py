@@ -7,8 +7,8 @@ import pytest
 
 from experiments import record, table1
 from experiments.options import RESULTS
+from experiments.ratio_methods import CENTRED, EXACT, PUBLISHED, SERIES
 from experiments.ratios import noise, ratio
-from experiments.rivals import CENTRED, EXACT, PUBLISHED, SERIES
 
 ENOUGH = {"FC-4": 200, "FC-8": 200, "CNN-4": 50, "CNN-8": 50}
 every_network = pytest.mark.parametrize("network", table1.NETWORKS)

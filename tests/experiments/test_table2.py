@@ -7,8 +7,8 @@ import pytest
 
 from experiments import record, table2
 from experiments.options import RESULTS
+from experiments.ratio_methods import CENTRED, EXACT, PIECEWISE, PUBLISHED, SERIES
 from experiments.ratios import ratio
-from experiments.rivals import CENTRED, EXACT, PIECEWISE, PUBLISHED, SERIES
 
 ENOUGH = 40
 

@@ -1,7 +1,8 @@
 """The result of `cp.trace`: every step of a propagation, and how normal its samples are."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, final
 
@@ -107,6 +108,7 @@ class Trace(Tabular):
         steps: the inputs, then every result of every operation.
         output: what `cp.propagate` returns.
         samples: how many were drawn.
+        outputs: what each module returned at each of its calls, by its path, with `keep`.
 
     Example:
         trace = cp.trace(model, x, samples=10_000)
@@ -116,6 +118,27 @@ class Trace(Tabular):
     steps: tuple[TraceStep, ...]
     output: Any
     samples: int = 0
+    outputs: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getitem__(self, module: str) -> Any:
+        """The Gaussian that a module returned, or the nest of them; it was kept and called once."""
+        if not self.outputs:
+            raise ValueError(
+                "this trace has kept no Gaussians; give cp.trace keep=True, or the path of a "
+                "module, as in keep='4'"
+            )
+        calls = self.outputs.get(module, ())
+        if not calls:
+            raise ValueError(
+                f"no output of a module {module!r} was kept; there are "
+                f"{', '.join(map(repr, self.outputs))}"
+            )
+        if len(calls) > 1:
+            raise ValueError(
+                f"the module {module!r} was called {len(calls)} times; trace.outputs[{module!r}] "
+                "has what it returned each time"
+            )
+        return calls[0]
 
     def at(self, module: str) -> tuple[TraceStep, ...]:
         """The steps of a module and of all its submodules."""

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from covprop.activations import Activation
-from covprop.covariance import Covariance, Dense
+from covprop.covariance import Covariance
+from covprop.diagnostics.outputs import ModuleOutputs, kept_gaussian
 from covprop.diagnostics.steps import Normality, NormalityTest, Trace, TraceStep
 from covprop.errors import UnsupportedOperation
 from covprop.flow.batch_position import FIRST, Position
@@ -57,7 +58,7 @@ def trace(
     method: LayerwiseMethod | str = GAUSSIAN_LAYERS,
     samples: int = 0,
     generator: torch.Generator | None = None,
-    keep: bool = False,
+    keep: bool | str | Sequence[str] = False,
     **named_inputs: Any,
 ) -> Trace:
     """Record the Gaussian after every operation of `cp.propagate`, without gradients.
@@ -72,7 +73,8 @@ def trace(
         method: a method that goes from layer to layer.
         samples: run the module also on so many samples, 100 or more.
         generator: random numbers of the samples.
-        keep: keep the whole Gaussian of every step.
+        keep: keep the whole Gaussian of every step and module; or the path of a module, or several,
+            to keep what those return. `trace["layer1.0"]` gives it.
         named_inputs: keyword arguments of the module.
 
     Returns:
@@ -80,6 +82,7 @@ def trace(
 
     Example:
         print(cp.trace(model, x, samples=10_000))
+        cp.trace(model, x, keep="0")["0"]
     """
     if inputs and is_method(inputs[-1]):
         *inputs, method = inputs  # type: ignore[assignment]
@@ -96,16 +99,18 @@ def trace(
     call, _ = checked(module, inputs, method, named_inputs)
     warn_of_arguments(call)
     method.check_skewness(call.inputs)
-    tracer = Tracer(module, method, keep)
+    outputs = ModuleOutputs(module_names(module), keep, method)
+    tracer = Tracer(module, method, keep is True)
     tracer.begin(call.inputs)
-    output = method.traverse(call, tracer, tracer.observe)
+    with outputs.watching():
+        output = method.traverse(call, tracer, tracer.observe)
     arguments = (call.arguments, call.named_arguments)
     normality = _normality(module, arguments, tracer, samples, generator) if samples else {}
     steps = (
         replace(draft.step, orders=tuple(sorted(draft.orders)), normality=normality.get(i))
         for i, draft in enumerate(tracer.drafts)
     )
-    return Trace(tuple(steps), output, samples)
+    return Trace(tuple(steps), output, samples, outputs.found)
 
 
 @final
@@ -187,9 +192,7 @@ class Tracer:
     ) -> TraceStep:  # fmt: skip
         whole = None
         if self._keep and covariance is not None:
-            compact = covariance.independent or covariance.factored
-            kept = covariance if compact else Dense(covariance.matrix())
-            whole = Gaussian(mean, kept, validate_args=False, method=self._method)
+            whole = kept_gaussian(mean, covariance, self._method)
         return TraceStep(
             module, name, tuple(batch_at.shape(mean.shape)), mean.clone(),
             variance.reshape(mean.shape).clone(),
