@@ -176,6 +176,17 @@ class Activation(ABC):
         elements = tuple(element.to(dtype) for element in self.elements(mean, variance))
         return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
 
+    def of_matrix(
+        self, mean: Tensor, covariance: Tensor, order: int | None, published: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """Mean and covariance matrix by one compiled kernel, None where there is none.
+
+        mean (*batch, n), covariance (*batch, n, n); order: of the series of pairs, None for pairs
+        to rounding; published: whether the variances are those of the series.
+        """
+        del mean, covariance, order, published
+        return None
+
     def observed(self, note: Callable[[int], None]) -> "Activation":
         """A copy that notes how many terms the series of its pairs take, 0 for none at all."""
         del note
@@ -204,6 +215,7 @@ def noting(
 ) -> Observed:
     """A copy whose calls of some methods are noted: (arguments, result) -> the order, if any."""
     copied = copy(activation)
+    object.__setattr__(copied, "of_matrix", lambda *_: None)  # which tells nothing of its series
 
     def watched(name: str, order_of: Callable[[Any, Any], int | None]) -> Callable[..., Any]:
         function = getattr(activation, name)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, Segments, declare
 from covprop.activations.closed import power
-from covprop.activations.correlated import Correlated
-from covprop.activations.knots import Pieces, Side, knots_covariance, knots_formula
+from covprop.activations.correlated import LADDER, LAST_COEFFICIENTS, Correlated
+from covprop.activations.knots import COST, FINE, Pieces, Side, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
-from covprop.kernels import compiled, compiled_moments
+from covprop.kernels import compiled, compiled_layer, compiled_moments
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
     in_dtype,
@@ -164,6 +164,34 @@ class Piecewise(Correlated):
             torch.stack(heights) if heights else nothing, widths, torch.zeros_like(widths),
         )  # fmt: skip
         return Prepared(found.mean, found.variance, (*series, *in_dtype(own, dtype)))
+
+    def of_matrix(
+        self, mean: Tensor, covariance: Tensor, order: int | None, published: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """Where there are no jumps, and no slopes of single elements."""
+        pieces = self._continuous_pieces
+        if pieces is None:
+            return None
+        terms = self._terms(order, published, covariance.dtype)
+        return compiled_layer.piecewise_layer(self.function, pieces, mean, covariance, terms)
+
+    @cached_property
+    def _continuous_pieces(self) -> compiled_layer.Pieces | None:
+        if not self.uniform or self.has_jumps:
+            return None
+        knots, slopes = (tuple(map(float, row)) for row in (self.knots, self.slopes))  # type: ignore[arg-type]
+        return compiled_layer.Pieces(knots, slopes)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def _terms(cls, order: int | None, published: bool, dtype: torch.dtype) -> compiled_layer.Terms:
+        if order is not None:
+            return compiled_layer.Terms((order,), published, narrow=NARROW)
+        return compiled_layer.Terms(
+            tuple(k for k in LADDER if k <= cls.max_order), bounded=True,
+            accuracy=cls.accuracy[dtype], few=cls.compiled_pairs, direct_cost=COST,
+            last=LAST_COEFFICIENTS, narrow=NARROW, fine=FINE[dtype],
+        )  # fmt: skip
 
     def _compiled_moments(
         self, mean: Tensor, variance: Tensor, order: int

@@ -165,6 +165,13 @@ class Dense(Covariance):
         matrix.diagonal(dim1=-2, dim2=-1).copy_(variance)
         return Dense(matrix)
 
+    def of_matrix(
+        self, function: Callable[[Tensor], tuple[Tensor, Tensor] | None]
+    ) -> "tuple[Tensor, Covariance] | None":
+        """It is the matrix."""
+        found = function(self.values)
+        return None if found is None else (found[0], Dense(found[1]))
+
     @torch.no_grad()
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
         """The largest size of `pair` off the diagonal."""

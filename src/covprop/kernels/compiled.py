@@ -119,6 +119,11 @@ def load(path: Path) -> ctypes.CDLL:
         largest.argtypes = (count, count, pointer, count, count, threads)
         congruence.argtypes = (*(count,) * 3, pointer, pointer, pointer, threads)
         largest.restype = congruence.restype = ctypes.c_double
+        layer = getattr(found, f"piecewise_layer_{name}")
+        layer.argtypes = (
+            pointer, count, count, pointer, pointer, pointer, count, count, pointer, pointer, threads,
+        )  # fmt: skip
+        layer.restype = ctypes.c_int64
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
     found.piecewise_moments.restype = ctypes.c_int64
@@ -181,7 +186,7 @@ def pairs(
     the series nor a direct formula reaches.
     """
     *batch, rows, columns = covariance.shape
-    matrix = _matrices(covariance)
+    matrix = matrices(covariance)
     result = torch.empty(covariance.shape, dtype=covariance.dtype)
     orders, accuracy = bound or ((), 0.0)
     ladder = (ctypes.c_int64 * len(orders))(*orders)
@@ -214,11 +219,11 @@ def pairs(
         ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
         accuracy, cost, height, rounding(DEGENERATE, result.dtype),
     )  # fmt: skip
-    beyond = _function("pairs", result)(ctypes.byref(call), threads(result.numel()))
+    beyond = function("pairs", result)(ctypes.byref(call), threads(result.numel()))
     return result, beyond
 
 
-def _matrices(covariance: Tensor) -> Tensor:
+def matrices(covariance: Tensor) -> Tensor:
     """The batch as one dimension, and rows without gaps."""
     matrix = covariance.reshape(-1, *covariance.shape[-2:])
     return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
@@ -226,9 +231,9 @@ def _matrices(covariance: Tensor) -> Tensor:
 
 def largest_correlation(covariance: Tensor) -> float:
     """The largest |rho| of two elements, from Cov (*batch, n, n)."""
-    matrix = _matrices(covariance)
+    matrix = matrices(covariance)
     count, size = matrix.shape[:2]
-    found: float = _function("largest", matrix)(
+    found: float = function("largest", matrix)(
         count, size, matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
         threads(matrix.numel()),
     )  # fmt: skip
@@ -240,7 +245,7 @@ def congruence(covariance: Tensor, weight: Tensor) -> tuple[Tensor, float]:
     (m, n), batch = weight.shape, covariance.shape[:-2]
     result = torch.empty((*batch, m, m), dtype=weight.dtype)
     covariance, weight = covariance.contiguous(), weight.contiguous()
-    least: float = _function("congruence", result)(
+    least: float = function("congruence", result)(
         batch.numel(), m, n, weight.data_ptr(), covariance.data_ptr(), result.data_ptr(),
         threads(covariance.numel()),
     )  # fmt: skip
@@ -274,7 +279,7 @@ def series_backward(
     made = [torch.empty(t.shape, dtype=t.dtype) for t in given[:3]]
     pointers = (t.data_ptr() for t in (*given, *made))
     call = _SeriesBackward(count, rows, columns, order, *pointers)
-    _function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
+    function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
     return made[0], made[1], made[2]
 
 
@@ -292,8 +297,7 @@ def _element_wise(name: str, tensors: Sequence[Tensor], *results: int) -> None:
     )
     limit = ctypes.c_double(rounding(DEGENERATE, first.dtype))
     pointers = (ctypes.c_void_p(result) for result in results)
-    function = _function(name, first)
-    function(shape, arguments, *pointers, limit, threads(first.numel()))
+    function(name, first)(shape, arguments, *pointers, limit, threads(first.numel()))
 
 
 def loaded() -> ctypes.CDLL:
@@ -303,9 +307,10 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
-def _function(name: str, like: Tensor) -> "ctypes._FuncPointer":
-    function: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
-    return function
+def function(name: str, like: Tensor) -> "ctypes._FuncPointer":
+    """The function of this name for numbers of this dtype."""
+    found: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
+    return found
 
 
 def threads(count: int) -> int:

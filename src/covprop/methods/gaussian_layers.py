@@ -56,6 +56,9 @@ def exact_moments(
     activation: Activation, mean: Tensor, covariance: Covariance
 ) -> tuple[Tensor, Covariance]:
     """Mean (*batch, n) and covariance of an activation of a Gaussian vector."""
+    whole = covariance.of_matrix(lambda matrix: activation.of_matrix(mean, matrix, None))
+    if whole is not None:
+        return whole
     variance = covariance.diagonal().double()
     point = mean.double()
     if covariance.independent:

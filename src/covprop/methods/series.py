@@ -68,6 +68,13 @@ class Series(MaximaOption):
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
         """Cov = c_ij sum_k rho^(k-1) (a_k / sigma)_i (a_k / sigma)_j."""
+        if self.order is not None:
+            order, published = self.order, not self.exact_variance
+            whole = covariance.of_matrix(
+                lambda matrix: activation.of_matrix(mean, matrix, order, published)
+            )
+            if whole is not None:
+                return whole
         variance = covariance.diagonal().double()
         point = mean.double()
         if covariance.independent and self.exact_variance:

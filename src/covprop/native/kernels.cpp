@@ -5,7 +5,7 @@
 
 #include "congruence.h"
 #include "elementwise.h"
-#include "moments.h"
+#include "layer.h"
 #include "quadrature.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -26,6 +26,13 @@
     EXPORTED double congruence_##NAME(int64_t batch, int64_t m, int64_t n, const T* a, const T* s,  \
                                       T* result, int threads) {                                    \
         return congruences(batch, m, n, a, s, result, threads);                                    \
+    }                                                                                              \
+    EXPORTED int64_t piecewise_layer_##NAME(                                                       \
+        const PiecewiseLayer* function, int64_t batch, int64_t n, const double* mean,              \
+        const double* values, const T* covariance, int64_t matrix, int64_t row, double* centre,   \
+        T* result, int threads) {                                                                  \
+        return piecewise_layer(*function, batch, n, mean, values, covariance, matrix, row, centre, \
+                               result, threads);                                                   \
     }                                                                                              \
     EXPORTED void series_backward_##NAME(const SeriesBackward<T>* job, int threads) {            \
         series_backward(*job, threads);                                                            \
