@@ -179,7 +179,7 @@ class Piecewise(Correlated):
     def _continuous_pieces(self) -> compiled_layer.Pieces | None:
         if not self.uniform or self.has_jumps:
             return None
-        knots, slopes = (tuple(map(float, row)) for row in (self.knots, self.slopes))  # type: ignore[arg-type]
+        knots, slopes = (tuple(map(float, row)) for row in (self.knots, self.slopes))
         return compiled_layer.Pieces(knots, slopes)
 
     @classmethod

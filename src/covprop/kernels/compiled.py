@@ -120,9 +120,8 @@ def load(path: Path) -> ctypes.CDLL:
         congruence.argtypes = (*(count,) * 3, pointer, pointer, pointer, threads)
         largest.restype = congruence.restype = ctypes.c_double
         layer = getattr(found, f"piecewise_layer_{name}")
-        layer.argtypes = (
-            pointer, count, count, pointer, pointer, pointer, count, count, pointer, pointer, threads,
-        )  # fmt: skip
+        sizes, pointers = (count, count), (pointer,) * 3
+        layer.argtypes = (pointer, *sizes, *pointers, *sizes, pointer, pointer, threads)
         layer.restype = ctypes.c_int64
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
@@ -154,21 +153,20 @@ def description() -> str:
 
 def usable(*tensors: Tensor) -> bool:
     """Whether the library is there and takes these tensors, none of which is differentiated."""
-    first = tensors[0]
+    first, differentiated = tensors[0], torch.is_grad_enabled()
+    dtype = first.dtype
+    for tensor in tensors:  # numbers in the memory of the CPU: no transform's, no fake
+        if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu:
+            return False
+        if is_functorch_wrapped_tensor(tensor) or (differentiated and tensor.requires_grad):
+            return False
     return (
-        first.dtype in NAMES
+        dtype in NAMES
         and first.numel() > 0
-        and all(_plain(t) and t.dtype == first.dtype for t in tensors)
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and forward_ad._current_level < 0  # whose tangents would be lost
         and not torch.compiler.is_compiling()
         and library() is not None
     )
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether it is numbers in the memory of the CPU: not a transform's, a fake or on a device."""
-    return type(tensor) in PLAIN and tensor.is_cpu and not is_functorch_wrapped_tensor(tensor)
 
 
 def pairs(
