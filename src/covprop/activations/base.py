@@ -20,6 +20,9 @@ Factory: TypeAlias = Callable[..., "Activation"]
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
 
+MatrixFunction: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Mean and covariance matrix of a vector -> those of its activation."""
+
 CLOSED = "exact: closed form"
 INTEGRAL = "exact: closed form and one-dimensional integral"
 QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
@@ -177,14 +180,16 @@ class Activation(ABC):
         return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
 
     def of_matrix(
-        self, mean: Tensor, covariance: Tensor, order: int | None, published: bool = False
-    ) -> tuple[Tensor, Tensor] | None:
+        self, mean: Tensor, covariance: Tensor, by_torch: MatrixFunction,
+        order: int | None = None, published: bool = False,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Mean and covariance matrix by one compiled kernel, None where there is none.
 
-        mean (*batch, n), covariance (*batch, n, n); order: of the series of pairs, None for pairs
-        to rounding; published: whether the variances are those of the series.
+        mean (*batch, n), covariance (*batch, n, n); by_torch: the same function as torch code;
+        order: of the series of pairs, None for pairs to rounding; published: whether the variances
+        are those of the series.
         """
-        del mean, covariance, order, published
+        del mean, covariance, by_torch, order, published
         return None
 
     def observed(self, note: Callable[[int], None]) -> "Activation":
@@ -215,7 +220,9 @@ def noting(
 ) -> Observed:
     """A copy whose calls of some methods are noted: (arguments, result) -> the order, if any."""
     copied = copy(activation)
-    object.__setattr__(copied, "of_matrix", lambda *_: None)  # which tells nothing of its series
+    object.__setattr__(
+        copied, "of_matrix", lambda *_, **__: None
+    )  # which tells nothing of its series
 
     def watched(name: str, order_of: Callable[[Any, Any], int | None]) -> Callable[..., Any]:
         function = getattr(activation, name)

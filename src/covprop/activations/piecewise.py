@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, Segments, declare
+from covprop.activations.base import (
+    INTEGRAL,
+    Activation,
+    Elements,
+    MatrixFunction,
+    Prepared,
+    Segments,
+    declare,
+)
 from covprop.activations.closed import power
 from covprop.activations.correlated import LADDER, LAST_COEFFICIENTS, Correlated
 from covprop.activations.knots import COST, FINE, Pieces, Side, knots_covariance, knots_formula
@@ -142,9 +150,17 @@ class Piecewise(Correlated):
 
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance from the same positions; those of a ReLU in few operations."""
-        found = self._compiled_moments(mean, variance, 0)
-        if found is not None:
+        found = self._compiled_moments(mean.detach(), variance.detach(), 0)
+        followed = compiled_layer.is_followed(mean, variance)
+        if found is not None and not followed:
             return found.mean, found.variance
+        if found is not None and (pieces := self._continuous_pieces) is not None:
+            terms = self._terms(None, published=False, dtype=mean.dtype)
+            layer = compiled_layer.Layer(self.function, pieces, terms, self._marginals)
+            return compiled_layer.piecewise_marginals(layer, mean, variance, found[:2])
+        return self._marginals(mean, variance)
+
+    def _marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         if self.segments == RELU:
             return rectified_moments(mean, variance)
         pieces = self._pieces(mean, variance)
@@ -166,14 +182,16 @@ class Piecewise(Correlated):
         return Prepared(found.mean, found.variance, (*series, *in_dtype(own, dtype)))
 
     def of_matrix(
-        self, mean: Tensor, covariance: Tensor, order: int | None, published: bool = False
-    ) -> tuple[Tensor, Tensor] | None:
+        self, mean: Tensor, covariance: Tensor, by_torch: MatrixFunction,
+        order: int | None = None, published: bool = False,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Where there are no jumps, and no slopes of single elements."""
         pieces = self._continuous_pieces
         if pieces is None:
             return None
         terms = self._terms(order, published, covariance.dtype)
-        return compiled_layer.piecewise_layer(self.function, pieces, mean, covariance, terms)
+        layer = compiled_layer.Layer(self.function, pieces, terms, by_torch)
+        return compiled_layer.piecewise_layer(layer, mean, covariance)
 
     @cached_property
     def _continuous_pieces(self) -> compiled_layer.Pieces | None:

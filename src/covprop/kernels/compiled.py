@@ -119,13 +119,13 @@ def load(path: Path) -> ctypes.CDLL:
         largest.argtypes = (count, count, pointer, count, count, threads)
         congruence.argtypes = (*(count,) * 3, pointer, pointer, pointer, threads)
         largest.restype = congruence.restype = ctypes.c_double
-        layer = getattr(found, f"piecewise_layer_{name}")
-        sizes, pointers = (count, count), (pointer,) * 3
-        layer.argtypes = (pointer, *sizes, *pointers, *sizes, pointer, pointer, threads)
-        layer.restype = ctypes.c_int64
+        for layer, given in (("piecewise_layer", 5), ("piecewise_layer_backward", 6)):
+            getattr(found, f"{layer}_{name}").argtypes = (*(pointer,) * given, threads)
+            getattr(found, f"{layer}_{name}").restype = count
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
-    found.piecewise_moments.restype = ctypes.c_int64
+    found.piecewise_moments.restype = found.piecewise_marginals_backward.restype = count
+    found.piecewise_marginals_backward.argtypes = (pointer, count, *(pointer,) * 6)
     found.series_numbers.restype = found.quadrature_moments.restype = None
     return found
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.correlated import beyond_series, integrated
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Dense
 from covprop.covariance.base import Pairs
 from covprop.flow.lineage import Replacements
 from covprop.methods.comparison.independent_maxima import MaximaOption
@@ -56,9 +56,19 @@ def exact_moments(
     activation: Activation, mean: Tensor, covariance: Covariance
 ) -> tuple[Tensor, Covariance]:
     """Mean (*batch, n) and covariance of an activation of a Gaussian vector."""
-    whole = covariance.of_matrix(lambda matrix: activation.of_matrix(mean, matrix, None))
-    if whole is not None:
-        return whole
+
+    def by_torch(mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        result, made = _exact_moments(activation, mean, Dense(matrix))
+        return result, made.matrix()
+
+    whole = covariance.of_matrix(lambda matrix: activation.of_matrix(mean, matrix, by_torch))
+    return _exact_moments(activation, mean, covariance) if whole is None else whole
+
+
+def _exact_moments(
+    activation: Activation, mean: Tensor, covariance: Covariance
+) -> tuple[Tensor, Covariance]:
+    """The same, step by step."""
     variance = covariance.diagonal().double()
     point = mean.double()
     if covariance.independent:

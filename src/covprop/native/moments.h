@@ -25,14 +25,21 @@ static bool piecewise(const PiecewiseCall& p) {
     typedef double T;
     constexpr int W = WIDTH<T>;
     const int64_t n = p.n, knots = p.knots;
+    std::vector<T> roots(size_t(p.order) + 2), over(size_t(p.order) + 2);
+    for (size_t k = 0; k < roots.size(); k++) {
+        roots[k] = std::sqrt(double(k));
+        over[k] = k ? 1 / roots[k] : 0;
+    }
     for (int64_t at = 0; at < n; at += W) {
         const int count = int(std::min<int64_t>(W, n - at));
         auto read = [&](const T* from) {
+            if (count == W) return load(from + at);
             T buffer[W] = {};
             std::memcpy(buffer, from + at, count * sizeof(T));
             return load(buffer);
         };
         auto write = [&](T* to, Vec<T> x) {
+            if (count == W) return store(to + at, x);
             T buffer[W];
             store(buffer, x);
             std::memcpy(to + at, buffer, count * sizeof(T));
@@ -113,9 +120,9 @@ static bool piecewise(const PiecewiseCall& p) {
             const T weight = p.slopes[t + 1] - p.slopes[t], jump = p.jumps[t];
             for (int64_t k = 0; k + 1 < p.order; k++) {  // wave is He_k phi / sqrt(k!)
                 const T sign = k % 2 ? -1 : 1;
-                Vec<T> next = (a * wave - std::sqrt(double(k)) * before) * (1 / std::sqrt(k + 1.0));
-                Vec<T> term = sign * weight / std::sqrt((k + 1.0) * (k + 2.0)) * wave;
-                if (jump != 0) term += -sign * jump / std::sqrt(k + 2.0) * next * inverse;
+                Vec<T> next = (a * wave - roots[size_t(k)] * before) * over[size_t(k + 1)];
+                Vec<T> term = sign * weight * over[size_t(k + 1)] * over[size_t(k + 2)] * wave;
+                if (jump != 0) term += -sign * jump * over[size_t(k + 2)] * next * inverse;
                 write(p.coefficients + (k + 1) * n, read(p.coefficients + (k + 1) * n) + term);
                 before = wave;
                 wave = next;
@@ -155,6 +162,7 @@ static void series_elements(const SeriesCall& p) {
             return load(buffer);
         };
         auto write = [&](T* to, V x) {
+            if (count == W) return store(to + at, x);
             T buffer[W];
             store(buffer, x);
             std::memcpy(to + at, buffer, count * sizeof(T));
@@ -164,17 +172,18 @@ static void series_elements(const SeriesCall& p) {
         write(p.inverse, varies ? 1.0 / root<T>(varies ? variance : all<T>(1.0)) : V{});
         V most{}, sum{}, whole{}, latest{};
         for (int64_t k = 0; k < p.order; k++) most = larger<V>(absolute<T>(read(p.coefficients + k * n)), most);
-        const V scale = most > 0.0 ? most : all<T>(1.0);
+        const V scale = 1.0 / larger<V>(most, all<T>(lowest));  // less is no unit in any case
         for (int64_t k = 0; k < p.order; k++) {
-            const V share = read(p.coefficients + k * n) / scale;
+            const V share = read(p.coefficients + k * n) * scale;
             sum += share * share;
         }
         const V size = most * root<T>(sum);
         V unit = (size > lowest) & (size < low) ? size : all<T>(1.0);
         unit = size > high ? most : unit;
         write(p.units, unit);
+        const V in_units = 1.0 / unit;
         for (int64_t k = 0; k < p.order; k++) {
-            V c = read(p.coefficients + k * n) / unit;
+            V c = read(p.coefficients + k * n) * in_units;
             c = absolute<T>(c) < least[size_t(k)] ? V{} : c;  // NaN stays
             write(p.coefficients + k * n, c);
             const V square = c * c;
