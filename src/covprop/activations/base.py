@@ -115,6 +115,11 @@ class Activation(ABC):
         return False
 
     @property
+    def compiles_matrix(self) -> bool:
+        """Whether a compiled kernel has all of a covariance, and its backward pass."""
+        return False
+
+    @property
     def kinks(self) -> Sequence[float | Tensor]:
         """Places where its derivative jumps; tensors are of each element, (*batch, n)."""
         return ()

@@ -193,6 +193,11 @@ class Piecewise(Correlated):
         layer = compiled_layer.Layer(self.function, pieces, terms, by_torch)
         return compiled_layer.piecewise_layer(layer, mean, covariance)
 
+    @property
+    def compiles_matrix(self) -> bool:
+        """Where it is continuous, and the same function of every element."""
+        return self._continuous_pieces is not None
+
     @cached_property
     def _continuous_pieces(self) -> compiled_layer.Pieces | None:
         if not self.uniform or self.has_jumps:

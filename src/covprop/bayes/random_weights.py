@@ -13,11 +13,9 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 from covprop.bayes.layers import BayesLayer, BayesLinear, random_linear
 from covprop.covariance import Covariance, LinearMap
-from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
 from covprop.flow.table import TWICE, Kind, rule
 from covprop.flow.tensor import GaussianTensor
@@ -49,31 +47,6 @@ def random_linear_rule(
     return GaussianTensor(loc, input.carrier.random_linear(loc, input.flat, weights))
 
 
-class _DiagonalCongruence(Function):
-    """W diag(v) W^T + diag(noise), with one product in the backward pass for both arguments."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-        matrix = (weight * variance[..., None, :]) @ weight.mT
-        matrix.diagonal(dim1=-2, dim2=-1).add_(noise)
-        return symmetric(matrix)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        weight, variance = ctx.saved_tensors
-        both = (gradient + gradient.mT) @ weight
-        by_weight = (both * variance[..., None, :]).sum_to_size(weight.shape)
-        by_variance = (both * weight).sum(-2) / 2
-        return by_weight, by_variance, gradient.diagonal(dim1=-2, dim2=-1)
-
-
 @final
 @dataclass(frozen=True)
 class RandomWeights:
@@ -99,13 +72,13 @@ class RandomWeights:
         noise = layer.linear(squares, layer.weight_variance, layer.bias_variance)
         return noise if noise.dim() == batch + 1 else noise.flatten(batch)
 
-    def congruence(self, covariance: Covariance, noise: Tensor) -> Tensor | None:
-        """W V W^T + diag(noise) of independent features, without the matrix V."""
+    def congruence(self, covariance: Covariance) -> Tensor | None:
+        """W V W^T of independent features, without the matrix V."""
         layer = self.layer
         if not (covariance.independent and isinstance(layer, BayesLinear)):
             return None
         mean = layer.weight_mean if layer.members is None else layer.weight_mean[:, None]
-        return _DiagonalCongruence.apply(mean, covariance.diagonal(), noise)
+        return layer.linear(mean * covariance.diagonal()[..., None, :], layer.weight_mean)
 
     def shared_noise(self, mean: Tensor, covariance: Covariance) -> Tensor:
         """What weights add between the positions p, q of each output, (*batch, m, m)."""

@@ -237,10 +237,8 @@ class Full(Carrier):
             if covariance.constant:
                 return self._result(loc, Diagonal(noise), Deferred(layer.mean_map))
             self._expect(loc)
-            matrix = layer.congruence(covariance, noise)
-            if matrix is not None:
-                return self._result(loc, Dense(matrix), Deferred(layer.mean_map))
-            matrix = covariance.push(layer.mean_map()).matrix()
+            matrix = layer.congruence(covariance)
+            matrix = covariance.push(layer.mean_map()).matrix() if matrix is None else matrix
             added = torch.diag_embed(noise)
         else:
             self._expect(loc)

@@ -57,8 +57,8 @@ class RandomLinear(Protocol):
     def shared_noise(self, mean: Tensor, covariance: Covariance) -> Tensor:
         """Covariances (*batch, m, m) that the weights add where positions share them."""
 
-    def congruence(self, covariance: Covariance, noise: Tensor) -> Tensor | None:
-        """E[W] S E[W]^T + diag(noise), where there is a shorter way than the matrix of S."""
+    def congruence(self, covariance: Covariance) -> Tensor | None:
+        """E[W] S E[W]^T, where there is a shorter way than through the matrix of S."""
 
 
 class Carrier(ABC):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from covprop.kernels.rounding import DEGENERATE, rounding
@@ -158,7 +158,9 @@ def usable(*tensors: Tensor) -> bool:
     for tensor in tensors:  # numbers in the memory of the CPU: no transform's, no fake
         if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu:
             return False
-        if is_functorch_wrapped_tensor(tensor) or (differentiated and tensor.requires_grad):
+        if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
+            return False
+        if differentiated and tensor.requires_grad:
             return False
     return (
         dtype in NAMES

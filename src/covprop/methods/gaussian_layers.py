@@ -1,7 +1,7 @@
 """Each layer exactly, or to the accuracy of its quadrature, given that its input is Gaussian."""
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -33,6 +33,8 @@ class GaussianLayers(MaximaOption):
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
         cp.propagate(torch.relu, x, cp.GaussianLayers())
     """
+
+    compiled_gradients: ClassVar[bool] = True
 
     activations: Replacements = field(default_factory=dict, hash=False)
     independent_maxima: bool = False

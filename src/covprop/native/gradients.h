@@ -220,7 +220,9 @@ inline void marginal_gradients(const PiecewiseLayer& f, int64_t n, const double*
                 const Vec<T> b = read(positions + u * n), up = partial_expectation<T>(b);
                 if (u < t) step += other * sigma * (phi - above * partial_expectation<T>(-b));
                 else step += other * sigma * up * below;
-                gap += other * (std::max(place - f.places[u], 0.0) - sigma * up);
+                // E[relu(y - u)]; positions are saturated, far from a knot.
+                const Vec<T> rest = sigma * partial_expectation<T>(-absolute<T>(b));
+                gap += other * (std::max(place - f.places[u], 0.0) - nonnegative<T>(mu - f.places[u]) - rest);
             }
             by_mean += 2.0 * weight * step;
             by_variance += weight * phi * over * gap;
