@@ -209,3 +209,110 @@ def test_numbers_of_elements_are_broadcast_over_a_batch_and_checked() -> None:
     short = one._replace(inverse=inverse[:4])
     with pytest.raises(RuntimeError, match="expanded size"):
         compiled.pairs(short, one, x.covariance_matrix)
+
+
+def gradients(
+    function: Callable[[Tensor], Tensor], x: cp.Gaussian, weights: tuple[Tensor, Tensor],
+    **options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Of weighted sums of the result, by the mean and the covariance of the input."""
+    inputs = [t.clone().requires_grad_() for t in (x.mean, x.covariance_matrix)]
+    given = cp.Gaussian(inputs[0], cp.covariance.Dense(inputs[1]), validate_args=False)
+    y = cp.propagate(function, given, cp.GaussianLayers())
+    return torch.autograd.grad((y.mean, y.covariance_matrix), inputs, weights, **options)
+
+
+CONTINUOUS = {
+    "relu": torch.relu, "leaky_relu": F.leaky_relu, "abs": torch.abs, "hardtanh": F.hardtanh,
+    "softshrink": F.softshrink, "relu6": F.relu6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [5, 40, 150])  # closed forms, a part of a tile, three tiles
+@pytest.mark.parametrize("rank", [1, 3, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.usefixtures("instructions")
+def test_gradients_are_those_of_the_torch_code(
+    name: str, dtype: torch.dtype, rank: int, size: int
+) -> None:
+    x = gaussian(size, rank, dtype, batch=(2,))
+    generator = torch.Generator().manual_seed(size)
+    weights = tuple(torch.randn(t.shape, generator=generator).to(dtype)
+                    for t in (x.mean, x.covariance_matrix))  # fmt: skip
+    found = gradients(CONTINUOUS[name], x, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", lambda: None)
+        expected = gradients(CONTINUOUS[name], x, weights)
+    # Sums over pairs of the weights times slopes, and ratios of deviations.
+    deviations = x.variance.sqrt()
+    scale = float(weights[1].abs().sum(-1).max() * (deviations.max() / deviations.min()))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, atol=ROUNDING * torch.finfo(dtype).eps * scale)
+
+
+def test_gradients_of_units_that_do_not_vary() -> None:
+    """One of them at the kink, among others: as in the torch code, and finite."""
+    x = gaussian(30, 3, torch.float64)
+    mean, matrix = x.mean.clone(), x.covariance_matrix.clone()
+    for unit, value in ((3, 0.0), (7, 2.0), (11, -2.0)):
+        mean[unit], matrix[unit], matrix[:, unit] = value, 0, 0
+    x = cp.Gaussian(mean, matrix)
+    weights = torch.ones_like(mean), torch.ones_like(matrix)
+    found = gradients(torch.relu, x, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", lambda: None)
+        expected = gradients(torch.relu, x, weights)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, atol=1e-13)
+
+
+def test_gradients_of_single_elements() -> None:
+    stddev = torch.tensor([0.0, 1e-6, 0.1, 1.0, 7.9], dtype=torch.float64)
+    mean = torch.tensor([-40.0, -3.0, -1e-3, 0.5, 2.0, 30.0], dtype=torch.float64)
+    mean, variance = (t.flatten() for t in torch.meshgrid(mean, stddev.square(), indexing="ij"))
+
+    def found(name: str) -> tuple[Tensor, ...]:
+        inputs = mean.clone().requires_grad_(), variance.clone().requires_grad_()
+        x = cp.Gaussian(inputs[0], cp.covariance.Diagonal(inputs[1]), validate_args=False)
+        y = cp.propagate(CONTINUOUS[name], x, cp.GaussianLayers())
+        return torch.autograd.grad(y.mean.sum() + y.variance.sum(), inputs)
+
+    for name in CONTINUOUS:
+        ours = found(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "library", lambda: None)
+            theirs = found(name)
+        for one, other in zip(ours, theirs, strict=True):
+            # Differences of numbers as large as the mean over a deviation.
+            size = 1 + mean.abs() + mean.abs() / variance.sqrt().clamp(min=1e-6)
+            assert bool(((one - other).abs() <= ROUNDING * 2.3e-16 * size).all())
+
+
+def test_gradients_have_gradients() -> None:
+    x = gaussian(30, 3, torch.float64)
+    weights = torch.ones_like(x.mean), torch.ones_like(x.covariance_matrix)
+
+    def second() -> Tensor:
+        mean = x.mean.clone().requires_grad_()
+        given = cp.Gaussian(mean, cp.covariance.Dense(x.covariance_matrix))
+        y = cp.propagate(torch.relu, given, cp.GaussianLayers())
+        results = (y.mean, y.covariance_matrix)
+        (first,) = torch.autograd.grad(results, mean, weights, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), mean)[0]
+
+    found = second()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", lambda: None)
+        expected = second()
+    assert_close(found, expected, atol=1e-12 * float(expected.abs().max()))
+
+
+def test_gradients_of_many_sums_at_once() -> None:
+    x = gaussian(30, 3, torch.float64)
+    many = torch.randn(4, 30, dtype=torch.float64), torch.randn(4, 30, 30, dtype=torch.float64)
+    found = gradients(torch.relu, x, many, is_grads_batched=True)
+    for i in range(4):
+        alone = gradients(torch.relu, x, (many[0][i], many[1][i]))
+        for one, other in zip(found, alone, strict=True):
+            assert_close(one[i], other, atol=1e-12)

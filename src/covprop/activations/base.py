@@ -20,6 +20,9 @@ Factory: TypeAlias = Callable[..., "Activation"]
 Elements: TypeAlias = tuple[Tensor, ...]
 """Numbers of each element that `pair` needs: tensors of shape (*any, *batch, n)."""
 
+MatrixFunction: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Mean and covariance matrix of a vector -> those of its activation."""
+
 CLOSED = "exact: closed form"
 INTEGRAL = "exact: closed form and one-dimensional integral"
 QUADRATURE = "accurate to 1e-8: quadrature and as many terms as the bound needs"
@@ -112,6 +115,11 @@ class Activation(ABC):
         return False
 
     @property
+    def compiles_matrix(self) -> bool:
+        """Whether a compiled kernel has all of a covariance, and its backward pass."""
+        return False
+
+    @property
     def kinks(self) -> Sequence[float | Tensor]:
         """Places where its derivative jumps; tensors are of each element, (*batch, n)."""
         return ()
@@ -176,6 +184,19 @@ class Activation(ABC):
         elements = tuple(element.to(dtype) for element in self.elements(mean, variance))
         return Prepared(self.mean(mean, variance), self.variance(mean, variance), elements)
 
+    def of_matrix(
+        self, mean: Tensor, covariance: Tensor, by_torch: MatrixFunction,
+        order: int | None = None, published: bool = False,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Mean and covariance matrix by one compiled kernel, None where there is none.
+
+        mean (*batch, n), covariance (*batch, n, n); by_torch: the same function as torch code;
+        order: of the series of pairs, None for pairs to rounding; published: whether the variances
+        are those of the series.
+        """
+        del mean, covariance, by_torch, order, published
+        return None
+
     def observed(self, note: Callable[[int], None]) -> "Activation":
         """A copy that notes how many terms the series of its pairs take, 0 for none at all."""
         del note
@@ -204,6 +225,9 @@ def noting(
 ) -> Observed:
     """A copy whose calls of some methods are noted: (arguments, result) -> the order, if any."""
     copied = copy(activation)
+    object.__setattr__(
+        copied, "of_matrix", lambda *_, **__: None
+    )  # which tells nothing of its series
 
     def watched(name: str, order_of: Callable[[Any, Any], int | None]) -> Callable[..., Any]:
         function = getattr(activation, name)

@@ -3,20 +3,28 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covprop.activations.base import INTEGRAL, Activation, Elements, Prepared, Segments, declare
+from covprop.activations.base import (
+    INTEGRAL,
+    Activation,
+    Elements,
+    MatrixFunction,
+    Prepared,
+    Segments,
+    declare,
+)
 from covprop.activations.closed import power
-from covprop.activations.correlated import Correlated
-from covprop.activations.knots import Pieces, Side, knots_covariance, knots_formula
+from covprop.activations.correlated import LADDER, LAST_COEFFICIENTS, Correlated
+from covprop.activations.knots import COST, FINE, Pieces, Side, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
 from covprop.errors import RandomDraws, UnsupportedOperation
-from covprop.kernels import compiled, compiled_moments
+from covprop.kernels import compiled, compiled_layer, compiled_moments
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
     in_dtype,
@@ -142,9 +150,17 @@ class Piecewise(Correlated):
 
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance from the same positions; those of a ReLU in few operations."""
-        found = self._compiled_moments(mean, variance, 0)
-        if found is not None:
+        found = self._compiled_moments(mean.detach(), variance.detach(), 0)
+        followed = compiled_layer.is_followed(mean, variance)
+        if found is not None and not followed:
             return found.mean, found.variance
+        if found is not None and (pieces := self._continuous_pieces) is not None:
+            terms = self._terms(None, published=False, dtype=mean.dtype)
+            layer = compiled_layer.Layer(self.function, pieces, terms, self._marginals)
+            return compiled_layer.piecewise_marginals(layer, mean, variance, found[:2])
+        return self._marginals(mean, variance)
+
+    def _marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         if self.segments == RELU:
             return rectified_moments(mean, variance)
         pieces = self._pieces(mean, variance)
@@ -164,6 +180,41 @@ class Piecewise(Correlated):
             torch.stack(heights) if heights else nothing, widths, torch.zeros_like(widths),
         )  # fmt: skip
         return Prepared(found.mean, found.variance, (*series, *in_dtype(own, dtype)))
+
+    def of_matrix(
+        self, mean: Tensor, covariance: Tensor, by_torch: MatrixFunction,
+        order: int | None = None, published: bool = False,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Where there are no jumps, and no slopes of single elements."""
+        pieces = self._continuous_pieces
+        if pieces is None:
+            return None
+        terms = self._terms(order, published, covariance.dtype)
+        layer = compiled_layer.Layer(self.function, pieces, terms, by_torch)
+        return compiled_layer.piecewise_layer(layer, mean, covariance)
+
+    @property
+    def compiles_matrix(self) -> bool:
+        """Where it is continuous, and the same function of every element."""
+        return self._continuous_pieces is not None
+
+    @cached_property
+    def _continuous_pieces(self) -> compiled_layer.Pieces | None:
+        if not self.uniform or self.has_jumps:
+            return None
+        knots, slopes = (tuple(map(float, row)) for row in (self.knots, self.slopes))
+        return compiled_layer.Pieces(knots, slopes)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def _terms(cls, order: int | None, published: bool, dtype: torch.dtype) -> compiled_layer.Terms:
+        if order is not None:
+            return compiled_layer.Terms((order,), published, narrow=NARROW)
+        return compiled_layer.Terms(
+            tuple(k for k in LADDER if k <= cls.max_order), bounded=True,
+            accuracy=cls.accuracy[dtype], few=cls.compiled_pairs, direct_cost=COST,
+            last=LAST_COEFFICIENTS, narrow=NARROW, fine=FINE[dtype],
+        )  # fmt: skip
 
     def _compiled_moments(
         self, mean: Tensor, variance: Tensor, order: int

@@ -189,7 +189,9 @@ class Planned(Carrier):
         each = COMPILED_GRID if activation.compiles and library() is not None else GRID
         grid = each * min(PART, mean.numel()) if activation.integrated else 0
         vectors = VECTORS * mean.numel()
-        cost = self.planned.pairwise(self._result(mean), vectors, grid)
+        compiled = activation.compiles_matrix and self.lineage.method.compiled_gradients
+        result = self._result(mean)._replace(compiled=compiled and library() is not None)
+        cost = self.planned.pairwise(result, vectors, grid)
         more = Work(integrals=mean.numel() if activation.integrated else 0)
         made = self._new(value, cost, kind="pairs", more=more, grid=grid, nonlinear=True)
         return value, made

@@ -248,6 +248,13 @@ class Covariance(ABC):
     ) -> "Covariance":
         """Replace each off-diagonal entry by `pair` of it and put `variance` on the diagonal."""
 
+    def of_matrix(
+        self, function: Callable[[Tensor], tuple[Tensor, Tensor] | None]
+    ) -> "tuple[Tensor, Covariance] | None":
+        """What a function makes of the matrix, where it is written out: a mean, and a matrix."""
+        del function
+        return None
+
     @abstractmethod
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
         """The largest |pair| over the off-diagonal entries, 0 if there are none."""

@@ -276,4 +276,5 @@ class PlannedDeflated(PlannedIndependent):
 
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
         """Of the matrix, written out."""
-        return self.by_matrix(self.dense().pairwise(result, vectors, grid))
+        by_torch = result._replace(compiled=False)
+        return self.by_matrix(self.dense().pairwise(by_torch, vectors, grid))

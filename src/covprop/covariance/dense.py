@@ -165,6 +165,13 @@ class Dense(Covariance):
         matrix.diagonal(dim1=-2, dim2=-1).copy_(variance)
         return Dense(matrix)
 
+    def of_matrix(
+        self, function: Callable[[Tensor], tuple[Tensor, Tensor] | None]
+    ) -> "tuple[Tensor, Covariance] | None":
+        """It is the matrix."""
+        found = function(self.values)
+        return None if found is None else (found[0], Dense(found[1]))
+
     @torch.no_grad()
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
         """The largest size of `pair` off the diagonal."""
@@ -273,6 +280,8 @@ class PlannedDense(PlannedCovariance):
         """Block by block of half of the entries; a process with a share takes all of its rows."""
         entries = self.batch * self.size**2
         matrix = entries * result.itemsize
+        if result.followed and result.compiled:  # only the argument is kept
+            return Cost(self._like(result), vectors + matrix, PER_PAIR * entries / 2)
         held = vectors + max(grid, KERNEL * self.block(BLOCK, self.size, result.itemsize))
         held += FOLLOWED * matrix if result.followed else 0
         pairs = entries / (2 if self.processes == 1 else self.processes)

@@ -236,7 +236,8 @@ class PlannedLowRank(PlannedCovariance):
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
         """Of the matrix, written out."""
         dense = self._dense(self.size, self.itemsize)
-        return self.by_matrix(dense.pairwise(result, vectors, grid))
+        by_torch = result._replace(compiled=False)
+        return self.by_matrix(dense.pairwise(by_torch, vectors, grid))
 
     def map(self, result: Result) -> Cost:
         """Of both."""

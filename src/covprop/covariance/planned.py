@@ -23,13 +23,15 @@ class Result(NamedTuple):
     """What is known of the result of an operation.
 
     size: its features; itemsize: bytes of a number; taps: products for each feature, of a linear
-    map; followed: whether autograd follows it.
+    map; followed: whether autograd follows it; compiled: of an activation, whether one compiled
+    call makes the matrix, and another one its gradients.
     """
 
     size: int
     itemsize: int
     taps: float = 1.0
     followed: bool = False
+    compiled: bool = False
 
 
 class Cost(NamedTuple):

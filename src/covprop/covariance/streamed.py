@@ -262,7 +262,8 @@ class PlannedStreamed(PlannedCovariance):
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
         """One activation is remembered, unless autograd wants to know."""
         if self.active or result.followed:
-            return self.by_matrix(self.dense.pairwise(result, vectors, grid))
+            by_torch = result._replace(compiled=False)
+            return self.by_matrix(self.dense.pairwise(by_torch, vectors, grid))
         kernel = KERNEL * self.block(PAIRS, self.size, result.itemsize)
         made = replace(self, itemsize=result.itemsize, active=True, cached=False)
         work = PER_PAIR * self.batch * self.size**2 / 2

@@ -7,9 +7,8 @@ function has put the batch is determined by trials, because rules check that it 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from covprop.errors import BatchDimensionError, name_of
 from covprop.flow.nests import leaves, map_leaves
 
 
-@final
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A dimension of the tensor that the model sees, of which the batch is all or a factor.
 
     Models merge the batch with tokens, heads or windows, as in x.view(-1, features): the dimension

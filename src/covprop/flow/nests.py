@@ -13,6 +13,8 @@ Kind = TypeVar("Kind")
 
 PLAIN = (Tensor, bool, int, float, str, type(None))
 """What is a leaf for certain."""
+NO_NESTS = frozenset((*PLAIN, nn.Parameter))
+"""The same as types, of which an argument mostly is."""
 LEAF, SEQUENCE, MAPPING, RECORD = range(4)
 
 
@@ -65,10 +67,14 @@ def parts(nest: Any) -> dict[str, Any]:
 def instances(kind: type[Kind], args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Kind]:
     """The leaves of this type among the arguments of a function, in order."""
     found: list[Any] = []
-    _collect(args, (), found)
-    if kwargs:
-        _collect(kwargs.values(), (), found)
-    return [leaf for leaf in found if isinstance(leaf, kind)]
+    for item in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(item, kind):
+            found.append(item)
+        elif item.__class__ not in NO_NESTS:
+            among: list[Any] = []
+            _collect((item,), (), among)
+            found += [leaf for leaf in among if isinstance(leaf, kind)]
+    return found
 
 
 def _collect(items: Iterable[Any], around: tuple[Any, ...], found: list[Any]) -> None:

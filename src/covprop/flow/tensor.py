@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeGuard, final
 
 import torch
@@ -26,11 +25,13 @@ from covprop.flow.table import (
 from covprop.validation import SUPPORTED, unsupported_dtype
 
 
-@dataclass
 class _Views:
     """What views of one tensor share: a count of the in-place changes to it."""
 
-    version: int = 0
+    __slots__ = ("version",)
+
+    def __init__(self) -> None:
+        self.version = 0
 
 
 @final
@@ -86,19 +87,20 @@ class GaussianTensor(Tensor):
     def pending_on(cls, pending: Pending) -> "GaussianTensor":
         """A tensor that is yet to be evaluated."""
         base = pending.base
-        result = cls(base.loc, base.carrier, batch_at=base.batch_at)
-        del result.loc, result.carrier
-        result.pending = pending
+        result = cls.__new__(cls, base.loc, base.carrier)
+        result.batch_at, result.pending = base.batch_at, pending
+        result._views = views = _Views()
+        result._seen = views.version
         return result
 
     @property
     def is_pending(self) -> bool:
         """Whether there are no numbers yet."""
-        return not hasattr(self, "carrier")
+        return "carrier" not in self.__dict__
 
     def evaluate(self) -> None:
         """Find the numbers, if they are pending; the function stays known."""
-        if self.is_pending and self.pending is not None:
+        if self.pending is not None and self.is_pending:
             made = self.pending.result()
             self.loc, self.carrier = made.loc, made.carrier
             self.carrier.lineage.add(self)
@@ -121,7 +123,7 @@ class GaussianTensor(Tensor):
 
     def alias(self) -> "GaussianTensor":
         """Another handle of the same value, which in-place operations on this one do not change."""
-        if self.is_pending and self.pending is not None:
+        if self.pending is not None and self.is_pending:
             return GaussianTensor.pending_on(self.pending)
         return GaussianTensor(self.loc, self.carrier, batch_at=self.batch_at)
 
@@ -145,9 +147,9 @@ class GaussianTensor(Tensor):
     @property
     def flat(self) -> Tensor:
         """The mean of the flattened event, (*batch, n)."""
-        batch = self.batch_shape
-        if self.loc.dim() == len(batch) + 1:
-            return self.loc
+        batch, loc = self.carrier.batch_shape, self.loc
+        if loc.dim() == len(batch) + 1:
+            return loc
         return self.loc.reshape(*batch, self.event_shape.numel())
 
     @property

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from covprop.kernels.rounding import DEGENERATE, rounding
@@ -119,9 +119,13 @@ def load(path: Path) -> ctypes.CDLL:
         largest.argtypes = (count, count, pointer, count, count, threads)
         congruence.argtypes = (*(count,) * 3, pointer, pointer, pointer, threads)
         largest.restype = congruence.restype = ctypes.c_double
+        for layer, given in (("piecewise_layer", 5), ("piecewise_layer_backward", 6)):
+            getattr(found, f"{layer}_{name}").argtypes = (*(pointer,) * given, threads)
+            getattr(found, f"{layer}_{name}").restype = count
         for function in ("plackett", "plackett_backward", "series_backward"):
             getattr(found, f"{function}_{name}").restype = None
-    found.piecewise_moments.restype = ctypes.c_int64
+    found.piecewise_moments.restype = found.piecewise_marginals_backward.restype = count
+    found.piecewise_marginals_backward.argtypes = (pointer, count, *(pointer,) * 6)
     found.series_numbers.restype = found.quadrature_moments.restype = None
     return found
 
@@ -149,21 +153,22 @@ def description() -> str:
 
 def usable(*tensors: Tensor) -> bool:
     """Whether the library is there and takes these tensors, none of which is differentiated."""
-    first = tensors[0]
+    first, differentiated = tensors[0], torch.is_grad_enabled()
+    dtype = first.dtype
+    for tensor in tensors:  # numbers in the memory of the CPU: no transform's, no fake
+        if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu:
+            return False
+        if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
+            return False
+        if differentiated and tensor.requires_grad:
+            return False
     return (
-        first.dtype in NAMES
+        dtype in NAMES
         and first.numel() > 0
-        and all(_plain(t) and t.dtype == first.dtype for t in tensors)
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and forward_ad._current_level < 0  # whose tangents would be lost
         and not torch.compiler.is_compiling()
         and library() is not None
     )
-
-
-def _plain(tensor: Tensor) -> bool:
-    """Whether it is numbers in the memory of the CPU: not a transform's, a fake or on a device."""
-    return type(tensor) in PLAIN and tensor.is_cpu and not is_functorch_wrapped_tensor(tensor)
 
 
 def pairs(
@@ -181,7 +186,7 @@ def pairs(
     the series nor a direct formula reaches.
     """
     *batch, rows, columns = covariance.shape
-    matrix = _matrices(covariance)
+    matrix = matrices(covariance)
     result = torch.empty(covariance.shape, dtype=covariance.dtype)
     orders, accuracy = bound or ((), 0.0)
     ladder = (ctypes.c_int64 * len(orders))(*orders)
@@ -214,11 +219,11 @@ def pairs(
         ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
         accuracy, cost, height, rounding(DEGENERATE, result.dtype),
     )  # fmt: skip
-    beyond = _function("pairs", result)(ctypes.byref(call), threads(result.numel()))
+    beyond = function("pairs", result)(ctypes.byref(call), threads(result.numel()))
     return result, beyond
 
 
-def _matrices(covariance: Tensor) -> Tensor:
+def matrices(covariance: Tensor) -> Tensor:
     """The batch as one dimension, and rows without gaps."""
     matrix = covariance.reshape(-1, *covariance.shape[-2:])
     return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
@@ -226,9 +231,9 @@ def _matrices(covariance: Tensor) -> Tensor:
 
 def largest_correlation(covariance: Tensor) -> float:
     """The largest |rho| of two elements, from Cov (*batch, n, n)."""
-    matrix = _matrices(covariance)
+    matrix = matrices(covariance)
     count, size = matrix.shape[:2]
-    found: float = _function("largest", matrix)(
+    found: float = function("largest", matrix)(
         count, size, matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
         threads(matrix.numel()),
     )  # fmt: skip
@@ -240,7 +245,7 @@ def congruence(covariance: Tensor, weight: Tensor) -> tuple[Tensor, float]:
     (m, n), batch = weight.shape, covariance.shape[:-2]
     result = torch.empty((*batch, m, m), dtype=weight.dtype)
     covariance, weight = covariance.contiguous(), weight.contiguous()
-    least: float = _function("congruence", result)(
+    least: float = function("congruence", result)(
         batch.numel(), m, n, weight.data_ptr(), covariance.data_ptr(), result.data_ptr(),
         threads(covariance.numel()),
     )  # fmt: skip
@@ -274,7 +279,7 @@ def series_backward(
     made = [torch.empty(t.shape, dtype=t.dtype) for t in given[:3]]
     pointers = (t.data_ptr() for t in (*given, *made))
     call = _SeriesBackward(count, rows, columns, order, *pointers)
-    _function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
+    function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
     return made[0], made[1], made[2]
 
 
@@ -292,8 +297,7 @@ def _element_wise(name: str, tensors: Sequence[Tensor], *results: int) -> None:
     )
     limit = ctypes.c_double(rounding(DEGENERATE, first.dtype))
     pointers = (ctypes.c_void_p(result) for result in results)
-    function = _function(name, first)
-    function(shape, arguments, *pointers, limit, threads(first.numel()))
+    function(name, first)(shape, arguments, *pointers, limit, threads(first.numel()))
 
 
 def loaded() -> ctypes.CDLL:
@@ -303,9 +307,10 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
-def _function(name: str, like: Tensor) -> "ctypes._FuncPointer":
-    function: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
-    return function
+def function(name: str, like: Tensor) -> "ctypes._FuncPointer":
+    """The function of this name for numbers of this dtype."""
+    found: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
+    return found
 
 
 def threads(count: int) -> int:

@@ -140,6 +140,9 @@ class LayerwiseMethod(Method):
     third_cumulants: ClassVar[bool] = False
     """Whether third cumulants are followed beside means and covariances."""
 
+    compiled_gradients: ClassVar[bool] = False
+    """Whether compiled kernels have the gradients of what it makes of an activation."""
+
     backward: ClassVar[bool] = False
     """Whether a backward pass from the outputs follows, so that all edges are kept."""
 

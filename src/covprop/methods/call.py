@@ -159,7 +159,7 @@ class Call:
 
         plain = nest
         if torch.is_grad_enabled():  # an estimate, which may outlive it, does not hold the graph
-            plain = _replaced(nest, lambda y: y.detach())
+            plain = _replaced(nest, lambda y: y.detach() if _has_graph(y) else y)
         places = itertools.count()
         return _replaced(nest, lambda y: y.with_error(deferred(next(places))))
 
@@ -184,6 +184,12 @@ class Call:
             if str(error).startswith(reason):  # a run inside this one has said it
                 raise
             raise type(error)(f"{reason} ({error})") from error
+
+
+def _has_graph(y: Gaussian) -> bool:
+    """Whether autograd follows it."""
+    parts = (y.mean, y.skewness, y.covariance.diagonal())
+    return any(part is not None and part.requires_grad for part in parts)
 
 
 def _replaced(nest: Any, value: Callable[[Gaussian], Any]) -> Any:

@@ -1,13 +1,13 @@
 """Each layer exactly, or to the accuracy of its quadrature, given that its input is Gaussian."""
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.correlated import beyond_series, integrated
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Dense
 from covprop.covariance.base import Pairs
 from covprop.flow.lineage import Replacements
 from covprop.methods.comparison.independent_maxima import MaximaOption
@@ -34,6 +34,8 @@ class GaussianLayers(MaximaOption):
         cp.propagate(torch.relu, x, cp.GaussianLayers())
     """
 
+    compiled_gradients: ClassVar[bool] = True
+
     activations: Replacements = field(default_factory=dict, hash=False)
     independent_maxima: bool = False
 
@@ -56,6 +58,19 @@ def exact_moments(
     activation: Activation, mean: Tensor, covariance: Covariance
 ) -> tuple[Tensor, Covariance]:
     """Mean (*batch, n) and covariance of an activation of a Gaussian vector."""
+
+    def by_torch(mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        result, made = _exact_moments(activation, mean, Dense(matrix))
+        return result, made.matrix()
+
+    whole = covariance.of_matrix(lambda matrix: activation.of_matrix(mean, matrix, by_torch))
+    return _exact_moments(activation, mean, covariance) if whole is None else whole
+
+
+def _exact_moments(
+    activation: Activation, mean: Tensor, covariance: Covariance
+) -> tuple[Tensor, Covariance]:
+    """The same, step by step."""
     variance = covariance.diagonal().double()
     point = mean.double()
     if covariance.independent:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activated, Activation
-from covprop.activations.base import Elements, noting
-from covprop.covariance import Covariance
+from covprop.activations.base import Elements, MatrixFunction, noting
+from covprop.covariance import Covariance, Dense
 from covprop.covariance.base import Pairs
 from covprop.errors import ToleranceNotReached
 from covprop.flow.lineage import Replacements
@@ -68,6 +68,27 @@ class Series(MaximaOption):
         self, activation: Activation, mean: Tensor, covariance: Covariance
     ) -> tuple[Tensor, Covariance]:
         """Cov = c_ij sum_k rho^(k-1) (a_k / sigma)_i (a_k / sigma)_j."""
+        whole = None
+        if self.order is not None:
+            terms = self.order, not self.exact_variance
+            whole = covariance.of_matrix(
+                lambda matrix: activation.of_matrix(
+                    mean, matrix, self._by_torch(activation), *terms
+                )
+            )
+        return self._activate(activation, mean, covariance) if whole is None else whole
+
+    def _by_torch(self, activation: Activation) -> MatrixFunction:
+        def moments(mean: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+            result, made = self._activate(activation, mean, Dense(matrix))
+            return result, made.matrix()
+
+        return moments
+
+    def _activate(
+        self, activation: Activation, mean: Tensor, covariance: Covariance
+    ) -> tuple[Tensor, Covariance]:
+        """The same, step by step."""
         variance = covariance.diagonal().double()
         point = mean.double()
         if covariance.independent and self.exact_variance:

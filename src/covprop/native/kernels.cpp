@@ -5,7 +5,7 @@
 
 #include "congruence.h"
 #include "elementwise.h"
-#include "moments.h"
+#include "gradients.h"
 #include "quadrature.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -27,6 +27,17 @@
                                       T* result, int threads) {                                    \
         return congruences(batch, m, n, a, s, result, threads);                                    \
     }                                                                                              \
+    EXPORTED int64_t piecewise_layer_##NAME(const PiecewiseLayer* function, const Vectors<T>* x,   \
+                                            const double* values, double* centre, T* result,        \
+                                            int threads) {                                          \
+        return piecewise_layer(*function, *x, values, centre, result, threads);                     \
+    }                                                                                              \
+    EXPORTED int64_t piecewise_layer_backward_##NAME(                                              \
+        const PiecewiseLayer* function, const Vectors<T>* x, const double* by_centre,              \
+        const T* by_result, double* to_mean, T* to_covariance, int threads) {                      \
+        return piecewise_layer_backward(*function, *x, by_centre, by_result, to_mean,              \
+                                        to_covariance, threads);                                   \
+    }                                                                                              \
     EXPORTED void series_backward_##NAME(const SeriesBackward<T>* job, int threads) {            \
         series_backward(*job, threads);                                                            \
     }
@@ -35,5 +46,10 @@ EXPORT(float, float32)
 EXPORT(double, float64)
 
 EXPORTED int64_t piecewise_moments(const PiecewiseCall* call) { return piecewise(*call); }
+EXPORTED int64_t piecewise_marginals_backward(
+    const PiecewiseLayer* function, int64_t n, const double* mean, const double* variance,
+    const double* by_centre, const double* by_output, double* to_mean, double* to_variance) {
+    return piecewise_marginals_backward(*function, n, mean, variance, by_centre, by_output, to_mean, to_variance);
+}
 EXPORTED void series_numbers(const SeriesCall* call) { series_elements(*call); }
 EXPORTED void quadrature_moments(const QuadratureCall* call, int threads) { quadrature(*call, threads); }

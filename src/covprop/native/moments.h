@@ -25,14 +25,21 @@ static bool piecewise(const PiecewiseCall& p) {
     typedef double T;
     constexpr int W = WIDTH<T>;
     const int64_t n = p.n, knots = p.knots;
+    std::vector<T> roots(size_t(p.order) + 2), over(size_t(p.order) + 2);
+    for (size_t k = 0; k < roots.size(); k++) {
+        roots[k] = std::sqrt(double(k));
+        over[k] = k ? 1 / roots[k] : 0;
+    }
     for (int64_t at = 0; at < n; at += W) {
         const int count = int(std::min<int64_t>(W, n - at));
         auto read = [&](const T* from) {
+            if (count == W) return load(from + at);
             T buffer[W] = {};
             std::memcpy(buffer, from + at, count * sizeof(T));
             return load(buffer);
         };
         auto write = [&](T* to, Vec<T> x) {
+            if (count == W) return store(to + at, x);
             T buffer[W];
             store(buffer, x);
             std::memcpy(to + at, buffer, count * sizeof(T));
@@ -113,9 +120,9 @@ static bool piecewise(const PiecewiseCall& p) {
             const T weight = p.slopes[t + 1] - p.slopes[t], jump = p.jumps[t];
             for (int64_t k = 0; k + 1 < p.order; k++) {  // wave is He_k phi / sqrt(k!)
                 const T sign = k % 2 ? -1 : 1;
-                Vec<T> next = (a * wave - std::sqrt(double(k)) * before) * (1 / std::sqrt(k + 1.0));
-                Vec<T> term = sign * weight / std::sqrt((k + 1.0) * (k + 2.0)) * wave;
-                if (jump != 0) term += -sign * jump / std::sqrt(k + 2.0) * next * inverse;
+                Vec<T> next = (a * wave - roots[size_t(k)] * before) * over[size_t(k + 1)];
+                Vec<T> term = sign * weight * over[size_t(k + 1)] * over[size_t(k + 2)] * wave;
+                if (jump != 0) term += -sign * jump * over[size_t(k + 2)] * next * inverse;
                 write(p.coefficients + (k + 1) * n, read(p.coefficients + (k + 1) * n) + term);
                 before = wave;
                 wave = next;
@@ -138,40 +145,61 @@ struct SeriesCall {
 // 1 / sigma, units of coefficients, those that are too small set to zero, and what is left after each
 // order.
 static void series_elements(const SeriesCall& p) {
+    typedef double T;
+    typedef Vec<T> V;
+    constexpr int W = WIDTH<T>;
     const int64_t n = p.n;
-    std::vector<double> least(p.order), squares(p.order + 1);
-    for (int64_t k = 0; k < p.order; k++)
-        least[k] = std::pow(p.tiny, p.flush) * std::pow(std::max(p.largest, 0.01), -0.5 * double(k));
-    const double lowest = std::sqrt(p.tiny), low = std::pow(p.tiny, p.flush / 2), high = std::pow(p.large, 0.25);
-    for (int64_t i = 0; i < n; i++) {
-        p.inverse[i] = p.variance[i] > 0 ? 1 / std::sqrt(p.variance[i]) : 0.0;
-        double most = 0, sum = 0;
-        for (int64_t k = 0; k < p.order; k++) most = std::max(most, std::fabs(p.coefficients[k * n + i]));
-        if (most > 0)
-            for (int64_t k = 0; k < p.order; k++) {
-                const double share = p.coefficients[k * n + i] / most;
-                sum += share * share;
-            }
-        const double size = most * std::sqrt(sum);
-        const double unit = size > high ? most : size > lowest && size < low ? size : 1.0;
-        p.units[i] = unit;
-        double all = 0, latest = 0;
+    std::vector<T> least(static_cast<size_t>(p.order)), squares(static_cast<size_t>(p.order * W));
+    const T first = std::pow(p.tiny, p.flush), growth = std::pow(std::max(p.largest, 0.01), -0.5);
+    for (int64_t k = 0; k < p.order; k++) least[size_t(k)] = first * std::pow(growth, double(k));
+    const T lowest = std::sqrt(p.tiny), low = std::pow(p.tiny, p.flush / 2), high = std::pow(p.large, 0.25);
+    for (int64_t at = 0; at < n; at += W) {
+        const int count = int(std::min<int64_t>(W, n - at));
+        auto read = [&](const T* from) {
+            if (count == W) return load(from + at);
+            T buffer[W] = {};
+            std::memcpy(buffer, from + at, count * sizeof(T));
+            return load(buffer);
+        };
+        auto write = [&](T* to, V x) {
+            if (count == W) return store(to + at, x);
+            T buffer[W];
+            store(buffer, x);
+            std::memcpy(to + at, buffer, count * sizeof(T));
+        };
+        const V variance = read(p.variance);
+        const Mask<T> varies = variance > 0.0;
+        write(p.inverse, varies ? 1.0 / root<T>(varies ? variance : all<T>(1.0)) : V{});
+        V most{}, sum{}, whole{}, latest{};
+        for (int64_t k = 0; k < p.order; k++) most = larger<V>(absolute<T>(read(p.coefficients + k * n)), most);
+        const V scale = 1.0 / larger<V>(most, all<T>(lowest));  // less is no unit in any case
         for (int64_t k = 0; k < p.order; k++) {
-            double& c = p.coefficients[k * n + i];
-            c /= unit;
-            if (!(std::fabs(c) >= least[k])) c = c != c ? c : 0.0;
-            squares[k] = c * c;
-            all += squares[k];
-            if (k >= p.order - p.last) latest = std::max(latest, squares[k]);
+            const V share = read(p.coefficients + k * n) * scale;
+            sum += share * share;
         }
-        const double total = p.output[i] / unit / p.variance[i] / unit;
-        const bool positive = std::isfinite(total) && total > 0;
-        double rest = std::max(total - all, 0.0) + p.remainder * total;
-        rest = std::min(rest, 2.0 * double(p.order) * latest);
-        double beyond = rest;
+        const V size = most * root<T>(sum);
+        V unit = (size > lowest) & (size < low) ? size : all<T>(1.0);
+        unit = size > high ? most : unit;
+        write(p.units, unit);
+        const V in_units = 1.0 / unit;
+        for (int64_t k = 0; k < p.order; k++) {
+            V c = read(p.coefficients + k * n) * in_units;
+            c = absolute<T>(c) < least[size_t(k)] ? V{} : c;  // NaN stays
+            write(p.coefficients + k * n, c);
+            const V square = c * c;
+            store(&squares[size_t(k * W)], square);
+            whole += square;
+            if (k >= p.order - p.last) latest = larger<V>(square, latest);
+        }
+        const V total = read(p.output) / unit / variance / unit;
+        const Mask<T> positive = (total > 0.0) & (total < HUGE_VAL);
+        const V divisor = positive ? total : all<T>(1.0);
+        V beyond = nonnegative<T>(total - whole) + p.remainder * total;
+        beyond = smaller<V>(beyond, 2.0 * double(p.order) * latest);
         for (int64_t k = p.order, step = p.steps - 1; step >= 0; step--) {
-            for (; k > p.ladder[step]; k--) beyond += squares[k - 1];
-            p.tails[step * n + i] = positive ? std::sqrt(beyond / total) : 0.0;
+            for (; k > p.ladder[step]; k--) beyond += load(&squares[size_t((k - 1) * W)]);
+            const V rest = positive ? beyond : V{};
+            write(p.tails + step * n, root<T>(rest / divisor));
         }
     }
 }

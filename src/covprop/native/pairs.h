@@ -78,9 +78,10 @@ template <class T> void series(const Pairs<T>& p, const Tile<T>& tile, TileSpace
         for (int k = 0; k < order; k++) a[k] = p.left.coefficients[k * p.left.all + first_row + i];
         T unit = p.left.units ? p.left.units[first_row + i] : T(1);
         T *rho = w.rho + i * TILE, *c = w.c + i * TILE, *found = w.found + i * TILE;
+        const int start = p.diagonal && tile.row == tile.column ? i / (2 * W) * (2 * W) : 0;
         {
             FlushDenormals guard;
-            for (int j = 0; j < tile.columns; j += 2 * W) {
+            for (int j = start; j < tile.columns; j += 2 * W) {
                 Vec<T> x = load(rho + j), y = load(rho + j + W);
                 const T* last = b + (order - 1) * TILE + j;
                 Vec<T> u = a[order - 1] * load(last), v = a[order - 1] * load(last + W);
@@ -92,7 +93,7 @@ template <class T> void series(const Pairs<T>& p, const Tile<T>& tile, TileSpace
                 store(found + j + W, v);
             }
         }
-        for (int j = 0; j < tile.columns; j += W)
+        for (int j = start; j < tile.columns; j += W)
             store(found + j, load(found + j) * (load(c + j) * unit * load(w.units + j)));
     }
 }

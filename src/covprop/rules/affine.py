@@ -69,7 +69,8 @@ def affine(
     leads = leads_with(x, args, kwargs)
     call = of_tensor(function, args, kwargs)
     loc = call(x.loc)
-    check_batch_shape(function, x, loc.shape)
+    if x.batch_shape:
+        check_batch_shape(function, x, loc.shape)
     linear, stripped = call, (args, kwargs)
     if strip is not None:
         stripped = strip(args, kwargs)
@@ -163,7 +164,8 @@ def _linear(
     @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
           batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-        if last is not None and in_front_of(last, function, *gaussians(args, kwargs)):
+        moved = last is not None and hasattr(function, "batch_at")
+        if moved and in_front_of(last or 0, function, *gaussians(args, kwargs)):
             function = inspect.unwrap(function)
         return affine(
             function,

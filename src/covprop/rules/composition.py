@@ -6,9 +6,8 @@ Each torch function says what operation it is, on which operands; `compose` make
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial, reduce, wraps
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,8 +48,7 @@ ITSELF = Expression()
 """The function that leaves a tensor as it is."""
 
 
-@dataclass(frozen=True)
-class Application:
+class Application(NamedTuple):
     """An operation applied to operands: in-flight tensors, constant tensors and numbers."""
 
     operation: Operation
@@ -153,6 +151,8 @@ def _pending(
 
 def _of_one_dtype(call: Application) -> tuple[Any, ...]:
     """The operands, those of a narrower dtype cast as torch does it; in place there is no cast."""
+    if len(call.operands) == 1:
+        return call.operands
     dtypes = {
         one.dtype
         for one in call.operands
@@ -268,12 +268,13 @@ def activation_reading(
         in_place = kwargs.pop("inplace", False) if place < len(names) else False
         if len(options) > place:
             in_place, options = options[place], options[:place] + options[place + 1 :]
-        given = (*options, *kwargs.values())
-        if any(isinstance(value, float) and math.isnan(value) for value in given):
-            return None  # NaN, which the rule refuses
+        varies = False
+        if given := (*options, *kwargs.values()):
+            if any(isinstance(value, float) and math.isnan(value) for value in given):
+                return None  # NaN, which the rule refuses
+            varies = any(isinstance(value, Tensor) for value in given)
         own = x.lineage.activations
         replaced = bool(own) and any(other in own for other in spelled)
-        varies = any(isinstance(value, Tensor) for value in given)
         make = _operation.__wrapped__ if varies else _operation
         operation = make(function, factory, replaced, options, tuple(kwargs.items()))
         return Application(operation, (x,), bool(in_place))

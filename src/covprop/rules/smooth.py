@@ -11,7 +11,6 @@ dependence is that of the expected slope.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -225,7 +224,7 @@ def lengths(
 ) -> GaussianTensor:
     """factor * |z| of every group z; shape: of the result, without the dropped dimensions."""
     check_finite(function, x)
-    at = replace(x.batch_at, dim=x.batch_at.dim - sum(d < x.batch_at.dim for d in dropped))
+    at = x.batch_at._replace(dim=x.batch_at.dim - sum(d < x.batch_at.dim for d in dropped))
     shape = at.first(torch.empty(shape, device="meta")).shape if x.batch_shape else shape
     moments = x.carrier.lengths(x.loc.new_empty(()).expand(shape), groups, x.flat, factor)
     _warn(function, moments.extra[..., None], moments.variance[..., None])
