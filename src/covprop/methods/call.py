@@ -23,6 +23,7 @@ from covprop.errors import (
     UnsupportedOperation,
     name_of,
 )
+from covprop.flow.created import Created
 from covprop.flow.lineage import Lineage, Watcher
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
@@ -107,7 +108,7 @@ class Call:
         """What the model returns for tensors in flight; an error names the module that raised."""
         try:
             # No name for the arguments: it would keep the inputs, and all that came of them, alive.
-            with eagerly():
+            with eagerly(), Created(GaussianTensor):
                 result = self.module(
                     *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
                 )

@@ -3,6 +3,7 @@
 from covprop.rules import (
     affine,
     aten,
+    clamp,
     composed,
     composition,
     elementwise,
@@ -14,12 +15,15 @@ from covprop.rules import (
     order,
     placement,
     recurrent,
+    rounding,
+    scatter,
     smooth,
 )
 
 __all__ = [
     "affine",
     "aten",
+    "clamp",
     "composed",
     "composition",
     "elementwise",
@@ -31,7 +35,11 @@ __all__ = [
     "order",
     "placement",
     "recurrent",
+    "rounding",
+    "scatter",
     "smooth",
 ]
 
 composition.register_operations(elementwise.apply)  # of functions that have rules by now
+rounding.register_rounded_division()
+clamp.register_bounds()
