@@ -14,6 +14,7 @@ from covprop.rules import (
     norms,
     order,
     placement,
+    radius,
     recurrent,
     rounding,
     scatter,
@@ -34,6 +35,7 @@ __all__ = [
     "norms",
     "order",
     "placement",
+    "radius",
     "recurrent",
     "rounding",
     "scatter",
@@ -43,3 +45,4 @@ __all__ = [
 composition.register_operations(elementwise.apply)  # of functions that have rules by now
 rounding.register_rounded_division()
 clamp.register_bounds()
+radius.register_radii()
