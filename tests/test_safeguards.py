@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.activations.moments import hermite_basis
 from covprop.covariance import Dense
+from covprop.covariance.base import without_negative_variances
 from tests.layers import propagate
 from tests.oracles import assert_close
 
@@ -166,3 +167,29 @@ def test_an_infinite_bound_is_none():
     y = propagate(lambda x: x.clamp(-math.inf, 0.5), gaussian())
     z = propagate(lambda x: x.clamp(max=0.5), gaussian())
     assert_close(y.covariance_matrix, z.covariance_matrix)
+
+
+@pytest.mark.parametrize("method", [cp.GaussianLayers(), cp.Linearized(), cp.MonteCarlo(64)])
+def test_an_output_whose_variances_underflow_is_told(method):
+    """As that of a MobileNet v2 of transformers with weights of a deviation of 0.02."""
+    x = gaussian(4, torch.float32)
+    x = cp.Gaussian(x.mean + 1, x.covariance_matrix)
+    tiny = torch.full((4, 4), 1e-12)
+
+    def shrinking(x):
+        return (x @ tiny) @ tiny
+
+    with pytest.warns(cp.ApproximationWarning, match="below the smallest numbers"):
+        y = cp.propagate(shrinking, x, method)
+    assert not y.variance.any()
+    fine = cp.propagate(lambda x: torch.softmax(x * 1e-30, -1), x, method)  # without a warning
+    assert bool((fine.mean > 0.2).all())
+
+
+def test_rounding_of_the_smallest_numbers_is_no_contradiction():
+    tiny = torch.finfo(torch.float32).smallest_normal
+    matrix = torch.tensor([[-tiny / 2**20, 0.0], [0.0, tiny / 2**19]])
+    kept = without_negative_variances(Dense(matrix), lambda: matrix.diagonal().abs())
+    assert kept.diagonal().tolist() == [0.0, tiny / 2**19]
+    with pytest.raises(cp.InconsistentBranches):
+        without_negative_variances(Dense(1e9 * matrix), lambda: matrix.diagonal().abs())

@@ -64,6 +64,7 @@ def nonlinear() -> Iterator[Case]:
 
 
 POSITIVE = cp.Gaussian.isotropic(torch.full((3,), 9.0, dtype=torch.float64), stddev=0.3)
+RUNNING_SUM = torch.arange(3, dtype=torch.float64)
 RUNNING = torch.ones(2, dtype=torch.float64)
 WAVE = cp.activation(lambda x: torch.sin(x) * x)
 OTHERS: dict[str, tuple[Callable[[Any], Any], cp.Gaussian]] = {
@@ -82,6 +83,13 @@ OTHERS: dict[str, tuple[Callable[[Any], Any], cp.Gaussian]] = {
     "glu": (F.glu, gaussian(4)),
     "expm1": (lambda x: torch.expm1(x / 9), POSITIVE),
     "angle": (lambda x: torch.asin(x / 100), POSITIVE),
+    "rounding": (lambda x: x.round() + x.frac() + x // 2 + x % 2 + x.fmod(2), POSITIVE),
+    "rounding around means": (lambda x: (x + 1000 * RUNNING_SUM).trunc(), POSITIVE),
+    "atan2": (lambda x: torch.atan2(x, x.flip(0)), POSITIVE),
+    "scatter": (lambda x: x.scatter_reduce(0, torch.tensor([1, 0, 1]), x, "amax"), POSITIVE),
+    "index_reduce": (lambda x: x.index_reduce(0, torch.tensor([1, 0, 1]), x, "mean"), POSITIVE),
+    "copy": (lambda x: torch.zeros(3).double().copy_(x), POSITIVE),
+    "index_put": (lambda x: x.index_put((torch.tensor([1]),), x[:1]), POSITIVE),
     "sort": (lambda x: x.sort().values, POSITIVE),
     "topk": (lambda x: x.topk(2).values, POSITIVE),
     "power of a number": (lambda x: 2**x, gaussian(4)),

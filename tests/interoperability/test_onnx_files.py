@@ -172,7 +172,7 @@ def test_an_approximate_operator_is_within_two_percent_at_small_noise(name: str)
 
 @pytest.mark.parametrize(
     "case",
-    [unary("Round"), unary("Hardmax"), unary("ThresholdedRelu")],
+    [unary("Hardmax"), unary("ThresholdedRelu")],
     ids=lambda case: case[1][0][0],
 )
 def test_an_operator_without_a_rule_is_named(case: Case) -> None:

@@ -322,3 +322,27 @@ def test_a_probability_near_one_keeps_its_digits_in_float32() -> None:
     expected = jacobian @ matrix.double() @ jacobian.mT
     assert float(p[1]) > 1 - torch.finfo(torch.float32).eps
     assert_close(y.covariance_matrix.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_angles_agree_with_samples_and_stay_away_from_the_cut() -> None:
+    wide = gaussian(4)
+    x = cp.Gaussian(wide.mean.abs() + 1, wide.covariance_matrix / 400)
+
+    def angles(x: Any) -> Any:
+        both = torch.atan2(x[..., :2], x[..., 2:])
+        constant = torch.tensor(2.0, dtype=torch.float64)
+        return torch.cat([both, torch.atan2(x, constant), torch.arctan2(constant, x)], -1)
+
+    y = propagate(angles, x)
+    sample = angles(x.sample(100_000, torch.Generator().manual_seed(0)))
+    # Second order in the noise, a twentieth of the distance from zero or less.
+    assert bool(((y.mean - sample.mean(0)).abs() <= 2e-2 * sample.std(0)).all())
+    assert bool(((y.stddev / sample.std(0) - 1).abs() <= 2e-2).all())
+    for point in ([0.1, 0.1], [0.1, -3.0]):
+        near = cp.Gaussian.isotropic(torch.tensor(point).double(), stddev=0.1)
+        with pytest.raises(cp.UnsupportedOperation, match="negative axis"):
+            propagate(lambda x: torch.atan2(x[:1], x[1:]), near)
+    spread = torch.diag(torch.tensor([0.0, 0.1]).double())
+    still = cp.Gaussian(torch.tensor([0.0, -3.0]).double(), spread)
+    assert_close(propagate(lambda x: torch.atan2(x[:1], x[1:]), still).mean,
+                 torch.tensor([torch.pi], dtype=torch.float64), rtol=1e-15)  # fmt: skip

@@ -300,3 +300,48 @@ def test_the_gradient_of_a_maximum_of_equal_means_is_shared() -> None:
     y = propagate(lambda x: x.amax(), cp.Gaussian.isotropic(mean, stddev=0.5))
     (gradient,) = torch.autograd.grad(y.mean, mean)
     assert_close(gradient, torch.full((2,), 0.5, dtype=torch.float64))
+
+
+LOW, HIGH = torch.tensor([0.3, -1.0, 2.0]).double(), torch.tensor([0.9, -1.5, 2.5]).double()
+
+
+@pytest.mark.parametrize(
+    ("bounded", "low", "high"),
+    [
+        (lambda x: x.clamp(LOW, HIGH), LOW, HIGH),
+        (lambda x: torch.clamp(x, min=LOW), LOW, None),
+        (lambda x: torch.clip(x, max=HIGH), None, HIGH),
+        (lambda x: x.clamp_max(HIGH), None, HIGH),
+        (lambda x: x.clone().clamp_(LOW, HIGH), LOW, HIGH),
+        (lambda x: torch.clamp(x, LOW, torch.tensor([2.75]).double()), LOW, 0 * LOW + 2.75),
+    ],
+)
+def test_tensor_bounds_are_those_of_each_element(
+    bounded: Callable[[Any], Any], low: Tensor | None, high: Tensor | None
+) -> None:
+    x = gaussian(3)
+    y = propagate(bounded, x)
+    for i in range(3):
+        ends = [None if bound is None else float(bound[i]) for bound in (low, high)]
+        alone = propagate(lambda x, i=i, ends=ends: x[i : i + 1].clamp(*ends), x)
+        assert_close(y.mean[i : i + 1], alone.mean, atol=1e-13)
+        assert_close(y.variance[i : i + 1], alone.variance, atol=1e-13)
+
+
+def test_tensor_bounds_of_a_function_are_one_function_with_it() -> None:
+    x = gaussian(3)
+    y = propagate(lambda x: torch.relu(x).clamp(LOW, HIGH), x)
+    sample = torch.relu(x.sample(200_000, torch.Generator().manual_seed(0))).clamp(LOW, HIGH)
+    error = sample.std(0) / len(sample) ** 0.5
+    assert bool(((y.mean - sample.mean(0)).abs() <= 5 * error + 1e-8).all())
+    spread = (sample - sample.mean(0)).square()
+    error = spread.std(0) / len(sample) ** 0.5
+    assert bool(((y.variance - spread.mean(0)).abs() <= 5 * error + 1e-8).all())
+
+
+def test_gaussian_bounds_are_maxima() -> None:
+    x = gaussian(3)
+    y = propagate(lambda x: torch.clamp(LOW, min=x, max=x.flip(0) + 1), x)
+    z = propagate(lambda x: torch.minimum(torch.maximum(x, LOW), x.flip(0) + 1), x)
+    assert_close(y.mean, z.mean, atol=1e-13)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-13)

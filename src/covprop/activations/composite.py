@@ -50,6 +50,13 @@ def closed_form(expression: Expression) -> Activation | None:
     return None
 
 
+def polynomial(expression: Expression) -> Coefficients | None:
+    """The coefficients of y^0, y^1 ... of an expression that is a polynomial."""
+    with suppress(_NotInFamily):
+        return _polynomial(expression)
+    return None
+
+
 def by_quadrature(expression: Expression, mean: Tensor, stddev: Tensor) -> list[Activation]:
     """Activations whose sum is any other one, for elements of these moments (*batch, n).
 

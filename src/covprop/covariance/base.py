@@ -391,8 +391,10 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     variance = covariance.diagonal().detach()
     if not variance.numel() or float(variance.min()) >= 0 or not is_finite(variance):
         return covariance
-    rounding = torch.finfo(variance.dtype).eps * covariance.size
-    below = variance < -rounding * scale().detach().abs()
+    limits = torch.finfo(variance.dtype)
+    rounding = limits.eps * covariance.size
+    # What is below the smallest normal number has lost digits, whatever it was made of.
+    below = variance < -rounding * scale().detach().abs() - limits.tiny
     if bool(below.any()):
         raise InconsistentBranches(
             f"a variance comes out negative ({float(variance.min()):.3g}): the covariances before "

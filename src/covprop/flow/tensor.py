@@ -11,6 +11,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier, Transfer
+from covprop.flow.created import check_writable, turn_into
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
@@ -126,8 +127,6 @@ class GaussianTensor(Tensor):
         if self.pending is not None and self.is_pending:
             return GaussianTensor.pending_on(self.pending)
         return GaussianTensor(self.loc, self.carrier, batch_at=self.batch_at)
-
-    # What rules use.
 
     @property
     def template(self) -> Tensor:
@@ -287,10 +286,8 @@ class GaussianTensor(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]  # torch has contents
         """Shapes only."""
         known = "pending" if self.is_pending else type(self.carrier).__name__
-        return (
-            f"GaussianTensor(shape={tuple(self.shape)}, batch_shape={tuple(self.batch_shape)}, "
-            f"carrier={known})"
-        )
+        shapes = f"shape={tuple(self.shape)}, batch_shape={tuple(self.batch_shape)}"
+        return f"GaussianTensor({shapes}, carrier={known})"
 
     def __format__(self, spec: str) -> str:
         """Shapes only."""
@@ -375,17 +372,20 @@ def _in_place(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    target = args[0]
-    if not isinstance(target, GaussianTensor):
-        raise UnsupportedOperation(
-            f"{name_of(function)} would write a Gaussian into a plain tensor; write the "
-            "out-of-place form, as in t = t + x"
-        )
-    result = dispatch(plain, args, kwargs)
+    result, target = dispatch(plain, args, kwargs), args[0]
     if result.numel() != target.numel():
         raise UnsupportedOperation(f"{name_of(function)} cannot change the shape of its target")
-    target.become(result)
+    write(function, target, result)
     return target
+
+
+def write(function: Callable[..., Any], target: Tensor, result: GaussianTensor) -> None:
+    """Make a tensor what an operation in place makes of it; a plain one becomes Gaussian."""
+    if isinstance(target, GaussianTensor):
+        target.become(result)
+        return
+    check_writable(function, target)
+    turn_into(target, dispatch(Tensor.to, (result, target.dtype), {}))
 
 
 def _operator(name: str) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from covprop.carriers import Work
 from covprop.covariance import Covariance
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import (
+    ApproximationWarning,
     CovpropError,
     LostRank,
     MomentOverflow,
@@ -22,7 +23,9 @@ from covprop.errors import (
     TooLarge,
     UnsupportedOperation,
     name_of,
+    warn_user,
 )
+from covprop.flow.created import Created
 from covprop.flow.lineage import Lineage, Watcher
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
@@ -107,7 +110,7 @@ class Call:
         """What the model returns for tensors in flight; an error names the module that raised."""
         try:
             # No name for the arguments: it would keep the inputs, and all that came of them, alive.
-            with eagerly():
+            with eagerly(), Created(GaussianTensor):
                 result = self.module(
                     *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
                 )
@@ -239,10 +242,25 @@ def finite(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights and constants, or convert model and Gaussian to float64"
         )
+    _warn_of_underflow(mean.detach(), covariance)
     return Gaussian(
         mean, covariance, validate_args=False, method=method, sampling=error, skewness=skewness,
         notes=notes,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def _warn_of_underflow(mean: Tensor, covariance: Covariance) -> None:
+    """Warn where the whole output is so small that squares of its size are no numbers."""
+    least = torch.finfo(mean.dtype).tiny
+    largest = float(mean.abs().max()) if mean.numel() else 0.0
+    if 0 < largest < least**0.5 and not bool((covariance.diagonal() > least).any()):
+        warn_user(
+            f"the output is at most {largest:.1g}, and variances of that size are below the "
+            f"smallest numbers of {mean.dtype}: they come out as zero, or too small; convert model "
+            "and Gaussian to float64, or scale the output up",
+            ApproximationWarning,
+        )
 
 
 def random_state_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:

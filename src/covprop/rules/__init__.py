@@ -3,6 +3,7 @@
 from covprop.rules import (
     affine,
     aten,
+    clamp,
     composed,
     composition,
     elementwise,
@@ -12,13 +13,17 @@ from covprop.rules import (
     noise,
     norms,
     placement,
+    radius,
     recurrent,
+    rounding,
+    scatter,
     smooth,
 )
 
 __all__ = [
     "affine",
     "aten",
+    "clamp",
     "composed",
     "composition",
     "elementwise",
@@ -28,8 +33,14 @@ __all__ = [
     "noise",
     "norms",
     "placement",
+    "radius",
     "recurrent",
+    "rounding",
+    "scatter",
     "smooth",
 ]
 
 composition.register_operations(elementwise.apply)  # of functions that have rules by now
+rounding.register_rounded_division()
+clamp.register_bounds()
+radius.register_radii()

@@ -26,6 +26,7 @@ from covprop.rules.operands import (
     of_tensor,
     the_gaussian,
 )
+from covprop.rules.radius import follow
 
 BY_MEANS = "approximate: in the order of the means, with a warning where it may be another"
 SURE = 5.0
@@ -75,8 +76,9 @@ def _moved(
     if bool((rows != index).any()) or bool(((index < 0) | (index >= size)).any()):
         raise batch_error(function, x)
     if len(index) == size and bool((index.diff() == 1).all()):
-        return x.moved(loc, view=True)
-    return GaussianTensor(loc, x.carrier.select(loc, index), view_of=x)
+        return follow(x, x.moved(loc, view=True), in_order=True)
+    taken = GaussianTensor(loc, x.carrier.select(loc, index), view_of=x)
+    return follow(x, taken, in_order=False)
 
 
 def _movement(*names: str) -> None:

@@ -68,12 +68,12 @@ def _deviations(
     """The arguments of a variance: dimensions, whether they are kept, what to divide by."""
     if isinstance(dim, bool):  # torch.var(input, unbiased)
         dim, unbiased = None, dim
-    dims = _dims(input, dim)
+    dims = dimensions(input, dim)
     less = (1.0 if correction is None else correction) if unbiased in (None, True) else 0.0
     return input, dims, keepdim, math.prod(input.shape[d] for d in dims) - less
 
 
-def _dims(x: Any, dim: Any) -> list[int]:
+def dimensions(x: Any, dim: Any) -> list[int]:
     """Dimensions, all if none are named, from 0 on."""
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         return list(range(x.dim()))
@@ -91,12 +91,12 @@ def _euclidean(
 ) -> GaussianTensor:
     """Lengths along dimensions."""
     x.materialize()
-    groups = groups_of(function, x, _arranged(dims), centred)
+    groups = groups_of(function, x, arranged(dims), centred)
     kept = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
     return lengths(function, x, groups, torch.Size(kept), [] if keepdim else dims, scale)
 
 
-def _arranged(dims: list[int]) -> Callable[[Tensor], Tensor]:
+def arranged(dims: list[int]) -> Callable[[Tensor], Tensor]:
     """The elements along these dimensions as groups."""
 
     def arrange(places: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTen
         dim = (-2, -1)
     power = 2.0 if order in (None, "fro") else float(order)
     if power == EUCLIDEAN:
-        return _euclidean(function, x, _dims(x, dim), keepdim)
+        return _euclidean(function, x, dimensions(x, dim), keepdim)
     return _root(function, lambda y: _length(y, power, dim, keepdim), x)
 
 
@@ -181,7 +181,7 @@ def normalize(
 ) -> GaussianTensor:
     """A vector over its length."""
     if p == EUCLIDEAN:
-        return _unit(function, input, _dims(input, dim), eps)
+        return _unit(function, input, dimensions(input, dim), eps)
 
     def written(x: Tensor) -> Tensor:
         return x / _length(x, p, dim, keepdim=True).clamp(min=eps)
@@ -194,7 +194,7 @@ def _unit(
 ) -> GaussianTensor:
     """Over its length, which has to be far above what torch takes at least for it."""
     x.materialize()
-    groups = groups_of(function, x, _arranged(dims))
+    groups = groups_of(function, x, arranged(dims))
     squares = x.loc.detach().square() + x.variances.detach().reshape(x.loc.shape)
     size = squares.double().flatten(len(x.batch_shape))[..., groups.index].sum(-1)
     if bool(((size > 0) & (size < (CLEAR * eps) ** 2)).any()):

@@ -10,7 +10,7 @@ from torch import Tensor
 from covprop.activations import in_place_spellings, spellings
 from covprop.errors import UnsupportedOperation, name_of
 from covprop.flow.table import Batch, Kind, rule
-from covprop.flow.tensor import GaussianTensor, dispatch
+from covprop.flow.tensor import GaussianTensor, dispatch, write
 from covprop.rules.affine import EXACT, affine, scaling, without_terms
 from covprop.rules.joint import join
 from covprop.rules.operands import batch_error, gaussians
@@ -102,6 +102,13 @@ def _placed(*functions: Callable[..., Any], names: tuple[str, ...], name: str) -
     @rule(*functions, kind=Kind.LINEAR, treatment=EXACT, name=name, batch=Batch.ANYWHERE,
           in_place=in_place_spellings(name))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if (reduce := kwargs.pop("reduce", None)) is not None:  # of torch.scatter, deprecated
+            if reduce != "add":
+                raise UnsupportedOperation(
+                    f"{name_of(function)} with reduce={reduce!r} has no rule; multiply by a tensor "
+                    "of factors instead"
+                )
+            return torch.scatter_add(*args, **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
         name_of_source = "value" if "value" in given else last
         input, source = given.pop("input"), given.pop(name_of_source)
@@ -149,11 +156,36 @@ _placed(with_items, names=("input", "index", "value"), name="__setitem__")
       batch=Batch.STEPWISE)  # fmt: skip
 def set_item(function: Callable[..., Any], input: Any, index: Any, value: Any) -> None:
     """Elements at a constant index become others; a boolean mask may be the index."""
-    if not isinstance(input, GaussianTensor):
-        raise UnsupportedOperation(
-            "x[index] = value would write a Gaussian into a plain tensor; put the parts together "
-            "with torch.cat or torch.where"
-        )
     for tensor in gaussians((input, value), {}):
         tensor.evaluate()
-    input.become(dispatch(with_items, (input, index, value), {}))
+    write(function, input, dispatch(with_items, (input, index, value), {}))
+
+
+def copied(input: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
+    """What `input.copy_(src)` makes of a tensor."""
+    return torch.as_tensor(src).expand(input.shape).to(input)
+
+
+@rule(copied, kind=Kind.LINEAR, treatment=EXACT, name="copy_", batch=Batch.STEPWISE,
+      in_place=[Tensor.copy_])  # fmt: skip
+def copy_rule(
+    function: Callable[..., Any], input: Any, src: Any, non_blocking: bool = False
+) -> Any:
+    """The source, in the shape and dtype of what it is copied into."""
+    everywhere = torch.ones(input.shape, dtype=torch.bool, device=input.device)
+    return torch.where(everywhere, src, input).to(input.dtype)
+
+
+@rule(*spellings("index_put"), kind=Kind.LINEAR, treatment=EXACT, name="index_put",
+      batch=Batch.STEPWISE, in_place=in_place_spellings("index_put"))  # fmt: skip
+def index_put(
+    function: Callable[..., Any], input: Any, indices: Any, values: Any, accumulate: bool = False
+) -> Any:
+    """As `input[indices] = values`, or added to what is there at places along one dimension."""
+    if not accumulate:
+        return dispatch(with_items, (input, tuple(indices), values), {})
+    if len(indices) != 1:
+        raise UnsupportedOperation(
+            f"{name_of(function)} with accumulate=True has a rule for one index; use index_add"
+        )
+    return torch.index_add(input, 0, indices[0], values)

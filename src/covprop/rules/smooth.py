@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covprop.activations import spellings
+from covprop.activations import in_place_spellings, spellings
 from covprop.covariance import LinearMap
 from covprop.errors import (
     ApproximationWarning,
@@ -26,7 +26,7 @@ from covprop.errors import (
 )
 from covprop.flow.algebra import Groups
 from covprop.flow.table import Batch, Kind, rule
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.gradients import jvp
 from covprop.rules.operands import (
     batch_error,
@@ -157,6 +157,35 @@ def of_cosine(function: Callable[..., Any], input: GaussianTensor) -> GaussianTe
             f"{AWAY_FROM_ZERO:g} standard deviations of an end or beyond; bound its argument first"
         )
     return delta(function, input)
+
+
+@rule(*spellings("atan2", "arctan2"), kind=Kind.SMOOTH, treatment=APPROXIMATE, name="atan2",
+      batch=Batch.STEPWISE, in_place=in_place_spellings("atan2", "arctan2"))  # fmt: skip
+def angle(function: Callable[..., Any], input: Any, other: Any) -> Any:
+    """The angle of a point (other, input) that stays away from zero and from the cut below it."""
+    pair: Any = torch.stack(torch.broadcast_tensors(input, other), -1)
+    pair.materialize()
+    mean = pair.shown.detach()
+    variance = pair.variances.detach().clamp(min=0).reshape(pair.loc.shape)
+    variance = pair.batch_at.shown(variance)
+    reach = AWAY_FROM_ZERO * variance.sqrt()
+    at_zero = mean.square().sum(-1) < AWAY_FROM_ZERO**2 * variance.sum(-1)
+    crosses = (mean[..., 1] < 0) & (mean[..., 0].abs() < reach[..., 0])
+    if bool((at_zero | crosses).any()):
+        raise OutsideDomain(
+            f"{name_of(function)} jumps where a point passes zero or the negative axis, and here "
+            f"one is within {AWAY_FROM_ZERO:g} standard deviations of them; turn the points first, "
+            "or use their sine and cosine, as F.normalize gives them"
+        )
+    return dispatch(_angle, (pair,), {})
+
+
+def _angle(pair: Tensor) -> Tensor:
+    """The angles of points (*any, 2), y first."""
+    return torch.atan2(pair[..., 0], pair[..., 1])
+
+
+rule(_angle, kind=Kind.SMOOTH, batch=Batch.ANYWHERE)(delta)
 
 
 def _distance(x: GaussianTensor) -> Tensor:

@@ -1,0 +1,143 @@
+"""Writing Gaussians into plain tensors that the model has made, and into others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covprop as cp
+from tests.gaussians import gaussian
+from tests.layers import propagate
+from tests.oracles import assert_close
+
+ROWS = torch.tensor([2, 0, 1])
+
+
+def items(x: Any) -> Any:
+    buffer = torch.zeros(*x.shape[:-1], 5, dtype=x.dtype)
+    buffer[..., 1:4] = x
+    buffer[..., 0] = 2 * x[..., 1]
+    return buffer
+
+
+def added(x: Any) -> Any:
+    total = torch.full_like(x, 3.0)
+    total += x
+    total.mul_(2)
+    total.add_(x, alpha=-1)
+    return total
+
+
+def copied(x: Any) -> Any:
+    empty = torch.empty(*x.shape[:-1], 2, 3, dtype=x.dtype)
+    return empty.copy_(x.unsqueeze(-2)).sum(-2)
+
+
+def cast(x: Any) -> Any:
+    narrow = torch.zeros(x.shape).to(torch.float64)
+    narrow.index_copy_(-1, ROWS, x)
+    return narrow.index_add_(-1, ROWS, x)
+
+
+def put(x: Any) -> Any:
+    result = torch.ones(x.shape[-1], dtype=x.dtype).clone()
+    result.index_put_((ROWS,), x)
+    return result.index_put_((ROWS,), x, accumulate=True)
+
+
+CASES: dict[str, Callable[[Any], Any]] = {
+    "items": items, "added": added, "copied": copied, "cast": cast,
+}  # fmt: skip
+
+
+def jacobian(function: Callable[[Any], Any], mean: Tensor) -> Tensor:
+    columns = [function(mean + unit) - function(mean) for unit in torch.eye(len(mean)).double()]
+    return torch.stack(columns, -1)
+
+
+@pytest.mark.parametrize("name", [*CASES, "put"])
+def test_a_tensor_made_by_the_model_becomes_gaussian(name: str) -> None:
+    function = {**CASES, "put": put}[name]
+    x = gaussian(3)
+    y = propagate(function, x)
+    matrix = jacobian(function, x.mean)
+    assert_close(y.mean, function(x.mean), atol=1e-13)
+    assert_close(y.covariance_matrix, matrix @ x.covariance_matrix @ matrix.mT, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_with_a_batch(name: str) -> None:
+    x = gaussian(3, batch=(2,))
+    y = propagate(CASES[name], x)
+    for i in range(2):
+        alone = propagate(CASES[name], x[i])
+        assert_close(y[i].mean, alone.mean, atol=1e-13)
+        assert_close(y[i].covariance_matrix, alone.covariance_matrix, atol=1e-13)
+
+
+def test_the_dtype_stays_that_of_the_tensor() -> None:
+    y = propagate(lambda x: torch.zeros(3, dtype=torch.float32).copy_(x), gaussian(3))
+    assert y.dtype == torch.float32
+
+
+class Cache(nn.Module):
+    """Keeps what it is given in a buffer, as caches of keys do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(3).double())
+
+    def forward(self, x: Any) -> Any:
+        self.kept.copy_(x)
+        return 2 * self.kept
+
+
+OUTSIDE = torch.zeros(3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Cache(),
+        lambda x: OUTSIDE.add_(x),
+        lambda x: torch.zeros(2, 3).double()[0].copy_(x),
+        lambda x: torch.zeros(2, 3).double().view(-1)[:3].copy_(x),
+    ],
+)
+def test_what_outlives_the_pass_and_views_are_refused(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(cp.UnsupportedOperation, match=r"into a plain tensor .* t = t \+ x"):
+        propagate(function, gaussian(3))
+    assert not OUTSIDE.any()
+
+
+def test_whole_numbers_cannot_be_random() -> None:
+    with pytest.raises(cp.UnsupportedOperation, match=r"gives torch\.int64"):
+        propagate(lambda x: torch.zeros(3, dtype=torch.long).copy_(x), gaussian(3))
+
+
+def test_views_made_before_show_that_they_are_overwritten() -> None:
+    def function(x: Any) -> Any:
+        buffer = torch.zeros(3, dtype=x.dtype)
+        view = buffer[:2]
+        buffer.copy_(x)
+        return view + x[:2]
+
+    with pytest.raises(cp.MomentOverflow, match="not finite"):
+        propagate(function, gaussian(3))
+
+
+def test_without_gradients_and_in_inference_mode() -> None:
+    x = gaussian(3)
+    expected = propagate(items, x)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = propagate(items, x)
+        assert_close(y.covariance_matrix, expected.covariance_matrix, rtol=0.0)
+
+
+def test_gradients_flow_through_what_is_written() -> None:
+    mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    propagate(items, cp.Gaussian.isotropic(mean, stddev=0.1)).mean.sum().backward()
+    assert_close(mean.grad, torch.tensor([1.0, 3.0, 1.0]).double(), rtol=0.0)
