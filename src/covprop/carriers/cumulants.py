@@ -13,8 +13,8 @@ from torch import Tensor
 from covprop.activations import Activated, Activation
 from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
 from covprop.carriers.full import Full
+from covprop.carriers.activation_origin import ActivationOrigin
 from covprop.carriers.origins import (
-    ActivationOrigin,
     Blocks,
     DropoutOrigin,
     Nonlinearity,
@@ -205,7 +205,8 @@ class Cumulants(ThirdCumulant):
         columns = curved.reshape(-1, self.size).any(0).nonzero()[:, 0]
         if len(columns):
             every, mask = bool(curved.all()), curved[..., :, None]
-            tree = Tree.of(derivatives.first, slope, known.inverse, matrix, slices, known.skewness)
+            right = None if slices is None else slices.mT
+            tree = Tree.of(known, known, matrix, slices, right)
             if not every:
                 tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
             have = tree.slices()
@@ -220,7 +221,12 @@ class Cumulants(ThirdCumulant):
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(
-                self, columns, known.take(columns), (w, q), self._vertex(columns, known, rho)
+                self,
+                columns,
+                known.take(columns),
+                (w, q),
+                self._vertex(columns, known, rho),
+                self.depth + 1,
             )
             self.lineage.origins.append(weakref.ref(own_origin))
             blocks = blocks.extended(factor, own_origin, parts)
@@ -237,6 +243,8 @@ class Cumulants(ThirdCumulant):
             good=good,
         )
         assert isinstance(made, Cumulants)
+        if own_origin is not None:
+            own_origin.result = weakref.ref(made)
         return made
 
     def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex | None:
@@ -251,11 +259,18 @@ class Cumulants(ThirdCumulant):
         }
         living = [origin for ref in self.lineage.origins if (origin := ref()) is not None]
         for origin in living:  # those of branches beside it
-            if origin not in older and (cross := origin.correlation(self)) is not None:
+            if origin not in older and (cross := self._met(origin)) is not None:
                 older[origin] = cross.index_select(-1, columns) * over
         own = rho.index_select(-1, columns).index_select(-2, columns)
         second = f[2] + some.skewness * f[5] / 6
         return Vertex(second, f[3], own, older, self.roots)
+
+    def _met(self, origin: ActivationOrigin) -> Tensor | None:
+        """Its w in the block of an origin beside it."""
+        if not self.is_deeper(origin):
+            return origin.correlation(self)
+        share = self.share(origin)
+        return None if share is None else share[..., 1, :, :]
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -289,7 +304,7 @@ class Cumulants(ThirdCumulant):
             self.cross(made), other.cross(made), with_diagonal(loops, own), _unit(u)
         )
         if block is not None:
-            made.own = ProductOrigin(self, other)
+            made.own = ProductOrigin(self, other, made.depth)
             made.add_block(made.own, block)
         return centre, made
 

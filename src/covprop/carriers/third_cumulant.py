@@ -163,8 +163,7 @@ class ThirdCumulant(Full):
         if self.origins == origins:
             return self.blocks.tensor
         if self._aligned is None or self._aligned.origins != origins:
-            parts = self.blocks.parts()
-            found = [parts[o] if o in parts else self._beside_of(o) for o in origins]
+            found = [self.share(origin) for origin in origins]
             like = next((part for part in found if part is not None), None)
             tensor = None
             if like is not None:
@@ -176,13 +175,37 @@ class ThirdCumulant(Full):
             self._aligned = Blocks(origins, tensor)
         return self._aligned.tensor
 
+    def share(self, origin: Origin) -> Tensor | None:
+        """What it has in the block of one origin."""
+        return self.blocks.parts()[origin] if origin in self.origins else self._beside_of(origin)
+
     def _beside_of(self, origin: Origin) -> Tensor | None:
         """What it has in the block of an origin that it did not come of."""
         if origin not in self._beside:
             y = origin.base
-            independent = y is None or y.roots.isdisjoint(self.roots)
-            self._beside[origin] = None if y is None or independent else origin.beside(y, self)
+            found = None
+            if y is not None and not y.roots.isdisjoint(self.roots):
+                deeper = self.is_deeper(origin)
+                found = self._along_edges(origin) if deeper else origin.beside(y, self)
+            self._beside[origin] = found
         return self._beside[origin]
+
+    def is_deeper(self, origin: Origin) -> bool:
+        """Whether it has the share of what it came of, along the edges, in a block beside it."""
+        depth = origin.depth
+        return depth is not None and self.depth + (not self.nonlinear) > depth
+
+    def _along_edges(self, origin: Origin) -> Tensor | None:
+        total: Tensor | None = None
+        for parent, transfer in self._parents():
+            factors = parent.share(origin)
+            if factors is not None:
+                share = moved(factors.to(self._dtype), transfer)
+                total = share if total is None else total + share
+        rows = self._trusted_rows
+        if total is None or rows is None:
+            return total
+        return torch.where(rows[..., None, None, :], total, 0)
 
     def slices(
         self,

@@ -10,12 +10,15 @@ sigma_i^k, slices are s_ij = T_iij / (sigma_i^2 sigma_j), and t_i = s_ii is the 
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from covprop.kernels.polynomials import flushed, power_series
+
+if TYPE_CHECKING:
+    from covprop.activations.powers import ExpectedDerivatives
 
 
 class Coefficients(NamedTuple):
@@ -188,6 +191,26 @@ class Marginals(NamedTuple):
         return cls(shift, second - shift.square(), third)
 
 
+class Bent(Protocol):
+    """The numbers of an activation, (*batch, n): `carriers.origins.Nonlinearity`."""
+
+    @property
+    def derivatives(self) -> "ExpectedDerivatives":
+        """sigma^k E[f^(k)]."""
+
+    @property
+    def inverse(self) -> Tensor:
+        """1 / sigma."""
+
+    @property
+    def slope(self) -> Tensor:
+        """D = E[g']."""
+
+    @property
+    def skewness(self) -> Tensor:
+        """Of the argument."""
+
+
 class Tree(NamedTuple):
     """Third cumulants of z = f(y) that are centred at i, as factors of e_i (row i, column j).
 
@@ -201,24 +224,23 @@ class Tree(NamedTuple):
     @classmethod
     def of(
         cls,
-        f: Tensor,
-        slope: Tensor,
-        inverse: Tensor,
+        one: Bent,
+        other: Bent,
         covariance: Tensor,
-        slices: Tensor | None,
-        skewness: Tensor,
-    ) -> "Tree":
-        """slope: D; inverse: 1 / sigma; slices: T_iij, rows i and columns j."""
-        d, over = (t.to(covariance) for t in (slope, inverse))
-        columns = d[..., None, :]
-        w = over[..., :, None] * covariance * columns
-        q = (f[2] + skewness * f[5] / 6).to(covariance)[..., :, None] * w
-        if slices is None:
-            return cls(w, q)
-        two, three = f[2].to(covariance), f[3].to(covariance)
-        slices = slices * over.square()[..., :, None]
-        q = q + three[..., :, None] * slices * columns
-        return cls(w, q + (two * over)[..., :, None] * (two[..., :, None] * slices).mT)
+        left: Tensor | None,
+        right: Tensor | None,
+    ) -> Self:
+        """Of elements i of one vector and j of another; left: T_iij, right: T_ijj."""
+        over, d = (t.to(covariance) for t in (one.inverse[..., :, None], other.slope[..., None, :]))
+        f, g = one.derivatives.first, other.derivatives.first
+        w = over * covariance * d
+        q = (f[2] + one.skewness * f[5] / 6).to(covariance)[..., :, None] * w
+        if left is not None:
+            q = q + f[3].to(covariance)[..., :, None] * (left * over.square()) * d
+        if right is not None:
+            factor, columns = f[2].to(covariance)[..., :, None] * over, other.inverse.to(covariance)
+            q = q + factor * (right * (columns.square() * g[2].to(covariance))[..., None, :])
+        return cls(w, q)
 
     def slices(self) -> Tensor:
         """T_iij that the trees of all i have, rows i and columns j."""
