@@ -92,7 +92,8 @@ class ActivationOrigin(Origin):
         kappa = (square[1] + t * square[4] / 6 + k * square[5] / 24) * w + square[2] / 2 * third
         fourth = y.thrice(self._of_all(y), x)
         if fourth is not None:
-            fourth = torch.where(k != 0, self._rows(fourth), 0)
+            weight = column(known.weight)
+            fourth = torch.where(weight > 0, weight * self._rows(fourth), 0)
             first, kappa = first + f[3] / 6 * fourth, kappa + square[3] / 6 * fourth
         kappa = kappa - 2 * column(known.marginals.shift) * first
         have = column(known.slope).square() * raw
@@ -128,7 +129,7 @@ class ActivationOrigin(Origin):
         if fourth is not None:
             fourth = type(fourth)(*map(self._rows, fourth))
             marginal = (known.kurtosis, other.kurtosis)
-            fourth = fourth.only(*(k != 0 for k in marginal))
+            fourth = fourth.weighted(known.weight, other.weight)
             kappa = kappa + fourth.correction(rho, square, f, marginal)
         kappa = kappa - 2 * known.marginals.shift.to(cross)[..., :, None] * result
         own = Tree.of(known, other, cross, left, right)

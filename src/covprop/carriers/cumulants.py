@@ -51,12 +51,12 @@ SMALL_SHARE = 0.01
 LARGEST_SKEWNESS = 4.0
 """The skewness of an argument, times the share of the deviation that is not linear, beyond which
 the expansion is not to be trusted."""
-LARGEST_KURTOSIS, LARGEST_AVERAGE = 1.0, 0.25
-"""The same of the kurtosis, beyond which an element goes without it, and of its average over a
-layer, weighted by variances, beyond which all of them do."""
-WITHOUT_FOURTH = (
-    "{} leaves out fourth cumulants, as they are too large here for the expansion; compare with "
-    "samples, or use smaller noise"
+LARGE_KURTOSIS, LARGE_AVERAGE = 0.8, 0.25
+"""The square of the kurtosis, times the same share, at which fourth cumulants count by half; and
+the kurtosis times that share beyond which, on average over variances, a note says so."""
+LARGE_FOURTH = (
+    "{} lets fourth cumulants count little, as they are too large here for the expansion; compare "
+    "with samples, or use smaller noise"
 )
 FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
@@ -128,7 +128,7 @@ class Cumulants(ThirdCumulant):
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
         inverse, slices = inverse_deviation(variance), self.slices(self)
-        skewness = kurtosis = torch.zeros_like(variance)
+        skewness = kurtosis = weight = torch.zeros_like(variance)
         good = fourth = None
         marginals = Marginals.of(*derivatives, skewness, kurtosis)
         if slices is not None:
@@ -137,7 +137,9 @@ class Cumulants(ThirdCumulant):
             name = name_of(getattr(activation, "function", type(activation)))
             fourth = self.fourth(inverse, self, inverse)
             if fourth is not None:
-                kurtosis = self._counting(name, fourth.kurtosis().double(), derivatives)
+                kurtosis = fourth.kurtosis().double()
+                weight = self._weight(name, kurtosis, derivatives)
+                kurtosis = torch.where(weight > 0, weight.square() * kurtosis, 0)
             marginals = Marginals.of(*derivatives, skewness, kurtosis)
             share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
@@ -145,7 +147,9 @@ class Cumulants(ThirdCumulant):
             good = self._trusted(name, marginals.variance, plain.diagonal(), share)
             if good is not None:
                 slices = torch.where(_both(good), slices, 0)
-                skewness, kurtosis = (torch.where(good, k, 0) for k in (skewness, kurtosis))
+                skewness, kurtosis, weight = (
+                    torch.where(good, k, 0) for k in (skewness, kurtosis, weight)
+                )
                 marginals = Marginals.of(*derivatives, skewness, kurtosis)
                 corrected = torch.where(good, marginals.variance, plain.diagonal())
                 marginals = marginals._replace(variance=corrected)
@@ -154,21 +158,23 @@ class Cumulants(ThirdCumulant):
             first = derivatives.first
             slope = slope + (skewness * first[4] / 6 + kurtosis * first[5] / 24) * inverse
         trusted = torch.ones_like(variance, dtype=torch.bool) if good is None else good
-        known = Nonlinearity(derivatives, inverse, trusted, skewness, kurtosis, slope, marginals)
+        known = Nonlinearity(
+            derivatives, inverse, trusted, skewness, weight, kurtosis, slope, marginals
+        )
         made = self._corrected(plain, activated, known, slices, good, fourth)
         made.fell_back = good is not None
         return result + marginals.shift.to(result), made
 
-    def _counting(
-        self, operation: str, kurtosis: Tensor, derivatives: ExpectedDerivatives
-    ) -> Tensor:
-        """The kurtosis of its elements where it counts, else zero."""
-        share = kurtosis.detach().abs() * derivatives.curvature()
-        weight = derivatives.second[0].detach()
-        large = ((share - LARGEST_AVERAGE) * weight).sum(-1, keepdim=True) > 0
-        if bool(large.any()):
-            self.lineage.note(WITHOUT_FOURTH.format(operation), warn=False)
-        return torch.where(large | (share > LARGEST_KURTOSIS), 0, kurtosis)
+    def _weight(self, operation: str, kurtosis: Tensor, derivatives: ExpectedDerivatives) -> Tensor:
+        """By which fourth cumulants count: of one element, so that it matters not what is beside.
+
+        Those of pairs have the weights of both; that of K_iiii is 1 / (1 + share^2).
+        """
+        share = (kurtosis.square() / LARGE_KURTOSIS).square() * derivatives.curved_share()
+        large = kurtosis.detach().abs() * derivatives.curvature() - LARGE_AVERAGE
+        if bool(((large * derivatives.second[0]).sum(-1) > 0).any()):
+            self.lineage.note(LARGE_FOURTH.format(operation), warn=False)
+        return (1 / (1 + share)).nan_to_num(0).sqrt()
 
     def _corrected(
         self,
@@ -188,8 +194,7 @@ class Cumulants(ThirdCumulant):
         f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
         added, kappa = of_one_vector(rho, units, known.skewness, f, square)
         if added is not None and fourth is not None:
-            k, counts = known.kurtosis.to(rho), known.kurtosis != 0
-            fourth = fourth.only(counts, counts)
+            k, fourth = known.kurtosis.to(rho), fourth.weighted(known.weight, known.weight)
             added = added + fourth.correction(rho, f, f, (k, k))
             kappa = kappa + fourth.correction(rho, square, f, (k, k))
         if added is not None:

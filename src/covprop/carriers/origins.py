@@ -161,14 +161,16 @@ def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | N
 class Nonlinearity:
     """The numbers of an activation of a nearly Gaussian vector, (*batch, n) in float64.
 
-    trusted: elements for which third cumulants count, the others are Gaussian; kurtosis:
-    K_iiii / sigma^4 where fourth cumulants count, else zero; slope: E[g'], with what they add.
+    trusted: elements for which third cumulants count, the others are Gaussian; weight: by which
+    fourth cumulants of pairs count, times that of the other; kurtosis: K_iiii / sigma^4, times the
+    square of it; slope: E[g'], with what they add.
     """
 
     derivatives: ExpectedDerivatives
     inverse: Tensor
     trusted: Tensor
     skewness: Tensor
+    weight: Tensor
     kurtosis: Tensor
     slope: Tensor
     marginals: Marginals
@@ -180,6 +182,7 @@ class Nonlinearity:
             self.inverse[..., columns],
             self.trusted[..., columns],
             self.skewness[..., columns],
+            self.weight[..., columns],
             self.kurtosis[..., columns],
             self.slope[..., columns],
             Marginals(*(moment[..., columns] for moment in self.marginals)),

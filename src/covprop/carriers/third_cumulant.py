@@ -314,8 +314,8 @@ class ThirdCumulant(Full):
             total = torch.where(known.trusted[..., :, None], total, 0)
             thrice = y.thrice(known.inverse, other)
             if thrice is not None:
-                factor = torch.where(known.kurtosis != 0, known.derivatives.first[3] / 6, 0)
-                total = total + factor.to(thrice)[..., :, None] * thrice
+                factor = (known.weight * known.derivatives.first[3] / 6).to(thrice)[..., :, None]
+                total = total + torch.where(factor != 0, factor * thrice, 0)
             return total
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
@@ -343,7 +343,8 @@ class ThirdCumulant(Full):
         if fourth is None:
             return total
         marginal = (known.kurtosis, other.known.kurtosis)
-        return total + fourth.only(*(k != 0 for k in marginal)).correction(rho, f, g, marginal)
+        fourth = fourth.weighted(known.weight, other.known.weight)
+        return total + fourth.correction(rho, f, g, marginal)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""

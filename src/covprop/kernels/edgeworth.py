@@ -97,10 +97,11 @@ class Fourth(NamedTuple):
         """K_iiii, of one vector."""
         return self.left.diagonal(dim1=-2, dim2=-1)
 
-    def only(self, left: Tensor, right: Tensor) -> "Fourth":
-        """Zero for pairs of other elements."""
-        both = left[..., :, None] & right[..., None, :]
-        return Fourth(*(torch.where(both, part, 0) for part in self))
+    def weighted(self, left: Tensor, right: Tensor) -> "Fourth":
+        """Each pair times the weights of both, which are zero where nothing counts."""
+        rows, columns = left.to(self.left)[..., :, None], right.to(self.left)[..., None, :]
+        counts = (rows > 0) & (columns > 0)
+        return Fourth(*(torch.where(counts, part * rows * columns, 0) for part in self))
 
     def correction(
         self, rho: Tensor, f: Coefficients, g: Coefficients, marginal: tuple[Tensor, Tensor]
