@@ -12,8 +12,8 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
-from covprop.carriers.full import Full
 from covprop.carriers.activation_origin import ActivationOrigin
+from covprop.carriers.full import Full
 from covprop.carriers.origins import (
     Blocks,
     DropoutOrigin,
