@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.kernels.edgeworth import Coefficients, Fourth, Marginals
+from covprop.kernels.edgeworth import Coefficients, Fourth, Marginal, Marginals, Slices
 from tests.gaussians import numbers
 from tests.layers import propagate
 from tests.methods.test_cumulants import hermite_grid, in_flight
@@ -118,10 +118,10 @@ def test_moments_under_a_mixture_of_scales() -> None:
     left, right = (derivatives(h, line[:, 0], ones) for h in (f, g))
     matrix = torch.tensor([[rho]], dtype=D)
     kurtosis = torch.tensor([3 * d**2], dtype=D)
-    slices = Fourth(kurtosis * matrix, d**2 * (1 + 2 * matrix**2), kurtosis * matrix)
-    found = slices.correction(
-        matrix, Coefficients.of(left, matrix), Coefficients.of(right, matrix), (kurtosis, kurtosis)
-    )
+    fourth = Fourth(kurtosis * matrix, d**2 * (1 + 2 * matrix**2), kurtosis * matrix)
+    third, marginal = torch.zeros_like(matrix), Marginal(torch.zeros_like(kurtosis), kurtosis)
+    slices = Slices(third, third, fourth, (marginal, marginal))
+    found = slices.correction(matrix, Coefficients.of(left, matrix), Coefficients.of(right, matrix))
     product = lambda a, b: f(a) * g(b)  # noqa: E731
     mixed = expected(product) - expected(lambda a, _: f(a)) * expected(lambda _, b: g(b))
     # The shifts of two means are of second order in K, which the correction leaves out.

@@ -114,10 +114,14 @@ class ActivationOrigin(Origin):
         left = torch.zeros_like(cross) if left is None else self._rows(left)
         right = torch.zeros_like(cross) if right is None else self._rows(right.mT)
         left, right = (torch.where(both, slices, 0) for slices in (left, right))
+        fourth = y.fourth(self._of_all(y), base, other.inverse)
+        if fourth is not None:
+            fourth = type(fourth)(*map(self._rows, fourth)).weighted(known.weight, other.weight)
         pairs = Slices(
             left * rows * rows * columns,
             right * rows * columns * columns,
-            (known.skewness, other.skewness),
+            fourth,
+            (known.marginal, other.marginal),
         )
         square, f = (
             Coefficients.of(values, rho)
@@ -125,12 +129,6 @@ class ActivationOrigin(Origin):
         )
         (gaussian,) = pair_sums(rho, PairTerm(square, f, 0, 0, start=1))
         kappa = in_units(gaussian, square, f) + pairs.correction(rho, square, f)
-        fourth = y.fourth(self._of_all(y), base, other.inverse)
-        if fourth is not None:
-            fourth = type(fourth)(*map(self._rows, fourth))
-            marginal = (known.kurtosis, other.kurtosis)
-            fourth = fourth.weighted(known.weight, other.weight)
-            kappa = kappa + fourth.correction(rho, square, f, marginal)
         kappa = kappa - 2 * known.marginals.shift.to(cross)[..., :, None] * result
         own = Tree.of(known, other, cross, left, right)
         its = Tree.of(other, known, cross.mT, right.mT, left.mT)

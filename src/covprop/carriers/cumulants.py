@@ -192,11 +192,9 @@ class Cumulants(ThirdCumulant):
         units = None if slices is None else slices * rows * rows * rows.mT
         rho = correlation(matrix, rows, rows.mT)
         f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
-        added, kappa = of_one_vector(rho, units, known.skewness, f, square)
-        if added is not None and fourth is not None:
-            k, fourth = known.kurtosis.to(rho), fourth.weighted(known.weight, known.weight)
-            added = added + fourth.correction(rho, f, f, (k, k))
-            kappa = kappa + fourth.correction(rho, square, f, (k, k))
+        weight = known.weight
+        fourth = None if units is None or fourth is None else fourth.weighted(weight, weight)
+        added, kappa = of_one_vector(rho, units, fourth, known.marginal, f, square)
         if added is not None:
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations.powers import ExpectedDerivatives
-from covprop.kernels.edgeworth import Fourth, Marginals
+from covprop.kernels.edgeworth import Fourth, Marginal, Marginals
 
 FACTORS = 4
 """Tensors of a block: e, w, q and r."""
@@ -174,6 +174,11 @@ class Nonlinearity:
     kurtosis: Tensor
     slope: Tensor
     marginals: Marginals
+
+    @property
+    def marginal(self) -> Marginal:
+        """Of single elements of the argument."""
+        return Marginal(self.skewness, self.kurtosis)
 
     def take(self, columns: Tensor) -> "Nonlinearity":
         """Those of some elements."""

@@ -325,10 +325,12 @@ class ThirdCumulant(Full):
         rows = known.inverse.to(cross)[..., :, None]
         columns = other.known.inverse.to(cross)[..., None, :]
         left, right, zero = y.slices(w), w.slices(y), torch.zeros_like(cross)
+        fourth = y.fourth(known.inverse, w, other.known.inverse)
         pairs = Slices(
             zero if left is None else left * rows * rows * columns,
             zero if right is None else right.mT * rows * columns * columns,
-            (known.skewness, other.known.skewness),
+            None if fourth is None else fourth.weighted(known.weight, other.known.weight),
+            (known.marginal, other.known.marginal),
         )
         both = known.trusted[..., :, None] & other.known.trusted[..., None, :]
         pairs = pairs._replace(
@@ -338,13 +340,7 @@ class ThirdCumulant(Full):
         f, g = (
             Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
         )  # fmt: skip
-        total = pairs.correction(rho, f, g)
-        fourth = y.fourth(known.inverse, w, other.known.inverse)
-        if fourth is None:
-            return total
-        marginal = (known.kurtosis, other.known.kurtosis)
-        fourth = fourth.weighted(known.weight, other.known.weight)
-        return total + fourth.correction(rho, f, g, marginal)
+        return pairs.correction(rho, f, g)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""
