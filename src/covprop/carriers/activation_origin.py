@@ -62,7 +62,7 @@ class ActivationOrigin(Origin):
             return None
         z = None if self.result is None else self.result()
         if z is not None and x.known is not None and parallel(z, x):
-            return self._of_one_layer(z, y, x)
+            return self._of_one_layer(z, y, x, x.known)
         return self._beside_identity(y, x, cross)
 
     def _rows(self, matrix: Tensor) -> Tensor:
@@ -100,9 +100,11 @@ class ActivationOrigin(Origin):
         have = have + column(self.tree[0]) * q + column(self.tree[1]) * w
         return block_of(None, w, q, kappa - have)
 
-    def _of_one_layer(self, z: Any, y: SkewedVector, x: SkewedVector) -> Tensor | None:
+    def _of_one_layer(
+        self, z: Any, y: SkewedVector, x: SkewedVector, other: Nonlinearity
+    ) -> Tensor | None:
         """The same with all orders of both, as in a layer that has all elements of z and x."""
-        base, known, other = x.edges[0][0], self.known, x.known
+        base, known = x.edges[0][0], self.known
         cross, result = y.cross(base), z.cross(x)
         if cross is None or result is None:
             return None

@@ -150,6 +150,23 @@ def moved(factors: Tensor, transfer: Callable[[Tensor], Tensor]) -> Tensor:
     return transfer(factors.flatten(-3, -2).mT).mT.unflatten(-2, (FACTORS, -1))
 
 
+def slices_of(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
+    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
+    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
+    if two is one:
+        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
+    else:
+        left = [
+            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
+            (e * q2 + q * e2) / 2,
+            (e * w2 + w * e2) / 2,
+            e * e2,
+        ]
+    products = torch.stack(left, dim=-3)
+    products = products if counting is None else products * counting
+    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
+
+
 def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | None) -> Tensor:
     """A block of factors (*batch, count, n), of which some are zero."""
     like = next(part for part in (e, w, q, r) if part is not None)

@@ -33,6 +33,7 @@ from covprop.carriers.origins import (
     all_origins,
     block_of,
     moved,
+    slices_of,
 )
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
@@ -235,7 +236,7 @@ class ThirdCumulant(Full):
             some = slice(start, start + step)
             x, z = one[..., some, :], three[..., some, :]
             partners = x if two is one else two[..., some, :]
-            share = _slices(x, partners, z, None if counting is None else counting[some])
+            share = slices_of(x, partners, z, None if counting is None else counting[some])
             total = share if total is None else total.add_(share)
         return total
 
@@ -380,23 +381,6 @@ def _step(*factors: Tensor) -> int:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in factors):
         return first.shape[-2]
     return max(1, PRODUCTS * first.shape[-2] // max(1, first.numel()))
-
-
-def _slices(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
-    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
-    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
-    if two is one:
-        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
-    else:
-        left = [
-            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
-            (e * q2 + q * e2) / 2,
-            (e * w2 + w * e2) / 2,
-            e * e2,
-        ]
-    products = torch.stack(left, dim=-3)
-    products = products if counting is None else products * counting
-    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
 
 
 def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:
