@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.kernels.edgeworth import Coefficients, Fourth, Marginals
+from covprop.kernels.edgeworth import Coefficients, Fourth, Marginal, Marginals, Slices
 from tests.gaussians import numbers
 from tests.layers import propagate
 from tests.methods.test_cumulants import hermite_grid, in_flight
@@ -118,10 +118,10 @@ def test_moments_under_a_mixture_of_scales() -> None:
     left, right = (derivatives(h, line[:, 0], ones) for h in (f, g))
     matrix = torch.tensor([[rho]], dtype=D)
     kurtosis = torch.tensor([3 * d**2], dtype=D)
-    slices = Fourth(kurtosis * matrix, d**2 * (1 + 2 * matrix**2), kurtosis * matrix)
-    found = slices.correction(
-        matrix, Coefficients.of(left, matrix), Coefficients.of(right, matrix), (kurtosis, kurtosis)
-    )
+    fourth = Fourth(kurtosis * matrix, d**2 * (1 + 2 * matrix**2), kurtosis * matrix)
+    third, marginal = torch.zeros_like(matrix), Marginal(torch.zeros_like(kurtosis), kurtosis)
+    slices = Slices(third, third, fourth, (marginal, marginal))
+    found = slices.correction(matrix, Coefficients.of(left, matrix), Coefficients.of(right, matrix))
     product = lambda a, b: f(a) * g(b)  # noqa: E731
     mixed = expected(product) - expected(lambda a, _: f(a)) * expected(lambda _, b: g(b))
     # The shifts of two means are of second order in K, which the correction leaves out.
@@ -150,7 +150,7 @@ def test_they_make_a_third_layer_better(monkeypatch: pytest.MonkeyPatch) -> None
     truth = torch.einsum("p,pi,pj->ij", weights, values - mean, values - mean)
     x = cp.Gaussian(torch.zeros(2, dtype=D), noise**2 * torch.eye(2, dtype=D))
     better = propagate(network, x, cp.Cumulants())
-    monkeypatch.setattr("covprop.carriers.cumulants.LARGEST_KURTOSIS", -1.0)
+    monkeypatch.setattr("covprop.carriers.cumulants.LARGE_KURTOSIS", 0.0)
     third = propagate(network, x, cp.Cumulants())
     errors = [
         (float((y.covariance_matrix - truth).norm()), float((y.mean - mean).norm()))
@@ -167,4 +167,60 @@ def test_where_they_are_too_large_a_note_says_so() -> None:
     net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(20, 4)).double()
     x = cp.Gaussian.isotropic(torch.zeros(2, dtype=D), stddev=1.0)
     y = propagate(net, x, cp.Cumulants())
-    assert any(note.startswith("torch.relu leaves out fourth cumulants") for note in y.notes)
+    assert any(note.startswith("torch.relu lets fourth cumulants count little") for note in y.notes)
+
+
+class Branched(nn.Module):
+    """Two branches of different depth, and a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(12, 12).double() for _ in range(4))
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        a, b, c, d = self.layers
+        x = torch.relu(a(x))
+        x = x + torch.relu(b(x)) + torch.tanh(c(torch.relu(d(x))))
+        return c(torch.relu(a(x)))
+
+
+def test_small_vertices_are_left_out_of_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without, where they are nothing; where they are some, a batch is a loop."""
+    net, x = Branched(), cp.Gaussian.isotropic(numbers(3, 12), stddev=0.6, batch_dims=1)
+    every = propagate(net, x, cp.Cumulants())
+    monkeypatch.setattr("covprop.carriers.fourth_cumulant.MANY", 0)
+    monkeypatch.setattr("covprop.carriers.fourth_cumulant.NEGLIGIBLE", 1e-40)
+    same = propagate(net, x, cp.Cumulants())
+    assert_close(same.covariance_matrix, every.covariance_matrix, rtol=1e-11)
+    monkeypatch.setattr("covprop.carriers.fourth_cumulant.NEGLIGIBLE", 0.1)
+    some = propagate(net, x, cp.Cumulants())
+    for i in range(3):
+        one = propagate(net, x[i], cp.Cumulants())
+        assert_close(some.covariance_matrix[i], one.covariance_matrix, rtol=1e-10)
+    monkeypatch.setattr("covprop.carriers.cumulants.LARGE_KURTOSIS", 0.0)
+    third = propagate(net, x, cp.Cumulants())
+    left_out = float((some.covariance_matrix - every.covariance_matrix).norm())
+    added = float((every.covariance_matrix - third.covariance_matrix).norm())
+    # Slices are a form of second degree: a tenth of the squares is at most 2 sqrt(0.1) of it.
+    assert 0 < left_out <= 2 * math.sqrt(0.1) * added
+
+
+def test_weights_are_of_elements_whatever_is_beside_them() -> None:
+    """A layer with elements of large kurtosis, in two orders and in two parts."""
+    x = cp.Gaussian(torch.zeros(2, dtype=D), torch.eye(2, dtype=D))
+
+    def network(parts: int) -> Callable[[Any], Any]:
+        def model(z: Any) -> Any:
+            y = smooth(z).square()
+            rows = SECOND[:, :3].chunk(parts)
+            return torch.cat([torch.relu(F.linear(y, row)) for row in rows], -1)
+
+        return model
+
+    whole, halves = (propagate(network(parts), x, cp.Cumulants()) for parts in (1, 2))
+    assert any(note.startswith("torch.relu lets fourth") for note in whole.notes)
+    assert_close(halves.mean, whole.mean, rtol=1e-12)
+    scale = float(whole.covariance_matrix.abs().max())
+    assert_close(halves.covariance_matrix, whole.covariance_matrix, atol=1e-11 * scale)

@@ -44,15 +44,19 @@ class ExpectedDerivatives(NamedTuple):
 
     def _orders(self) -> Tensor:
         """Variances of the orders 1, 2, ... of the function, f_k^2 / k!."""
-        rows = self.first.detach()[1:]
+        rows = self.first[1:]
         numbers = torch.arange(1.0, len(rows) + 1, dtype=rows.dtype, device=rows.device)
         return rows.square() / numbers.cumprod(0).reshape(-1, *(1,) * (rows.dim() - 1))
 
-    def curvature(self) -> Tensor:
-        """The share of the deviation of each element that is not linear."""
+    def curved_share(self) -> Tensor:
+        """The share of the variance of each element that is not linear."""
         orders = self._orders()
         total = orders.sum(0)
-        return (orders[1:].sum(0) / torch.where(total > 0, total, 1)).sqrt()
+        return orders[1:].sum(0) / torch.where(total > 0, total, 1)
+
+    def curvature(self) -> Tensor:
+        """The share of the deviation of each element that is not linear, without gradient."""
+        return self.curved_share().detach().sqrt()
 
     def nonlinear(self, dtype: torch.dtype) -> Tensor:
         """Whether the function of an element is not linear but for rounding, (*batch, n)."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.powers import ExpectedDerivatives, expected_derivatives
+from covprop.carriers.activation_origin import ActivationOrigin
 from covprop.carriers.full import Full
 from covprop.carriers.origins import (
-    ActivationOrigin,
     Blocks,
     DropoutOrigin,
     Nonlinearity,
@@ -51,12 +51,12 @@ SMALL_SHARE = 0.01
 LARGEST_SKEWNESS = 4.0
 """The skewness of an argument, times the share of the deviation that is not linear, beyond which
 the expansion is not to be trusted."""
-LARGEST_KURTOSIS, LARGEST_AVERAGE = 1.0, 0.25
-"""The same of the kurtosis, beyond which an element goes without it, and of its average over a
-layer, weighted by variances, beyond which all of them do."""
-WITHOUT_FOURTH = (
-    "{} leaves out fourth cumulants, as they are too large here for the expansion; compare with "
-    "samples, or use smaller noise"
+LARGE_KURTOSIS, LARGE_AVERAGE = 0.8, 0.25
+"""The square of the kurtosis, times the same share, at which fourth cumulants count by half; and
+the kurtosis times that share beyond which, on average over variances, a note says so."""
+LARGE_FOURTH = (
+    "{} lets fourth cumulants count little, as they are too large here for the expansion; compare "
+    "with samples, or use smaller noise"
 )
 FALLBACK = (
     "{} takes some of its input as Gaussian, as third cumulants are too large here for their "
@@ -128,7 +128,7 @@ class Cumulants(ThirdCumulant):
         variance = self.variances().double()
         derivatives = expected_derivatives(activation, mean.double(), variance, ORDER)
         inverse, slices = inverse_deviation(variance), self.slices(self)
-        skewness = kurtosis = torch.zeros_like(variance)
+        skewness = kurtosis = weight = torch.zeros_like(variance)
         good = fourth = None
         marginals = Marginals.of(*derivatives, skewness, kurtosis)
         if slices is not None:
@@ -137,7 +137,9 @@ class Cumulants(ThirdCumulant):
             name = name_of(getattr(activation, "function", type(activation)))
             fourth = self.fourth(inverse, self, inverse)
             if fourth is not None:
-                kurtosis = self._counting(name, fourth.kurtosis().double(), derivatives)
+                kurtosis = fourth.kurtosis().double()
+                weight = self._weight(name, kurtosis, derivatives)
+                kurtosis = torch.where(weight > 0, weight.square() * kurtosis, 0)
             marginals = Marginals.of(*derivatives, skewness, kurtosis)
             share = skewness.detach() * derivatives.curvature()
             limits = torch.finfo(slices.dtype)  # below, sigma^3 has few digits, or none
@@ -145,7 +147,9 @@ class Cumulants(ThirdCumulant):
             good = self._trusted(name, marginals.variance, plain.diagonal(), share)
             if good is not None:
                 slices = torch.where(_both(good), slices, 0)
-                skewness, kurtosis = (torch.where(good, k, 0) for k in (skewness, kurtosis))
+                skewness, kurtosis, weight = (
+                    torch.where(good, k, 0) for k in (skewness, kurtosis, weight)
+                )
                 marginals = Marginals.of(*derivatives, skewness, kurtosis)
                 corrected = torch.where(good, marginals.variance, plain.diagonal())
                 marginals = marginals._replace(variance=corrected)
@@ -154,21 +158,23 @@ class Cumulants(ThirdCumulant):
             first = derivatives.first
             slope = slope + (skewness * first[4] / 6 + kurtosis * first[5] / 24) * inverse
         trusted = torch.ones_like(variance, dtype=torch.bool) if good is None else good
-        known = Nonlinearity(derivatives, inverse, trusted, skewness, kurtosis, slope, marginals)
+        known = Nonlinearity(
+            derivatives, inverse, trusted, skewness, weight, kurtosis, slope, marginals
+        )
         made = self._corrected(plain, activated, known, slices, good, fourth)
         made.fell_back = good is not None
         return result + marginals.shift.to(result), made
 
-    def _counting(
-        self, operation: str, kurtosis: Tensor, derivatives: ExpectedDerivatives
-    ) -> Tensor:
-        """The kurtosis of its elements where it counts, else zero."""
-        share = kurtosis.detach().abs() * derivatives.curvature()
-        weight = derivatives.second[0].detach()
-        large = ((share - LARGEST_AVERAGE) * weight).sum(-1, keepdim=True) > 0
-        if bool(large.any()):
-            self.lineage.note(WITHOUT_FOURTH.format(operation), warn=False)
-        return torch.where(large | (share > LARGEST_KURTOSIS), 0, kurtosis)
+    def _weight(self, operation: str, kurtosis: Tensor, derivatives: ExpectedDerivatives) -> Tensor:
+        """By which fourth cumulants count: of one element, so that it matters not what is beside.
+
+        Those of pairs have the weights of both; that of K_iiii is 1 / (1 + share^2).
+        """
+        share = (kurtosis.square() / LARGE_KURTOSIS).square() * derivatives.curved_share()
+        large = kurtosis.detach().abs() * derivatives.curvature() - LARGE_AVERAGE
+        if bool(((large * derivatives.second[0]).sum(-1) > 0).any()):
+            self.lineage.note(LARGE_FOURTH.format(operation), warn=False)
+        return (1 / (1 + share)).nan_to_num(0).sqrt()
 
     def _corrected(
         self,
@@ -186,12 +192,9 @@ class Cumulants(ThirdCumulant):
         units = None if slices is None else slices * rows * rows * rows.mT
         rho = correlation(matrix, rows, rows.mT)
         f, square = (Coefficients.of(values, rho) for values in derivatives[:2])
-        added, kappa = of_one_vector(rho, units, known.skewness, f, square)
-        if added is not None and fourth is not None:
-            k, counts = known.kurtosis.to(rho), known.kurtosis != 0
-            fourth = fourth.only(counts, counts)
-            added = added + fourth.correction(rho, f, f, (k, k))
-            kappa = kappa + fourth.correction(rho, square, f, (k, k))
+        weight = known.weight
+        fourth = None if units is None or fourth is None else fourth.weighted(weight, weight)
+        added, kappa = of_one_vector(rho, units, fourth, known.marginal, f, square)
         if added is not None:
             if self.covariance.independent:
                 covariance = Diagonal(marginals.variance.to(matrix))
@@ -205,7 +208,8 @@ class Cumulants(ThirdCumulant):
         columns = curved.reshape(-1, self.size).any(0).nonzero()[:, 0]
         if len(columns):
             every, mask = bool(curved.all()), curved[..., :, None]
-            tree = Tree.of(derivatives.first, slope, known.inverse, matrix, slices, known.skewness)
+            right = None if slices is None else slices.mT
+            tree = Tree.of(known, known, matrix, slices, right)
             if not every:
                 tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
             have = tree.slices()
@@ -220,7 +224,12 @@ class Cumulants(ThirdCumulant):
                 parts = tuple(torch.where(mask, p, 0).index_select(-2, columns) for p in parts)
             w, q = (t.diagonal(dim1=-2, dim2=-1)[..., columns] for t in tree)
             own_origin = ActivationOrigin(
-                self, columns, known.take(columns), (w, q), self._vertex(columns, known, rho)
+                self,
+                columns,
+                known.take(columns),
+                (w, q),
+                self._vertex(columns, known, rho),
+                self.depth + 1,
             )
             self.lineage.origins.append(weakref.ref(own_origin))
             blocks = blocks.extended(factor, own_origin, parts)
@@ -237,6 +246,8 @@ class Cumulants(ThirdCumulant):
             good=good,
         )
         assert isinstance(made, Cumulants)
+        if own_origin is not None:
+            own_origin.result = weakref.ref(made)
         return made
 
     def _vertex(self, columns: Tensor, known: Nonlinearity, rho: Tensor) -> Vertex | None:
@@ -251,11 +262,18 @@ class Cumulants(ThirdCumulant):
         }
         living = [origin for ref in self.lineage.origins if (origin := ref()) is not None]
         for origin in living:  # those of branches beside it
-            if origin not in older and (cross := origin.correlation(self)) is not None:
+            if origin not in older and (cross := self._met(origin)) is not None:
                 older[origin] = cross.index_select(-1, columns) * over
         own = rho.index_select(-1, columns).index_select(-2, columns)
         second = f[2] + some.skewness * f[5] / 6
         return Vertex(second, f[3], own, older, self.roots)
+
+    def _met(self, origin: ActivationOrigin) -> Tensor | None:
+        """Its w in the block of an origin beside it."""
+        if not self.is_deeper(origin):
+            return origin.correlation(self)
+        share = self.share(origin)
+        return None if share is None else share[..., 1, :, :]
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -289,7 +307,7 @@ class Cumulants(ThirdCumulant):
             self.cross(made), other.cross(made), with_diagonal(loops, own), _unit(u)
         )
         if block is not None:
-            made.own = ProductOrigin(self, other)
+            made.own = ProductOrigin(self, other, made.depth)
             made.add_block(made.own, block)
         return centre, made
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations.powers import ExpectedDerivatives
-from covprop.kernels.edgeworth import Marginals
+from covprop.kernels.edgeworth import Fourth, Marginal, Marginals
 
 FACTORS = 4
 """Tensors of a block: e, w, q and r."""
@@ -23,11 +23,18 @@ FACTORS = 4
 _serials = itertools.count()
 
 
+def next_serial() -> int:
+    """A place in the order in which origins are made."""
+    return next(_serials)
+
+
 class SkewedVector(Protocol):
     """A random vector with third cumulants."""
 
     roots: frozenset[int]
     origins: tuple["Origin", ...]
+    edges: tuple[tuple[Any, Any], ...]
+    known: "Nonlinearity | None"
 
     def factors(self, origins: tuple["Origin", ...]) -> Tensor | None:
         """What it has in the blocks of some origins, None if that is zero."""
@@ -44,6 +51,9 @@ class SkewedVector(Protocol):
 
     def thrice(self, inverse: Tensor, other: Any) -> Tensor | None:
         """K(x_i, x_i, x_i, z_j) / sigma_i^3 of this x and another z, None if not known."""
+
+    def fourth(self, inverse: Tensor, other: Any, others: Tensor) -> Fourth | None:
+        """Fourth cumulants of pairs, given 1 / sigma of both, None if not known."""
 
 
 class Vertex(NamedTuple):
@@ -70,6 +80,8 @@ class Origin(ABC):
     """What fourth cumulants need of it, None if they leave it out."""
     serial: int
     """Its place in the order in which origins are made."""
+    depth: int | None = None
+    """That of its result, if what is deeper has the share of what it came of, along the edges."""
 
     @property
     @abstractmethod
@@ -138,6 +150,23 @@ def moved(factors: Tensor, transfer: Callable[[Tensor], Tensor]) -> Tensor:
     return transfer(factors.flatten(-3, -2).mT).mT.unflatten(-2, (FACTORS, -1))
 
 
+def slices_of(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
+    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
+    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
+    if two is one:
+        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
+    else:
+        left = [
+            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
+            (e * q2 + q * e2) / 2,
+            (e * w2 + w * e2) / 2,
+            e * e2,
+        ]
+    products = torch.stack(left, dim=-3)
+    products = products if counting is None else products * counting
+    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
+
+
 def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | None) -> Tensor:
     """A block of factors (*batch, count, n), of which some are zero."""
     like = next(part for part in (e, w, q, r) if part is not None)
@@ -149,17 +178,24 @@ def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | N
 class Nonlinearity:
     """The numbers of an activation of a nearly Gaussian vector, (*batch, n) in float64.
 
-    trusted: elements for which third cumulants count, the others are Gaussian; kurtosis:
-    K_iiii / sigma^4 where fourth cumulants count, else zero; slope: E[g'], with what they add.
+    trusted: elements for which third cumulants count, the others are Gaussian; weight: by which
+    fourth cumulants of pairs count, times that of the other; kurtosis: K_iiii / sigma^4, times the
+    square of it; slope: E[g'], with what they add.
     """
 
     derivatives: ExpectedDerivatives
     inverse: Tensor
     trusted: Tensor
     skewness: Tensor
+    weight: Tensor
     kurtosis: Tensor
     slope: Tensor
     marginals: Marginals
+
+    @property
+    def marginal(self) -> Marginal:
+        """Of single elements of the argument."""
+        return Marginal(self.skewness, self.kurtosis)
 
     def take(self, columns: Tensor) -> "Nonlinearity":
         """Those of some elements."""
@@ -168,67 +204,11 @@ class Nonlinearity:
             self.inverse[..., columns],
             self.trusted[..., columns],
             self.skewness[..., columns],
+            self.weight[..., columns],
             self.kurtosis[..., columns],
             self.slope[..., columns],
             Marginals(*(moment[..., columns] for moment in self.marginals)),
         )
-
-
-@final
-@dataclass(eq=False)
-class ActivationOrigin(Origin):
-    """An activation; columns: the elements that have one; tree: their w_ii and q_ii."""
-
-    base: SkewedVector | None
-    columns: Tensor
-    known: Nonlinearity
-    tree: tuple[Tensor, Tensor]
-    vertex: Vertex | None
-    serial: int = field(default_factory=lambda: next(_serials))
-
-    @property
-    def count(self) -> int:
-        """Elements that are not linear."""
-        return len(self.columns)
-
-    def correlation(self, x: SkewedVector) -> Tensor | None:
-        """Cov(y_i, x_j) / sigma_i of its argument and a vector beside it, None if it is zero."""
-        if self.base is None or self.base.roots.isdisjoint(x.roots):
-            return None
-        cross = self.base.cross(x)
-        if cross is None:
-            return None
-        return self.known.inverse.to(cross)[..., None] * cross.index_select(-2, self.columns)
-
-    def beside(self, y: SkewedVector, x: SkewedVector) -> Tensor | None:
-        """Of z = g(y): kappa(z_i, z_i, x_j) = Cov(f_i^2, x_j) - 2 E[f_i] Cov(z_i, x_j)."""
-        cross = y.cross(x)
-        if cross is None:
-            return None
-        slices, known = y.slices(x), self.known
-
-        def column(values: Tensor) -> Tensor:
-            return values.to(cross)[..., None]
-
-        inverse, t = column(known.inverse), column(known.skewness)
-        w = inverse * cross.index_select(-2, self.columns)
-        raw = torch.zeros_like(w) if slices is None else slices.index_select(-2, self.columns)
-        raw = torch.where(known.trusted[..., None], raw, 0)
-        third = inverse * (inverse * raw)
-        f, square = ([column(row) for row in rows] for rows in known.derivatives[:2])
-        q = (f[2] + t * f[5] / 6) * w + f[3] * third
-        k = column(known.kurtosis)
-        first = (f[1] + t * f[4] / 6 + k * f[5] / 24) * w + f[2] / 2 * third
-        kappa = (square[1] + t * square[4] / 6 + k * square[5] / 24) * w + square[2] / 2 * third
-        every = known.inverse.new_zeros(*known.inverse.shape[:-1], y.size)
-        fourth = y.thrice(every.index_copy(-1, self.columns, known.inverse), x)
-        if fourth is not None:
-            fourth = torch.where(k != 0, fourth.index_select(-2, self.columns), 0)
-            first, kappa = first + f[3] / 6 * fourth, kappa + square[3] / 6 * fourth
-        kappa = kappa - 2 * column(known.marginals.shift) * first
-        have = column(known.slope).square() * raw
-        have = have + column(self.tree[0]) * q + column(self.tree[1]) * w
-        return block_of(None, w, q, kappa - have)
 
 
 @final
@@ -238,7 +218,8 @@ class ProductOrigin(Origin):
 
     base: SkewedVector | None
     other: SkewedVector
-    serial: int = field(default_factory=lambda: next(_serials))
+    depth: int
+    serial: int = field(default_factory=next_serial)
 
     @property
     def count(self) -> int:
@@ -258,7 +239,7 @@ class DropoutOrigin(Origin):
     base: SkewedVector | None
     mean: Tensor
     ratio: float
-    serial: int = field(default_factory=lambda: next(_serials))
+    serial: int = field(default_factory=next_serial)
 
     @property
     def count(self) -> int:
@@ -285,7 +266,7 @@ class InputOrigin(Origin):
 
     size: int
     base: None = None
-    serial: int = field(default_factory=lambda: next(_serials))
+    serial: int = field(default_factory=next_serial)
 
     @property
     def count(self) -> int:

@@ -33,6 +33,7 @@ from covprop.carriers.origins import (
     all_origins,
     block_of,
     moved,
+    slices_of,
 )
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier, Transfer
@@ -163,8 +164,7 @@ class ThirdCumulant(Full):
         if self.origins == origins:
             return self.blocks.tensor
         if self._aligned is None or self._aligned.origins != origins:
-            parts = self.blocks.parts()
-            found = [parts[o] if o in parts else self._beside_of(o) for o in origins]
+            found = [self.share(origin) for origin in origins]
             like = next((part for part in found if part is not None), None)
             tensor = None
             if like is not None:
@@ -176,13 +176,37 @@ class ThirdCumulant(Full):
             self._aligned = Blocks(origins, tensor)
         return self._aligned.tensor
 
+    def share(self, origin: Origin) -> Tensor | None:
+        """What it has in the block of one origin."""
+        return self.blocks.parts()[origin] if origin in self.origins else self._beside_of(origin)
+
     def _beside_of(self, origin: Origin) -> Tensor | None:
         """What it has in the block of an origin that it did not come of."""
         if origin not in self._beside:
             y = origin.base
-            independent = y is None or y.roots.isdisjoint(self.roots)
-            self._beside[origin] = None if y is None or independent else origin.beside(y, self)
+            found = None
+            if y is not None and not y.roots.isdisjoint(self.roots):
+                deeper = self.is_deeper(origin)
+                found = self._along_edges(origin) if deeper else origin.beside(y, self)
+            self._beside[origin] = found
         return self._beside[origin]
+
+    def is_deeper(self, origin: Origin) -> bool:
+        """Whether it has the share of what it came of, along the edges, in a block beside it."""
+        depth = origin.depth
+        return depth is not None and self.depth + (not self.nonlinear) > depth
+
+    def _along_edges(self, origin: Origin) -> Tensor | None:
+        total: Tensor | None = None
+        for parent, transfer in self._parents():
+            factors = parent.share(origin)
+            if factors is not None:
+                share = moved(factors.to(self._dtype), transfer)
+                total = share if total is None else total + share
+        rows = self._trusted_rows
+        if total is None or rows is None:
+            return total
+        return torch.where(rows[..., None, None, :], total, 0)
 
     def slices(
         self,
@@ -212,7 +236,7 @@ class ThirdCumulant(Full):
             some = slice(start, start + step)
             x, z = one[..., some, :], three[..., some, :]
             partners = x if two is one else two[..., some, :]
-            share = _slices(x, partners, z, None if counting is None else counting[some])
+            share = slices_of(x, partners, z, None if counting is None else counting[some])
             total = share if total is None else total.add_(share)
         return total
 
@@ -291,8 +315,8 @@ class ThirdCumulant(Full):
             total = torch.where(known.trusted[..., :, None], total, 0)
             thrice = y.thrice(known.inverse, other)
             if thrice is not None:
-                factor = torch.where(known.kurtosis != 0, known.derivatives.first[3] / 6, 0)
-                total = total + factor.to(thrice)[..., :, None] * thrice
+                factor = (known.weight * known.derivatives.first[3] / 6).to(thrice)[..., :, None]
+                total = total + torch.where(factor != 0, factor * thrice, 0)
             return total
         w = other.edges[0][0]
         assert isinstance(w, ThirdCumulant)
@@ -302,10 +326,12 @@ class ThirdCumulant(Full):
         rows = known.inverse.to(cross)[..., :, None]
         columns = other.known.inverse.to(cross)[..., None, :]
         left, right, zero = y.slices(w), w.slices(y), torch.zeros_like(cross)
+        fourth = y.fourth(known.inverse, w, other.known.inverse)
         pairs = Slices(
             zero if left is None else left * rows * rows * columns,
             zero if right is None else right.mT * rows * columns * columns,
-            (known.skewness, other.known.skewness),
+            None if fourth is None else fourth.weighted(known.weight, other.known.weight),
+            (known.marginal, other.known.marginal),
         )
         both = known.trusted[..., :, None] & other.known.trusted[..., None, :]
         pairs = pairs._replace(
@@ -315,12 +341,7 @@ class ThirdCumulant(Full):
         f, g = (
             Coefficients.of(one.derivatives.first, rho) for one in (known, other.known)
         )  # fmt: skip
-        total = pairs.correction(rho, f, g)
-        fourth = y.fourth(known.inverse, w, other.known.inverse)
-        if fourth is None:
-            return total
-        marginal = (known.kurtosis, other.known.kurtosis)
-        return total + fourth.only(*(k != 0 for k in marginal)).correction(rho, f, g, marginal)
+        return pairs.correction(rho, f, g)
 
     def forget(self) -> None:
         """Cut the edges to what it came from; its blocks stay."""
@@ -360,23 +381,6 @@ def _step(*factors: Tensor) -> int:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in factors):
         return first.shape[-2]
     return max(1, PRODUCTS * first.shape[-2] // max(1, first.numel()))
-
-
-def _slices(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
-    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
-    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
-    if two is one:
-        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
-    else:
-        left = [
-            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
-            (e * q2 + q * e2) / 2,
-            (e * w2 + w * e2) / 2,
-            e * e2,
-        ]
-    products = torch.stack(left, dim=-3)
-    products = products if counting is None else products * counting
-    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
 
 
 def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:

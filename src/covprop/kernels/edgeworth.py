@@ -10,12 +10,15 @@ sigma_i^k, slices are s_ij = T_iij / (sigma_i^2 sigma_j), and t_i = s_ii is the 
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from covprop.kernels.polynomials import flushed, power_series
+
+if TYPE_CHECKING:
+    from covprop.activations.powers import ExpectedDerivatives
 
 
 class Coefficients(NamedTuple):
@@ -34,14 +37,23 @@ class Coefficients(NamedTuple):
         unit = torch.where(largest > 0, largest, 1)
         return cls(flushed(derivatives / unit, like.dtype).to(like), unit.to(like))
 
-    def times(self, numbers: Tensor) -> "Coefficients":
-        """Each element multiplied with a number, which may be large."""
-        return Coefficients(self.rows * numbers.to(self.rows), self.unit)
+    def beyond(self, marginal: "Marginal") -> "Coefficients":
+        """What skewness t and kurtosis k add to them: t f_{k+3} / 6 + k f_{k+4} / 24."""
+        count, rows = len(self.rows), self.rows
+        third, fourth = _from(rows, 3, count), _from(rows, 4, count)
+        t, k = (numbers.to(rows) for numbers in marginal)
+        return Coefficients(t / 6 * third + k / 24 * fourth, self.unit)
 
-    def expected(self, skewness: Tensor) -> "Coefficients":
-        """Under an argument of that skewness t: f_k + t f_{k+3} / 6."""
-        added = _from(self.times(skewness / 6).rows, 3, len(self.rows))
-        return Coefficients(self.rows + added, self.unit)
+    def expected(self, marginal: "Marginal") -> "Coefficients":
+        """With that."""
+        return Coefficients(self.rows + self.beyond(marginal).rows, self.unit)
+
+
+class Marginal(NamedTuple):
+    """Cumulants of single elements in units of standard deviations, (*batch, n)."""
+
+    skewness: Tensor
+    kurtosis: Tensor
 
 
 class PairTerm(NamedTuple):
@@ -94,75 +106,86 @@ class Fourth(NamedTuple):
         """K_iiii, of one vector."""
         return self.left.diagonal(dim1=-2, dim2=-1)
 
-    def only(self, left: Tensor, right: Tensor) -> "Fourth":
-        """Zero for pairs of other elements."""
-        both = left[..., :, None] & right[..., None, :]
-        return Fourth(*(torch.where(both, part, 0) for part in self))
+    def weighted(self, left: Tensor, right: Tensor) -> "Fourth":
+        """Each pair times the weights of both, which are zero where nothing counts."""
+        rows, columns = left.to(self.left)[..., :, None], right.to(self.left)[..., None, :]
+        counts = (rows > 0) & (columns > 0)
+        return Fourth(*(torch.where(counts, part * rows * columns, 0) for part in self))
 
-    def correction(
-        self, rho: Tensor, f: Coefficients, g: Coefficients, marginal: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """What they add to Cov(f(y_i), g(w_j)); marginal: K_iiii of y and of w."""
-        of_left, of_right = (kurtosis / 24 for kurtosis in marginal)
-        three, one, two, four, zero = pair_sums(
-            rho,
-            PairTerm(f, g, 3, 1),
-            PairTerm(f, g, 1, 3),
-            PairTerm(f, g, 2, 2),
-            PairTerm(f.times(of_left), g, 4, 0, start=1),
-            PairTerm(f, g.times(of_right), 0, 4, start=1),
-        )
-        total = self.left / 6 * three + self.right / 6 * one + self.middle / 4 * two
-        return in_units(total + four + zero, f, g)
+    @staticmethod
+    def terms(f: Coefficients, g: Coefficients, *, half: bool = False) -> tuple[PairTerm, ...]:
+        """Sums that they are multiplied with; half: those of one vector, which is symmetric."""
+        three, two = PairTerm(f, g, 3, 1), PairTerm(f, g, 2, 2)
+        return (three, two) if half else (three, two, PairTerm(f, g, 1, 3))
+
+    def total(self, three: Tensor, two: Tensor, one: Tensor) -> Tensor:
+        """With these sums."""
+        return self.left / 6 * three + self.middle / 4 * two + self.right / 6 * one
 
 
 class Slices(NamedTuple):
     """Third cumulants of pairs in units of standard deviations, (*batch, n, m).
 
-    left: T(y_i, y_i, w_j); right: T(y_i, w_j, w_j); skewness of y (*batch, n) and of w (*batch, m).
+    left: T(y_i, y_i, w_j); right: T(y_i, w_j, w_j); fourth: fourth cumulants, if any; marginal: of
+    y and of w.
     """
 
     left: Tensor
     right: Tensor
-    skewness: tuple[Tensor, Tensor]
+    fourth: Fourth | None
+    marginal: tuple[Marginal, Marginal]
 
     def correction(self, rho: Tensor, f: Coefficients, g: Coefficients) -> Tensor:
-        """What third cumulants add to Cov(f(y_i), g(w_j)), to first order."""
-        of_left, of_right = (t / 6 for t in self.skewness)
-        two, one, three, zero = pair_sums(
+        """What they add to Cov(f(y_i), g(w_j)), to first order."""
+        of_left, of_right = self.marginal
+        two, one, *sums = pair_sums(
             rho,
             PairTerm(f, g, 2, 1),
             PairTerm(f, g, 1, 2),
-            PairTerm(f.times(of_left), g, 3, 0, start=1),
-            PairTerm(f, g.times(of_right), 0, 3, start=1),
+            PairTerm(f.beyond(of_left), g, 0, 0, start=1),
+            PairTerm(f, g.beyond(of_right), 0, 0, start=1),
+            *(() if self.fourth is None else self.fourth.terms(f, g)),
         )
-        return in_units(self.left / 2 * two + self.right / 2 * one + three + zero, f, g)
+        total = self.left / 2 * two + self.right / 2 * one + sums[0] + sums[1]
+        if self.fourth is not None:
+            total = total + self.fourth.total(*sums[2:])
+        return in_units(total, f, g)
 
 
 def of_one_vector(
-    rho: Tensor, slices: Tensor | None, skewness: Tensor, f: Coefficients, square: Coefficients
+    rho: Tensor,
+    slices: Tensor | None,
+    fourth: Fourth | None,
+    marginal: Marginal,
+    f: Coefficients,
+    square: Coefficients,
 ) -> tuple[Tensor | None, Tensor]:
-    """What T adds to Cov(f(y_i), f(y_j)), and Cov(f(y_i)^2, f(y_j)), which has it.
+    """What cumulants add to Cov(f(y_i), f(y_j)), and Cov(f(y_i)^2, f(y_j)), which has it.
 
     slices: T(y_i, y_i, y_j) in units of standard deviations, None for a Gaussian. The first is
-    symmetric, so that two of the four sums of `Slices.correction` do.
+    symmetric, so that one of each two sums of `Slices.correction` does.
     """
     if slices is None:
         (gaussian,) = pair_sums(rho, PairTerm(square, f, 0, 0, start=1))
         return None, in_units(gaussian, square, f)
-    scaled = f.times(skewness / 6)
-    sums = pair_sums(
+    beyond = f.beyond(marginal)
+    two, single, of_two, of_one, mean, other, *sums = pair_sums(
         rho,
         PairTerm(f, f, 2, 1),
-        PairTerm(scaled, f, 3, 0, start=1),
+        PairTerm(beyond, f, 0, 0, start=1),
         PairTerm(square, f, 2, 1),
         PairTerm(square, f, 1, 2),
-        PairTerm(square.expected(skewness), f, 0, 0, start=1),
-        PairTerm(square, scaled, 0, 3, start=1),
+        PairTerm(square.expected(marginal), f, 0, 0, start=1),
+        PairTerm(square, beyond, 0, 0, start=1),
+        *(() if fourth is None else (*fourth.terms(square, f), *fourth.terms(f, f, half=True))),
     )
     half = slices / 2
-    added = in_units(half * sums[0] + sums[1], f, f)
-    of_square = half * sums[2] + half.mT * sums[3] + sums[4] + sums[5]
+    added = half * two + single
+    of_square = half * of_two + half.mT * of_one + mean + other
+    if fourth is not None:
+        of_square = of_square + fourth.total(*sums[:3])
+        added = added + fourth.left / 6 * sums[3] + fourth.middle / 8 * sums[4]
+    added = in_units(added, f, f)
     return added + added.mT, in_units(of_square, square, f)
 
 
@@ -188,6 +211,26 @@ class Marginals(NamedTuple):
         return cls(shift, second - shift.square(), third)
 
 
+class Bent(Protocol):
+    """The numbers of an activation, (*batch, n): `carriers.origins.Nonlinearity`."""
+
+    @property
+    def derivatives(self) -> "ExpectedDerivatives":
+        """sigma^k E[f^(k)]."""
+
+    @property
+    def inverse(self) -> Tensor:
+        """1 / sigma."""
+
+    @property
+    def slope(self) -> Tensor:
+        """D = E[g']."""
+
+    @property
+    def skewness(self) -> Tensor:
+        """Of the argument."""
+
+
 class Tree(NamedTuple):
     """Third cumulants of z = f(y) that are centred at i, as factors of e_i (row i, column j).
 
@@ -201,24 +244,23 @@ class Tree(NamedTuple):
     @classmethod
     def of(
         cls,
-        f: Tensor,
-        slope: Tensor,
-        inverse: Tensor,
+        one: Bent,
+        other: Bent,
         covariance: Tensor,
-        slices: Tensor | None,
-        skewness: Tensor,
-    ) -> "Tree":
-        """slope: D; inverse: 1 / sigma; slices: T_iij, rows i and columns j."""
-        d, over = (t.to(covariance) for t in (slope, inverse))
-        columns = d[..., None, :]
-        w = over[..., :, None] * covariance * columns
-        q = (f[2] + skewness * f[5] / 6).to(covariance)[..., :, None] * w
-        if slices is None:
-            return cls(w, q)
-        two, three = f[2].to(covariance), f[3].to(covariance)
-        slices = slices * over.square()[..., :, None]
-        q = q + three[..., :, None] * slices * columns
-        return cls(w, q + (two * over)[..., :, None] * (two[..., :, None] * slices).mT)
+        left: Tensor | None,
+        right: Tensor | None,
+    ) -> Self:
+        """Of elements i of one vector and j of another; left: T_iij, right: T_ijj."""
+        over, d = (t.to(covariance) for t in (one.inverse[..., :, None], other.slope[..., None, :]))
+        f, g = one.derivatives.first, other.derivatives.first
+        w = over * covariance * d
+        q = (f[2] + one.skewness * f[5] / 6).to(covariance)[..., :, None] * w
+        if left is not None:
+            q = q + f[3].to(covariance)[..., :, None] * (left * over.square()) * d
+        if right is not None:
+            factor, columns = f[2].to(covariance)[..., :, None] * over, other.inverse.to(covariance)
+            q = q + factor * (right * (columns.square() * g[2].to(covariance))[..., None, :])
+        return cls(w, q)
 
     def slices(self) -> Tensor:
         """T_iij that the trees of all i have, rows i and columns j."""
