@@ -134,8 +134,11 @@ def series_is_exact(trial: Trial) -> None:
         mean, matrix = rounding(exact, z, part)
         compare("mean by a series", *found[0], lacking[0] + mean)
         # What a layer lacks is positive semi-definite: at most the roots of what variances lack.
+        # Exact variances of a layer are covariances too behind a linear map: by how much, the
+        # series without them tells.
         rest = (s.square() - deviations(cut).square()).clamp(min=0).sqrt()
         tail = rest[..., :, None] * rest[..., None, :]
+        tail = tail + (long.covariance_matrix - cut.covariance_matrix).abs()
         compare("covariance by a series", *found[1], torch.maximum(lacking[1], tail) + matrix)
 
 
