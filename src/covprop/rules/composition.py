@@ -332,9 +332,11 @@ def power_reading(whole: Reading) -> Reading:
     """Whole exponents are activations; others are of what stays positive."""
 
     def reading(input: Any, exponent: Any) -> Application | None:
+        if isinstance(exponent, Tensor) and exponent.numel() != 1:
+            return None  # which the rule refuses
         number = exponent.item() if isinstance(exponent, Tensor) else exponent
         if not math.isfinite(number):
-            return None  # which the rule refuses
+            return None
         if number == int(number) and number >= 0:
             return whole(input, number)
         return Application(_power(float(number)), (input,))
