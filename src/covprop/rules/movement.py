@@ -138,7 +138,7 @@ _movement("unsqueeze")
 _movement("permute")
 _movement("transpose", "swapaxes", "swapdims")
 _movement("t")
-rule(*_getters("T", "mT"), kind=Kind.MOVEMENT, treatment="exact", name="t",
+rule(*_getters("T", "mT", "H", "mH"), kind=Kind.MOVEMENT, treatment="exact", name="t",
      batch=Batch.ANYWHERE)(movement)  # fmt: skip
 _movement("movedim", "moveaxis")
 _movement("flip")
@@ -193,7 +193,7 @@ def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> 
     return input if loc is input.loc else input.moved(loc)
 
 
-_DETACH = spellings("detach")
+_DETACH = [*spellings("detach"), *_getters("data")]
 
 
 @rule(*_DETACH, kind=Kind.MOVEMENT, treatment="exact", name="detach", batch=Batch.ANYWHERE)
