@@ -332,14 +332,13 @@ def power_reading(whole: Reading) -> Reading:
     """Whole exponents are activations; others are of what stays positive."""
 
     def reading(input: Any, exponent: Any) -> Application | None:
-        if isinstance(exponent, Tensor) and exponent.numel() != 1:
-            return None  # which the rule refuses
-        number = exponent.item() if isinstance(exponent, Tensor) else exponent
+        single = not isinstance(exponent, Tensor) or exponent.numel() == 1
+        number = float(exponent) if single else math.nan
         if not math.isfinite(number):
-            return None
+            return None  # which the rule refuses
         if number == int(number) and number >= 0:
             return whole(input, number)
-        return Application(_power(float(number)), (input,))
+        return Application(_power(number), (input,))
 
     return reading
 

@@ -318,6 +318,9 @@ class Ordered(NamedTuple):
 def _taken(function: Callable[..., Any], x: Any, dim: int, count: int, descending: bool) -> Ordered:
     """The first elements in the order of the means."""
     x.materialize()
+    batch = range(len(x.batch_shape)) if x.batch_at == FIRST else (x.batch_at.dim,)
+    if x.dim() and x.batch_shape and dim % x.dim() in batch:
+        raise batch_error(function, x)
     means, order = x.shown.detach().sort(dim=dim, descending=descending, stable=True)
     deviations = x.batch_at.shown(x.variances.detach().clamp(min=0).sqrt().reshape(x.loc.shape))
     deviations = deviations.gather(dim, order)
