@@ -206,6 +206,8 @@ def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool 
 
 
 def _largest(input: Any, dim: Any, keepdim: bool) -> Any:
+    if not input.dim():
+        return input
     dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.dim()))
     for d in sorted((d % input.dim() for d in dims), reverse=True):
         winner = tournament(torch.unbind(input, d))
