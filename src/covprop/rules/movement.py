@@ -15,6 +15,7 @@ from torch import Tensor
 from covprop.activations import in_place_spellings, spellings
 from covprop.activations.expression import OperationKind
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.affine import affine
