@@ -32,6 +32,18 @@ def test_the_path_of_the_model_itself_and_of_a_function() -> None:
         propagate(lambda x: torch.cummax(x, -1), gaussian())
 
 
+def test_an_attribute_of_tensors_that_a_gaussian_lacks_is_refused_and_points_have_it() -> None:
+    def model(x: Any) -> Any:
+        return x * (x.nbytes > 0 and not hasattr(x, "codes"))
+
+    with pytest.raises(cp.UnsupportedOperation, match="has no attribute 'nbytes'"):
+        propagate(model, gaussian())
+    with pytest.raises(AttributeError):  # what `hasattr` and `getattr` with a default rely on
+        propagate(model, gaussian())
+    assert isinstance(cp.propagate(model, gaussian()).method, cp.QuasiMonteCarlo)
+    assert_same(propagate(lambda x: x.data, gaussian()), gaussian())
+
+
 def test_an_error_of_the_model_is_left_alone() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         propagate(nn.Linear(3, 2).double(), gaussian())

@@ -34,6 +34,10 @@ class UnsupportedOperation(CovpropError, NotImplementedError):
     """An operation on an in-flight Gaussian that has no rule, or that no rule could do right."""
 
 
+class MissingAttribute(UnsupportedOperation, AttributeError):
+    """An attribute of tensors that an in-flight Gaussian does not have; `hasattr` is false."""
+
+
 class RandomDraws(UnsupportedOperation):
     """Random numbers that a model draws itself, which a method takes as constants."""
 

@@ -104,6 +104,8 @@ def propagate(
     call, method = checked(module, inputs, method, named_inputs, errors=True)
     warn_of_arguments(call)
     method.check_skewness(call.inputs)
+    if call.empty:
+        return call.of_no_elements(method)
     if not progress:
         return method.run(call)
     with _Bars() as bars:
@@ -116,7 +118,7 @@ def propagate_without_warnings(
     """`propagate` without warnings about dropout and batches, for what is meant as it is."""
     call, method = checked(module, inputs, method, named_inputs)
     method.check_skewness(call.inputs)
-    return method.run(call)
+    return call.of_no_elements(method) if call.empty else method.run(call)
 
 
 def plan(

@@ -23,13 +23,25 @@ SELDOM: dict[str, Callable[[Trial], None]] = {
     "series": checks.series_is_exact,
     "other methods": checks.other_methods,
 }
+RARE: dict[str, Callable[[Trial], None]] = {"default": checks.default}
 OWN = {QUADRATIC: ("quadratic", exact.quadratic), SHALLOW: ("samples", exact.sampled)}
 SOUND = "sound"
-CHECKS = [SOUND, *COMMON, *SELDOM, "quadratic", "samples", "extremes: sound", *extremes.CHECKS]
+CHECKS = [
+    SOUND,
+    *COMMON,
+    *SELDOM,
+    *RARE,
+    "quadratic",
+    "samples",
+    "extremes: sound",
+    *extremes.CHECKS,
+]
 CHOSEN = 1
 """Checks of the common ones that a case gets."""
 CHANCE = 0.08
 """Of a case to get one of the others, which take several runs."""
+LITTLE = 0.03
+"""Of a case to get one of the rare ones, which take very many."""
 
 
 class Tally:
@@ -64,8 +76,10 @@ def run(
     if family in OWN:
         todo.append(OWN[family])
     todo += [one for one in SELDOM.items() if random.random() < CHANCE]
+    own = Random(f"rare {seed}:{number}")  # which leaves the other checks as they were
+    todo += [one for one in RARE.items() if own.random() < LITTLE]
     if only is not None:
-        every = dict([*todo, *COMMON.items(), *SELDOM.items()])
+        every = dict([*todo, *COMMON.items(), *SELDOM.items(), *RARE.items()])
         todo = [(only, every[only])] if only in every else []
     for name, check in todo:
         tally.count(name)

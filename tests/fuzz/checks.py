@@ -1,5 +1,7 @@
 """What must hold of a propagation through any program, whatever it is."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -9,7 +11,7 @@ import torch
 import covprop as cp
 from covprop.carriers import cross_covariance
 from covprop.kernels.rounding import CANCELLATION
-from tests.fuzz.outcomes import Refusal, Wrong, compare
+from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
 from tests.fuzz.programs import JUMPS, accuracy
 from tests.fuzz.trial import (
     CANCELLED,
@@ -147,6 +149,37 @@ def other_methods(trial: Trial) -> None:
     other = replace(trial, method=trial.random.choice(OTHERS))
     sound(other)
     still(other)
+
+
+def default(trial: Trial) -> None:
+    """What the library chooses, of single numbers behind the program too, and of an empty batch."""
+    function, _ = trial.program.build(torch.float64)
+    x = trial.input.gaussian(torch.float64)
+    dims = trial.input.batch_dims
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        y = function(x)
+        return (y.flatten(dims) if y.dim() > dims else y[..., None]).sum(-1)
+
+    def chosen(call: Callable[[torch.Tensor], torch.Tensor], given: cp.Gaussian) -> cp.Gaussian:
+        with torch.no_grad(), warnings.catch_warnings():
+            # What torch says of a variance of no elements.
+            warnings.filterwarnings("ignore", ".*degrees of freedom")
+            return cp.propagate(call, given)
+
+    for call in (function, total):
+        for given in (x, x[:0]) if dims else (x,):
+            y = answer(partial(chosen, call, given))
+            expected = (*given.batch_shape, *call(x.mean).shape[dims:])
+            if isinstance(y, Refusal):
+                continue
+            if y.mean.shape != expected or y.batch_shape != given.batch_shape:
+                raise Wrong(f"shape {tuple(y.mean.shape)}, expected {tuple(expected)}")
+            matrix = y.covariance_matrix
+            if not (y.mean.isfinite().all() and matrix.isfinite().all()):
+                raise Wrong("moments are not finite")
+            if not torch.equal(matrix, matrix.mT):
+                raise Wrong("covariance is not symmetric")
 
 
 def single_is_double(trial: Trial) -> None:

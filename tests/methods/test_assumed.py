@@ -83,6 +83,22 @@ def test_a_matrix_product_of_independent_tensors_is_right() -> None:
 
 
 @torch.no_grad()
+def test_a_contraction_to_one_number_for_each_of_a_batch_is_right() -> None:
+    a, b = (independent(2, 3, batch_dims=1) + offset for offset in (0, 1))
+
+    def dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bi,bi->b", a, b)
+
+    y, z = propagate(dot, a, b, ADF), propagate(dot, a, b)
+    assert_close(y.mean, z.mean, rtol=1e-12)
+    assert_close(y.variance, z.variance, rtol=1e-11)
+    sketched = cp.propagate(dot, a, b, method=cp.Sketched(1024))
+    assert_close(sketched.mean, z.mean, rtol=1e-9)
+    error = (sketched.covariance_matrix - z.covariance_matrix).abs()
+    assert bool((error <= 5 * sketched.covariance_stderr).all())
+
+
+@torch.no_grad()
 def test_dependence_is_left_out() -> None:
     x = independent(3)
     assert_close(propagate(lambda x: (x + 0) + x * 1.0, x, ADF).variance, 2 * x.variance)

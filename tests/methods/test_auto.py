@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import covprop as cp
 from covprop.methods import Network, accuracy, choice
@@ -38,6 +39,44 @@ def test_a_single_number_without_a_batch() -> None:
     assert y.error.largest < choice.GOOD
 
 
+@pytest.mark.parametrize("tolerance", [None, 0.01])
+def test_a_batch_of_single_numbers(tolerance: float | None) -> None:
+    """What a regressor of one output returns behind `squeeze(-1)`."""
+    x = gaussian(3, batch=(2,), scale=0.3)
+    for model in (lambda x: x.sum(-1).tanh(), lambda x: (x * x).sum(-1).sin()):
+        y = cp.propagate(model, x, cp.Auto(tolerance))
+        assert y.mean.shape == (2,)
+        for i, element in enumerate(x):
+            alone = cp.propagate(model, element, cp.Auto(tolerance))
+            assert_close(y[i].mean, alone.mean, rtol=0.0, atol=0.01 * float(alone.stddev))
+            assert_close(y[i].stddev, alone.stddev, rtol=0.01, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [cp.Auto(), cp.Auto(0.01), cp.GaussianLayers(), cp.Cumulants(), cp.Sketched(16), cp.Split(),
+     cp.AssumedDensity(), cp.Linearized(), cp.Unscented(), cp.QuasiMonteCarlo(256),
+     cp.MonteCarlo(10), cp.ControlVariate(128)],
+)  # fmt: skip
+def test_a_batch_of_no_elements_gives_one(method: cp.Auto) -> None:
+    mean = torch.zeros(0, 3, dtype=torch.float64)
+    x = cp.Gaussian(mean, torch.zeros(0, 3, 3, dtype=torch.float64))
+    for model in (network(3, 5, 2), lambda x: x.tanh().sum(-1)):
+        y = cp.propagate(model, x, method)
+        assert y.mean.shape == model(mean).shape
+        if y.error is not None:
+            assert not y.error.mean.numel()
+            assert "inf" not in str(y)
+
+
+def test_indices_of_means_beside_a_result_are_warned_of() -> None:
+    """They have no estimate, so that nothing else would tell that they are random."""
+    with pytest.warns(cp.ApproximationWarning, match="in the order of their means"):
+        values, indices = cp.propagate(lambda x: x.topk(2, -1), isotropic(4, 1.0))
+    assert isinstance(values, cp.Gaussian)
+    assert torch.equal(indices, numbers(4, seed=3).topk(2).indices)
+
+
 def test_few_inputs_are_evaluated_at_points() -> None:
     y = cp.propagate(network(4, 30, 30, 30, 2), isotropic(4, 2.0))
     assert isinstance(y.method, cp.QuasiMonteCarlo)
@@ -62,8 +101,8 @@ def test_one_hidden_layer_is_exact(inputs: int) -> None:
     model, x = network(inputs, 30, 2), isotropic(inputs, 2.0)
     y = cp.propagate(model, x)
     exact = cp.propagate(model, x, cp.GaussianLayers())
-    torch.testing.assert_close(y.mean, exact.mean, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(y.covariance_matrix, exact.covariance_matrix, rtol=1e-9, atol=1e-12)
+    assert_close(y.mean, exact.mean, rtol=1e-9, atol=1e-12)
+    assert_close(y.covariance_matrix, exact.covariance_matrix, rtol=1e-9, atol=1e-12)
     assert y.error is not None
     assert y.error.largest < 1e-9
 
@@ -183,8 +222,8 @@ def test_a_batch_is_its_elements(inputs: int) -> None:
     y = cp.propagate(model, x)
     for i, element in enumerate(x):
         alone = cp.propagate(model, element)
-        torch.testing.assert_close(y[i].mean, alone.mean)
-        torch.testing.assert_close(y[i].covariance_matrix, alone.covariance_matrix)
+        assert_close(y[i].mean, alone.mean)
+        assert_close(y[i].covariance_matrix, alone.covariance_matrix)
         assert y[i].method == alone.method
 
 
@@ -199,9 +238,9 @@ def test_values_do_not_depend_on_autograd_and_gradients_are_those_of_layers() ->
         y = cp.propagate(model, cp.Gaussian.diagonal(torch.zeros_like(leaf), variance=leaf), method)
         gradients += torch.autograd.grad(y.variance.sum() + y.mean.sum(), leaf)
         if isinstance(method, cp.Auto):
-            torch.testing.assert_close(y.covariance_matrix, expected.covariance_matrix)
+            assert_close(y.covariance_matrix, expected.covariance_matrix)
             assert y.error is not None
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)
 
 
 def test_operations_without_a_rule_are_evaluated() -> None:
@@ -242,7 +281,7 @@ def test_dropout_and_inputs_that_do_not_vary() -> None:
     with cp.dropout_active(model):
         y = cp.propagate(model.requires_grad_(False), x)
         exact = cp.propagate(model, x, cp.Exact())
-    torch.testing.assert_close(y.variance, exact.variance)
+    assert_close(y.variance, exact.variance)
     still = cp.propagate(torch.relu, cp.Gaussian.constant(numbers(4)))
     assert torch.equal(still.variance, torch.zeros(4, dtype=torch.float64))
 
@@ -255,7 +294,7 @@ def test_small_noise_in_float32_is_not_left_to_rounding() -> None:
     double = cp.propagate(
         network(4, 30, 2), cp.Gaussian.isotropic(torch.ones(4).double(), stddev=1e-7)
     )
-    torch.testing.assert_close(y.stddev.double(), double.stddev, rtol=1e-2, atol=0)
+    assert_close(y.stddev.double(), double.stddev, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("inputs", [8, 12])
@@ -270,7 +309,7 @@ def test_what_points_miss_and_layers_know_is_said(inputs: int) -> None:
     with pytest.warns(cp.ApproximationWarning, match="may be off"):
         y = cp.propagate(model, x)
     exact = cp.propagate(model, x, cp.GaussianLayers())
-    torch.testing.assert_close(y.variance, exact.variance, rtol=1e-6, atol=0)
+    assert_close(y.variance, exact.variance, rtol=1e-6, atol=0)
 
 
 def test_evaluations_that_round_away_the_noise_are_doubted() -> None:
@@ -288,14 +327,14 @@ def test_what_is_constant_at_all_points_is_left_to_layers() -> None:
 
     x = cp.Gaussian.isotropic(torch.zeros(9, dtype=torch.float64), stddev=1.0)
     exact = cp.propagate(model, x, cp.GaussianLayers())
-    torch.testing.assert_close(cp.propagate(model, x).variance, exact.variance)
+    assert_close(cp.propagate(model, x).variance, exact.variance)
 
 
 def test_an_output_that_does_not_vary_costs_the_others_nothing() -> None:
     model, x = network(4, 30, 30, 30, 2), isotropic(4, 2.0)
     alone = cp.propagate(model, x)
     both = cp.propagate(lambda z: torch.cat([model(z), 0 * z[..., :1]], -1), x)
-    torch.testing.assert_close(both.stddev[:2], alone.stddev)
+    assert_close(both.stddev[:2], alone.stddev)
     assert both.error is not None
     assert both.error.largest <= choice.GOOD
 
@@ -419,7 +458,7 @@ def test_heavy_tails_do_not_refute_layers_that_are_exact(inputs: int, method: cp
     x = cp.Gaussian.isotropic(torch.zeros_like(unit), stddev=1.0)
     y = cp.propagate(lambda z: torch.exp(4 * (z @ unit))[..., None], x, method)
     expected = torch.tensor([(16 + math.log(math.expm1(16))) / 2], dtype=torch.float64).exp()
-    torch.testing.assert_close(y.stddev, expected)
+    assert_close(y.stddev, expected)
 
 
 def test_a_variance_that_does_not_exist_is_said() -> None:

@@ -128,6 +128,18 @@ def test_linear_networks_of_skewed_inputs_are_exact() -> None:
     assert_close(y.covariance_matrix, matrix @ torch.diag(variance) @ matrix.mT, rtol=1e-13)
 
 
+def test_a_batch_of_skewed_numbers_is_each_of_them() -> None:
+    mean, variance = of(0.5, -1.0), of(0.1, 0.2)
+    y = cp.propagate(
+        torch.sin, cp.Skewed(mean, variance=variance, skewness=0.4, batch_dims=1), cp.Cumulants()
+    )
+    for i in range(2):
+        alone = cp.Skewed(mean[i], variance=variance[i], skewness=0.4)
+        expected = cp.propagate(torch.sin, alone, cp.Cumulants())
+        assert_close(y[i].mean, expected.mean)
+        assert_close(y[i].variance, expected.variance)
+
+
 def test_a_square_of_a_skewed_input() -> None:
     """E[x^2] = mu^2 + v, Var(x^2) = 4 mu^2 v + 4 mu k3 + 2 v^2 (and k4, which is left out)."""
     mean, variance, skewness = 0.7, 0.4, 0.5

@@ -36,12 +36,14 @@ def shapes() -> Iterator[LinearCase]:
     yield one("permute", "unpacked", TWO, lambda x: x.permute(0, 2, 1), lambda x: x.permute(1, 0))
     yield from spelled("transpose swapaxes swapdims", THREE, -3, -1)
     yield one("transpose", "mT", TWO, lambda x: x.mT)
+    yield one("transpose", "mH", TWO, lambda x: x.mH)
     for method in ("transpose_", "swapaxes_", "swapdims_"):
         yield one("transpose", method, TWO, lambda x, m=method: getattr(x.clone(), m)(-1, -2))
     yield one("t", "of the rows", TWO, lambda x: x[..., 0, :] + 0, torch.t)
     yield one("t", "method", TWO, lambda x: x[..., 0, :] + 0, lambda x: x.t())
     yield one("t", "in place", TWO, lambda x: x[..., 0, :] + 0, lambda x: x.clone().t_())
     yield one("t", "T", TWO, lambda x: x[..., 0, :] + 0, lambda x: x.T)
+    yield one("t", "H", TWO, lambda x: x[..., 0, :] + 0, lambda x: x.H)
     yield from spelled("movedim moveaxis", THREE, (-1, -2), (-3, -1))
     yield one("ravel", "torch", TWO, lambda x: x.flatten(-2), torch.ravel)
     yield one("ravel", "method", TWO, lambda x: x.flatten(-2), lambda x: x.ravel())
@@ -248,6 +250,7 @@ def copies() -> Iterator[LinearCase]:
     yield from spelled("positive", TWO)
     yield one("positive", "operator", TWO, lambda x: +x)
     yield one("clone, contiguous", "contiguous", TWO, lambda x: x.mT.contiguous())
+    yield one("detach", "data", TWO, lambda x: x.data)
     yield one(
         "detach", "method", TWO, lambda x: x.detach() if isinstance(x, cp.GaussianTensor) else x
     )

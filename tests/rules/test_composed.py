@@ -132,3 +132,29 @@ def test_shapes_are_taken_from_gaussians_and_lent_to_constants() -> None:
     first, second = propagate(lambda x: torch.atleast_2d(x[0], plain)[::1], x)
     assert first.mean.shape == (1, 3)
     assert second.shape == (1, 6)
+
+
+REDUCED: dict[str, Callable[[Any], Any]] = {
+    "amax": lambda x: x.amax(-1),
+    "min": lambda x: x.min(0).values,
+    "sum": lambda x: x.sum(-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "var": lambda x: x.var(-1, unbiased=False),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "softmax": lambda x: x.softmax(-1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(name, method) for name in REDUCED for method in (cp.GaussianLayers(), cp.Cumulants())]
+    + [("sum", cp.AssumedDensity())],
+)
+def test_a_single_number_has_one_dimension_to_reduce_as_for_torch(name: str, method: Any) -> None:
+    function = REDUCED[name]
+    mean = torch.tensor(3.0, dtype=torch.float64)
+    y = propagate(function, cp.Gaussian.isotropic(mean, stddev=0.01), method)
+    slope = float(torch.func.grad(function)(mean))
+    assert y.mean.shape == ()
+    assert_close(y.mean, function(mean), atol=1e-12)
+    assert_close(y.stddev, torch.tensor(0.01 * abs(slope), dtype=torch.float64), atol=1e-12)

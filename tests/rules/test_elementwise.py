@@ -197,6 +197,8 @@ def test_a_plain_tensor_of_the_caller_is_not_changed_into_a_gaussian() -> None:
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rrelu while training": (lambda x: F.rrelu(x, training=True), "training mode"),
     "fractional power": (lambda x: x**0.5, "whole exponent"),
+    "a power for each": (lambda x: x ** torch.arange(len(x)), "whole exponent"),
+    "complex power": (lambda x: (x**2j).abs(), "whole exponent"),
     "negative power": (lambda x: x**-1, "no finite moments"),
     "Gaussian exponent": (lambda x: (-2) ** x, "not positive"),
     "power of two Gaussians": (lambda x: x**x, "first argument alone"),

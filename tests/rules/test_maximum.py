@@ -161,6 +161,20 @@ def test_certain_input_is_pooled_as_torch_pools_it(name: str) -> None:
         assert not y.covariance_matrix.any()
 
 
+@pytest.mark.parametrize("name", POOLS)
+def test_each_maximum_of_certain_input_has_the_gradient_of_its_one_winner(name: str) -> None:
+    """Beside padding too, whose distance is in standard deviations of what does not vary."""
+    pool, shape = POOLS[name]
+    mean = separated(shape, 0.0).mean.requires_grad_()
+    variance = torch.zeros_like(mean).requires_grad_()
+    y = propagate(pool, cp.Gaussian.diagonal(mean, variance=variance))
+    (of_mean,) = torch.autograd.grad(y.mean.sum(), mean, retain_graph=True)
+    (of_variance,) = torch.autograd.grad(y.variance.sum(), variance)
+    (expected,) = torch.autograd.grad(pool(mean).sum(), mean)
+    assert_close(of_mean, expected)
+    assert_close(of_variance, expected)
+
+
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "amax": lambda x: x.amax(1),
     "amax keepdim": lambda x: torch.amax(x, -1, keepdim=True),

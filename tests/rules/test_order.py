@@ -63,3 +63,16 @@ def test_each_of_a_batch_has_its_own_order() -> None:
         alone = propagate(lambda x: x.sort(-1).values * torch.arange(1.0, 5.0).double(), x[i])
         assert_close(y[i].mean, alone.mean, rtol=0.0)
         assert_close(y[i].covariance_matrix, alone.covariance_matrix, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dim", [0, -2])
+def test_an_order_among_the_elements_of_a_batch_is_refused(dim: int) -> None:
+    """Also where all means are equal, so that the order at the means moves nothing."""
+    x = cp.Gaussian.isotropic(torch.zeros(3, 4, dtype=torch.float64), stddev=1.0, batch_dims=1)
+    for function in (lambda x: x.sort(dim).values, lambda x: x.topk(3, dim).values):
+        with pytest.raises(cp.BatchDimensionError, match="batch"):
+            cp.propagate(function, x)
+    apart = x + 100 * torch.arange(4.0, dtype=torch.float64)
+    assert_close(propagate(lambda x: x.mT.topk(1, 0).values, apart).mean, 300 + x.mean[:, :1])
+    with pytest.raises(cp.BatchDimensionError, match="batch"):
+        cp.propagate(lambda x: x.mT.sort(1).values, x)

@@ -63,7 +63,7 @@ square = declare("square", treatment=CLOSED)(lambda: power(2))
 def integer_power(exponent: Any) -> Activation:
     """y^n for a whole number n >= 0."""
     number = exponent.item() if isinstance(exponent, Tensor) and exponent.numel() == 1 else exponent
-    if isinstance(number, Tensor) or not math.isfinite(number) or number != int(number):
+    if isinstance(number, Tensor | complex) or not float(number).is_integer():
         raise UnsupportedOperation(
             f"pow has a rule for one whole exponent, not for {exponent}; a Gaussian has no real "
             "fractional power, so bound the base first and use cp.activation"

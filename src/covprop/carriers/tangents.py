@@ -165,7 +165,8 @@ class Tangents(Carrier):
             sides = (left, mean), (right, other_mean)
             images = [rows.movedim(-2, 0).reshape(rows.shape[-2], *x.shape) for rows, x in sides]
             result = torch.func.vmap(contraction)(*images)
-            return result.flatten(1 + batch).movedim(0, -2)
+            shape = result.shape[: 1 + batch]
+            return result.reshape(*shape, result.shape[1 + batch :].numel()).movedim(0, -2)
 
         centre = contraction(mean, other_mean)
         between = of_rows(first.rows(), second.rows()).sum(-2).reshape(centre.shape)

@@ -102,7 +102,8 @@ class Variances(Carrier):
         if self is other and contraction.is_elementwise:
             values = values + 2 * mean * other_mean * first + first * second
             centre = centre + first
-        return centre, self._new(values.flatten(len(self.batch_shape)))
+        shape = *self.batch_shape, values.shape[len(self.batch_shape) :].numel()
+        return centre, self._new(values.reshape(shape))
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Variances"]:
         """Mean and variance of each element."""

@@ -153,7 +153,7 @@ class LinearMap:
         """diag(A V A^T) for independent features of variances (*batch, n)."""
         batch = values.shape[:-1]
         if self.squared is not None:
-            result = self.squared(values.reshape(*batch, *self.event_shape))
+            result = self.squared(values.reshape((*batch, *self.event_shape)))
             return result.reshape(*batch, result.shape[len(batch) :].numel())
         step = max(1, CHUNK // max(1, values.numel()))
         total: Tensor | None = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.covariance import Covariance, LinearMap
-from covprop.errors import BatchDimensionError, UnsupportedOperation, name_of
+from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier, Transfer
 from covprop.flow.created import check_writable, turn_into
@@ -297,7 +297,7 @@ class GaussianTensor(Tensor):
         """What torch has no name for, or what has no numbers yet."""
         if name in ("loc", "carrier"):
             raise AttributeError(f"{name} of a tensor that is pending: call evaluate() first")
-        raise AttributeError(f"an in-flight Gaussian has no attribute {name!r}")
+        raise MissingAttribute(f"an in-flight Gaussian has no attribute {name!r}; do without it")
 
 
 def is_plain(item: Any) -> TypeGuard[Tensor]:

@@ -124,7 +124,7 @@ def cross_checked(
         return points
 
     def largest(values: Tensor) -> Tensor:  # of one output, a gap may be small by chance
-        found = values.double().flatten(len(y.batch_shape)).amax(-1)
+        found = values.double().reshape(*y.batch_shape, y.event_shape.numel()).amax(-1)
         return found.reshape((*y.batch_shape, *(1 for _ in y.event_shape)))
 
     exact = largest(torch.maximum(expected.mean, expected.stddev)) <= AGREEMENT

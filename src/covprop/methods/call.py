@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from covprop.carriers import Work
-from covprop.covariance import Covariance
+from covprop.covariance import Covariance, Dense
 from covprop.error_estimate import Deferred, ErrorEstimate
 from covprop.errors import (
     ApproximationWarning,
@@ -105,6 +105,25 @@ class Call:
         rest = iter(tensors)
         both = _replaced((self.arguments, self.named_arguments), lambda _: next(rest))
         return self.module(*both[0], **both[1])
+
+    @property
+    def empty(self) -> bool:
+        """Whether the batch has no elements."""
+        return any(not x.batch_shape.numel() for x in self.inputs)
+
+    def of_no_elements(self, method: object) -> Any:
+        """The result for a batch without elements, which has nothing but its shapes."""
+        batch = self.inputs[0].batch_shape
+
+        def of_leaf(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.numel() or not leaf.is_floating_point():
+                return leaf
+            if leaf.shape[: len(batch)] != batch:  # which the model has moved
+                leaf = leaf.movedim(leaf.shape.index(0), 0)
+            size = leaf.shape[len(batch) :].numel()
+            return finite(leaf, Dense(leaf.new_zeros(*batch, size, size)), method)
+
+        return map_leaves(self.on_tensors(*self.means), of_leaf)
 
     def in_flight(self, begin: Callable[[Gaussian], GaussianTensor]) -> Any:
         """What the model returns for tensors in flight; an error names the module that raised."""

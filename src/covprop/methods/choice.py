@@ -1,7 +1,6 @@
 """How `cp.Auto` chooses: answers by layers and by points, until one is good enough."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -287,6 +286,9 @@ class Choice:
         if self.failure is not None:
             self.notes.append(f"third cumulants cannot be followed: {self.failure}")
         self.layered = gaussians(nest)
+        if any(isinstance(leaf, torch.Tensor) for leaf in leaves(nest)):  # without an estimate
+            for text in dict.fromkeys(texts):
+                warn_user(text, ApproximationWarning, every_time=True)
         reason = {
             Cumulants: "third cumulants are followed from layer to layer",
             GaussianLayers: "covariances are followed from layer to layer, as third cumulants fail"
@@ -307,7 +309,7 @@ class Choice:
         nest = map_leaves(
             best.nest,
             lambda leaf: (
-                leaf.with_error(next(errors), _new(notes, leaf.notes))
+                leaf.with_error(next(errors), [text for text in notes if text not in leaf.notes])
                 if isinstance(leaf, Gaussian) else leaf
             ),
         )  # fmt: skip
@@ -386,10 +388,6 @@ def _errors(nest: Any) -> tuple[ErrorEstimate, ...]:
 def _name(answer: Answer | None) -> str:
     found = () if answer is None else gaussians(answer.nest)
     return next((type(y.method).__name__ for y in found), "Auto")
-
-
-def _new(texts: Sequence[str], known: Sequence[str]) -> list[str]:
-    return [text for text in texts if text not in known]
 
 
 def _followed(y: Gaussian, layers: Gaussian) -> Gaussian:

@@ -50,7 +50,8 @@ class Cumulants(LayerwiseMethod):
         """Covariance and third moments."""
         third = None
         if isinstance(x, Skewed) and x.skewness is not None:
-            third = x.skewness.flatten(len(x.batch_shape)) * x.covariance.diagonal() ** 1.5
+            variances = x.covariance.diagonal()
+            third = x.skewness.reshape(variances.shape) * variances**1.5
         return Carrier.of_input(x.covariance, third, lineage, self)
 
     def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:

@@ -332,12 +332,12 @@ def power_reading(whole: Reading) -> Reading:
     """Whole exponents are activations; others are of what stays positive."""
 
     def reading(input: Any, exponent: Any) -> Application | None:
-        number = exponent.item() if isinstance(exponent, Tensor) else exponent
-        if not math.isfinite(number):
-            return None  # which the rule refuses
-        if number == int(number) and number >= 0:
+        single = not isinstance(exponent, Tensor) or exponent.numel() == 1
+        number = float(exponent) if single else math.nan
+        if number.is_integer() and number >= 0:
             return whole(input, number)
-        return Application(_power(float(number)), (input,))
+        # The rule refuses what is no number.
+        return Application(_power(number), (input,)) if math.isfinite(number) else None
 
     return reading
 

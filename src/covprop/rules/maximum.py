@@ -107,12 +107,15 @@ def _maximum_above_padding(function: Callable[..., Any], a: Any, b: Any) -> Any:
 
 
 def _raised_padding(x: Any, other: Any) -> Any:
-    """X with its means at minus infinity just far enough below the other."""
+    """X with its means at minus infinity just far enough below the other.
+
+    One below where the other does not vary: a tie there would halve its gradients.
+    """
     floor = other
     if isinstance(other, GaussianTensor):
-        spread = other.variances.clamp(min=0).sqrt().reshape(other.loc.shape)
-        spread = other.batch_at.shown(spread)
-        floor = other.shown - FAR * spread
+        variances = other.variances.detach().reshape(other.loc.shape)
+        spread = torch.where(variances > 0, FAR * variances.clamp(min=0).sqrt(), 1.0)
+        floor = other.shown.detach() - other.batch_at.shown(spread)
     floor = torch.where(_is_minus_infinity(other), 0, floor)
     mean = x.shown if isinstance(x, GaussianTensor) else x
     return _with_mean(x, torch.where(_is_minus_infinity(x), floor, mean).to(mean.dtype))
@@ -203,6 +206,8 @@ def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool 
 
 
 def _largest(input: Any, dim: Any, keepdim: bool) -> Any:
+    if not input.dim():
+        return input
     dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.dim()))
     for d in sorted((d % input.dim() for d in dims), reverse=True):
         winner = tournament(torch.unbind(input, d))

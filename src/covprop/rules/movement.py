@@ -15,6 +15,7 @@ from torch import Tensor
 from covprop.activations import in_place_spellings, spellings
 from covprop.activations.expression import OperationKind
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.affine import affine
@@ -138,7 +139,7 @@ _movement("unsqueeze")
 _movement("permute")
 _movement("transpose", "swapaxes", "swapdims")
 _movement("t")
-rule(*_getters("T", "mT"), kind=Kind.MOVEMENT, treatment="exact", name="t",
+rule(*_getters("T", "mT", "H", "mH"), kind=Kind.MOVEMENT, treatment="exact", name="t",
      batch=Batch.ANYWHERE)(movement)  # fmt: skip
 _movement("movedim", "moveaxis")
 _movement("flip")
@@ -193,7 +194,7 @@ def copy(function: Callable[..., Any], input: GaussianTensor, **kwargs: Any) -> 
     return input if loc is input.loc else input.moved(loc)
 
 
-_DETACH = spellings("detach")
+_DETACH = [*spellings("detach"), *_getters("data")]
 
 
 @rule(*_DETACH, kind=Kind.MOVEMENT, treatment="exact", name="detach", batch=Batch.ANYWHERE)
@@ -318,6 +319,9 @@ class Ordered(NamedTuple):
 def _taken(function: Callable[..., Any], x: Any, dim: int, count: int, descending: bool) -> Ordered:
     """The first elements in the order of the means."""
     x.materialize()
+    batch = range(len(x.batch_shape)) if x.batch_at == FIRST else (x.batch_at.dim,)
+    if x.dim() and x.batch_shape and dim % x.dim() in batch:
+        raise batch_error(function, x)
     means, order = x.shown.detach().sort(dim=dim, descending=descending, stable=True)
     deviations = x.batch_at.shown(x.variances.detach().clamp(min=0).sqrt().reshape(x.loc.shape))
     deviations = deviations.gather(dim, order)

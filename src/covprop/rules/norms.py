@@ -75,7 +75,7 @@ def _deviations(
 
 def dimensions(x: Any, dim: Any) -> list[int]:
     """Dimensions, all if none are named, from 0 on."""
-    if dim is None or (isinstance(dim, list | tuple) and not dim):
+    if dim is None or (isinstance(dim, list | tuple) and not dim) or not x.dim():
         return list(range(x.dim()))
     named = [dim] if isinstance(dim, int) else list(dim)
     return [d % x.dim() if x.dim() else 0 for d in named]

@@ -110,7 +110,8 @@ def _rooted(power: float | None) -> Callable[..., Any]:
         x, exponent = args[0] if args else kwargs.get("input"), power
         if exponent is None:
             exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
-        if exponent not in (ROOT, INVERSE) or not isinstance(x, GaussianTensor):
+        number = not isinstance(exponent, Tensor) and exponent in (ROOT, INVERSE)
+        if not number or not isinstance(x, GaussianTensor):
             return None
         line, squares = _coefficients(x, 1), _known(x.base)
         if line is None or squares is None or squares.power != SQUARE:

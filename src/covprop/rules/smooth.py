@@ -216,7 +216,7 @@ def groups_of(
     batch = [max(1, size) for size in x.batch_shape]
     size = max(1, x.event_shape.numel())
     places = torch.arange(math.prod((*batch, *x.event_shape)), device=x.device)
-    places = places.reshape(*batch, *x.event_shape)
+    places = places.reshape((*batch, *x.event_shape))
     rows = arrange(x.batch_at.shown(places))
     owner = rows // size
     if bool((owner != owner[:, :1]).any()):
