@@ -153,9 +153,9 @@ def direct_pairs(monkeypatch):
     counts = []
     original = quadrature.nested_covariance
 
-    def spy(scalar, *pairs):
+    def spy(scalar, left, right, *pairs):
         counts.append(len(pairs[0]))
-        return original(scalar, *pairs)
+        return original(scalar, left, right, *pairs)
 
     monkeypatch.setattr(quadrature, "nested_covariance", spy)
     return counts

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import covprop as cp
 from covprop.activations import nested
 from covprop.activations.moments import Scalar
-from covprop.activations.nested import ScalarPair
 from covprop.kernels.polynomials import graded
 from tests.layers import propagate
 
@@ -93,7 +92,7 @@ def test_wide_pairs_are_as_accurate_as_narrow_ones(
     numbers = means[0], stddevs[0], means[1], stddevs[1], rho
     scalar = Scalar(function, kinks, fineness=2)
     columns = [torch.tensor([number], dtype=torch.float64) for number in numbers]
-    found = float(nested.nested_covariance(ScalarPair(scalar, scalar), *columns))
+    found = float(nested.nested_covariance(scalar, (), (), *columns))
     x = cp.Gaussian.diagonal(torch.cat(columns[0:3:2]), variance=torch.cat(columns[1:4:2]).square())
     scale = float(propagate(cp.activation(function, kinks=kinks), x).stddev.prod())
     assert found == pytest.approx(oracle(function, kinks, means, stddevs, rho), abs=1e-10 * scale)
@@ -140,7 +139,7 @@ def test_gradients_of_a_wide_pair_agree_with_differences() -> None:
 
     def pair(mean: Tensor, spread: Tensor, rho: Tensor) -> Tensor:
         columns = mean[:1], spread[:1], mean[1:], spread[1:], rho
-        return nested.nested_covariance(ScalarPair(scalar, scalar), *columns)
+        return nested.nested_covariance(scalar, (), (), *columns)
 
     mean = torch.tensor([4.0, -3.0], dtype=torch.float64, requires_grad=True)
     spread = torch.tensor([30.0, 12.0], dtype=torch.float64, requires_grad=True)

@@ -63,6 +63,11 @@ FUNCTIONS: dict[str, tuple[Function, Sequence[float], Sequence[float]]] = {
     "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), [], []),
     "hardswish": (lambda x: x * torch.clamp(x + 3, 0, 6) / 6, [-3.0, 3.0], [-3.0, 3.0]),
     "root": (lambda x: (x.square() + 0.1).sqrt(), [], []),
+    "hardswish of a square": (
+        lambda x: F.hardswish(x * x),
+        [-(3**0.5), 3**0.5],
+        [-(3**0.5), 3**0.5],
+    ),
     "power": (lambda x: (1 + x.abs()).pow(-1.5), [0.0], [0.0]),
     "polynomial": (lambda x: x * x * (x - 1) + x.square(), [], []),
     "leaky relu": (lambda x: torch.maximum(x, 0.1 * x), [0.0], [0.0]),
@@ -144,6 +149,20 @@ def test_strong_correlations_and_wide_and_narrow_inputs(name: str) -> None:
         assert_close(y.mean, torch.as_tensor(mean), atol=1e-8 * float(deviations.max()))
         error = (y.covariance_matrix - torch.as_tensor(covariance)).abs()
         assert bool((error <= 1e-8 * scale + 1e-300).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_element_of_a_pair_keeps_its_own_kink(turned: bool) -> None:
+    """The pair that a series does not reach is integrated alone, the wider element first."""
+    mean = torch.tensor([-1.8, 1.15], dtype=D)
+    s = torch.tensor([0.046, 0.22], dtype=D)
+    matrix = torch.tensor([[1.0, -0.966], [-0.966, 1.0]], dtype=D) * s[:, None] * s
+    order = [1, 0] if turned else [0, 1]
+    mean, matrix = mean[order], matrix[order][:, order]
+    y = propagate(FUNCTIONS["hardswish of a square"][0], cp.Gaussian(mean, matrix))
+    expected = moments("hardswish of a square", mean, matrix)[1]
+    assert_close(y.covariance_matrix, torch.as_tensor(expected), atol=1e-8 * float(y.stddev.prod()))
 
 
 @torch.no_grad()

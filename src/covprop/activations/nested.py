@@ -94,11 +94,18 @@ def _rest(rho: Tensor) -> Tensor:
 
 
 def nested_covariance(
-    two: ScalarPair, mean_1: Tensor, stddev_1: Tensor, mean_2: Tensor, stddev_2: Tensor, rho: Tensor
+    scalar: Scalar,
+    numbers_1: Sequence[Tensor],
+    numbers_2: Sequence[Tensor],
+    mean_1: Tensor,
+    stddev_1: Tensor,
+    mean_2: Tensor,
+    stddev_2: Tensor,
+    rho: Tensor,
 ) -> Tensor:
     """Cov[g(y1), g(y2)] for vectors of pairs, in float64, the same for (1, 2) and (2, 1).
 
-    two: the same function, of the elements of either side.
+    numbers_1, numbers_2: what the function has of the elements of either side.
     """
     swap = (stddev_1 < stddev_2) | ((stddev_1 == stddev_2) & (mean_1 < mean_2))
     ordered = (
@@ -107,9 +114,9 @@ def nested_covariance(
         torch.where(swap, mean_1, mean_2),
         torch.where(swap, stddev_1, stddev_2),
     )
-    sides = list(zip(two.first.of_elements, two.second.of_elements, strict=True))
-    first = two.first.having([torch.where(swap, other, one) for one, other in sides])
-    second = two.second.having([torch.where(swap, one, other) for one, other in sides])
+    sides = list(zip(numbers_1, numbers_2, strict=True))
+    first = scalar.having([torch.where(swap, other, one) for one, other in sides])
+    second = scalar.having([torch.where(swap, one, other) for one, other in sides])
     return pair_covariance(ScalarPair(first, second), *ordered, rho)
 
 

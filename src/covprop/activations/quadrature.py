@@ -10,7 +10,7 @@ from torch import Tensor
 from covprop.activations.base import Activation, Elements, Prepared
 from covprop.activations.correlated import LADDER, Correlated
 from covprop.activations.moments import REACH, WIDE, Scalar, leading, moments
-from covprop.activations.nested import ScalarPair, nested_covariance
+from covprop.activations.nested import nested_covariance
 from covprop.errors import QuadratureError, name_of
 from covprop.kernels.compiled_moments import Compiled
 from covprop.kernels.normal import correlation, density, inverse_deviation, standard_deviation
@@ -136,9 +136,8 @@ class Quadrature(Correlated):
         rho = correlation(covariance, left[2], right[2])
         tensors = torch.broadcast_tensors(*left[:2], *right[:2], rho, *left[4:], *right[4:])
         pairs = [tensor.reshape(-1).double() for tensor in tensors]
-        scalar, count = self._scalar(finest), len(left) - 4
-        two = ScalarPair(scalar.having(pairs[5 : 5 + count]), scalar.having(pairs[5 + count :]))
-        result = nested_covariance(two, *pairs[:5])
+        own, count = pairs[5:], len(left) - 4
+        result = nested_covariance(self._scalar(finest), own[:count], own[count:], *pairs[:5])
         return result.reshape(rho.shape).to(covariance.dtype)
 
     def _with_fineness(self, mean: Tensor, variance: Tensor, fineness: Tensor) -> Elements:
