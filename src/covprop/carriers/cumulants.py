@@ -210,7 +210,7 @@ class Cumulants(ThirdCumulant):
         if len(columns):
             every, mask = bool(curved.all()), curved[..., :, None]
             right = None if slices is None else slices.mT
-            tree = Tree.of(known, known, matrix, slices, right)
+            tree = Tree.of(known.bent, known.bent, matrix, slices, right)
             if not every:
                 tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
             have = tree.slices()
