@@ -16,6 +16,7 @@ import covprop as cp
 from covprop.carriers import Cumulants, cross_covariance
 from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
+from experiments import random_networks, randomness
 from tests.gaussians import covariance_matrix, numbers, seeded
 from tests.layers import propagate
 from tests.oracles import assert_close, assert_gradients
@@ -400,6 +401,22 @@ def test_a_batch_falls_back_element_by_element() -> None:
     assert fell == [False, False, True, False]
     exact = propagate(net, x[2], cp.Exact())
     assert_close(batch.covariance_matrix[2], exact.covariance_matrix, rtol=1e-10)
+
+
+def test_a_result_far_from_a_covariance_is_that_of_gaussian_layers() -> None:
+    """Two inputs of large noise through four layers of kinks; small noise has no part in it."""
+    with randomness.seeded(0, "cumulants", "random/98"):
+        drawn = random_networks.draw()
+        net = random_networks.build(drawn)
+        mean = torch.randn(2, dtype=D)
+    variance = torch.tensor([drawn.noise**2, 1e-4], dtype=D)[:, None, None]
+    x = cp.Gaussian(torch.stack([mean, mean]), variance * torch.eye(2, dtype=D))
+    with pytest.warns(cp.ApproximationWarning, match="large negative eigenvalue"):
+        y = propagate(net, x, cp.Cumulants())
+    exact, small = propagate(net, x[0], cp.GaussianLayers()), propagate(net, x[1], cp.Cumulants())
+    assert "in 1 of 2 elements" in y.notes[-1]
+    assert_close(y.covariance_matrix[0], exact.covariance_matrix, rtol=1e-10)
+    assert_close(y.covariance_matrix[1], small.covariance_matrix, rtol=1e-9)
 
 
 def test_no_covariance_of_a_recurrent_network_is_found_twice(monkeypatch) -> None:

@@ -132,8 +132,8 @@ class ActivationOrigin(Origin):
         (gaussian,) = pair_sums(rho, PairTerm(square, f, 0, 0, start=1))
         kappa = in_units(gaussian, square, f) + pairs.correction(rho, square, f)
         kappa = kappa - 2 * known.marginals.shift.to(cross)[..., :, None] * result
-        own = Tree.of(known, other, cross, left, right)
-        its = Tree.of(other, known, cross.mT, right.mT, left.mT)
+        own = Tree.of(known.bent, other.bent, cross, left, right)
+        its = Tree.of(other.bent, known.bent, cross.mT, right.mT, left.mT)
         w, q = (numbers.to(cross)[..., :, None] for numbers in self.tree)
         slopes = known.slope.to(cross).square()[..., :, None] * other.slope.to(cross)[..., None, :]
         have = slopes * left + w * own.q + q * own.w + (its.w * its.q).mT

@@ -28,7 +28,7 @@ from covprop.carriers.third_cumulant import ThirdCumulant
 from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
-from covprop.errors import name_of
+from covprop.errors import InconsistentBranches, name_of
 from covprop.flow.algebra import Contraction, Groups, Recurrence
 from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
 from covprop.kernels.edgeworth import (
@@ -66,8 +66,9 @@ INDEFINITE = (
     "third cumulants are an expansion: eigenvalues of the covariance down to -{:.1e} of the "
     "largest were set to zero"
 )
-INDEFINITE_PART = 0.01
-"""The part of the largest eigenvalue from which a negative one is worth a warning."""
+INDEFINITE_PART, BROKEN_PART = 0.01, 0.2
+"""Parts of the largest eigenvalue of the correlations from which a negative one is worth a warning,
+and from which the result is that of Gaussian layers: there the expansion has failed."""
 
 
 @final
@@ -209,7 +210,7 @@ class Cumulants(ThirdCumulant):
         if len(columns):
             every, mask = bool(curved.all()), curved[..., :, None]
             right = None if slices is None else slices.mT
-            tree = Tree.of(known, known, matrix, slices, right)
+            tree = Tree.of(known.bent, known.bent, matrix, slices, right)
             if not every:
                 tree = Tree(*(torch.where(mask, factor, 0) for factor in tree))
             have = tree.slices()
@@ -355,7 +356,7 @@ class Cumulants(ThirdCumulant):
         return made
 
     def finish(self, loc: Tensor) -> Covariance:
-        """Positive semi-definite, which an expansion need not be; variances stay."""
+        """Positive semi-definite, with the same variances; refused if it is far from that."""
         if self.fell_back:
             self.lineage.note(FALLBACK.format("the last activation"))
         covariance = super().finish(loc)
@@ -364,8 +365,21 @@ class Cumulants(ThirdCumulant):
         matrix, lowest = nearest_semidefinite(covariance.matrix())
         if lowest == 0:
             return covariance
+        if -lowest > BROKEN_PART:
+            raise _broken(covariance.matrix())
         self.lineage.note(INDEFINITE.format(-lowest), warn=-lowest > INDEFINITE_PART)
         return Dense(matrix)
+
+
+def _broken(matrix: Tensor) -> InconsistentBranches:
+    """What says which elements of the batch have a direction of a large negative variance."""
+    rows = inverse_deviation(matrix.diagonal(dim1=-2, dim2=-1))[..., :, None]
+    eigenvalues = torch.linalg.eigvalsh(correlation(matrix, rows, rows.mT).detach())
+    return InconsistentBranches(
+        "the correlations of the result have a large negative eigenvalue; use smaller noise, or "
+        "sampling",
+        eigenvalues[..., 0] < -BROKEN_PART * eigenvalues[..., -1],
+    )
 
 
 def _incomplete(made: Carrier) -> None:

@@ -21,7 +21,7 @@ from covprop.kernels.edgeworth import Fourth
 
 PRODUCTS = 2**18
 """Numbers of products of factors that are held at a time."""
-MANY, NEGLIGIBLE = 256, 0.1
+MANY, NEGLIGIBLE = 768, 0.1
 """Of more vertices than this, the smallest are left out, with this part of the sum of squares."""
 
 

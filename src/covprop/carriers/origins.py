@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations.powers import ExpectedDerivatives
-from covprop.kernels.edgeworth import Fourth, Marginal, Marginals
+from covprop.kernels.edgeworth import Bent, Fourth, Marginal, Marginals
 
 FACTORS = 4
 """Tensors of a block: e, w, q and r."""
@@ -196,6 +196,11 @@ class Nonlinearity:
     def marginal(self) -> Marginal:
         """Of single elements of the argument."""
         return Marginal(self.skewness, self.kurtosis)
+
+    @property
+    def bent(self) -> Bent:
+        """What its trees need."""
+        return Bent(self.derivatives.first, self.inverse, self.slope, self.skewness)
 
     def take(self, columns: Tensor) -> "Nonlinearity":
         """Those of some elements."""

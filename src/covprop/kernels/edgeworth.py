@@ -10,15 +10,12 @@ sigma_i^k, slices are s_ij = T_iij / (sigma_i^2 sigma_j), and t_i = s_ii is the 
 """
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from covprop.kernels.polynomials import flushed, power_series
-
-if TYPE_CHECKING:
-    from covprop.activations.powers import ExpectedDerivatives
 
 
 class Coefficients(NamedTuple):
@@ -211,24 +208,16 @@ class Marginals(NamedTuple):
         return cls(shift, second - shift.square(), third)
 
 
-class Bent(Protocol):
-    """The numbers of an activation, (*batch, n): `carriers.origins.Nonlinearity`."""
+class Bent(NamedTuple):
+    """The numbers of an activation that trees need, (*batch, n); first (orders, *batch, n).
 
-    @property
-    def derivatives(self) -> "ExpectedDerivatives":
-        """sigma^k E[f^(k)]."""
+    first: sigma^k E[f^(k)]; inverse: 1 / sigma; slope: E[g']; skewness: of the argument.
+    """
 
-    @property
-    def inverse(self) -> Tensor:
-        """1 / sigma."""
-
-    @property
-    def slope(self) -> Tensor:
-        """D = E[g']."""
-
-    @property
-    def skewness(self) -> Tensor:
-        """Of the argument."""
+    first: Tensor
+    inverse: Tensor
+    slope: Tensor
+    skewness: Tensor
 
 
 class Tree(NamedTuple):
@@ -252,7 +241,7 @@ class Tree(NamedTuple):
     ) -> Self:
         """Of elements i of one vector and j of another; left: T_iij, right: T_ijj."""
         over, d = (t.to(covariance) for t in (one.inverse[..., :, None], other.slope[..., None, :]))
-        f, g = one.derivatives.first, other.derivatives.first
+        f, g = one.first, other.first
         w = over * covariance * d
         q = (f[2] + one.skewness * f[5] / 6).to(covariance)[..., :, None] * w
         if left is not None:

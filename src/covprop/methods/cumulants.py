@@ -30,7 +30,7 @@ class Cumulants(LayerwiseMethod):
     to first order, and fourth cumulants of pairs, so that means, covariances and the `skewness` of
     the outputs hold at larger noise. It costs 2 to 20 times as much. Where the expansion cannot be
     trusted, an operation takes its input as Gaussian, warns and leaves a note in the result
-    (`y.notes`), or leaves out fourth cumulants, with a note.
+    (`y.notes`). Where fourth cumulants are large they count little, with a note.
 
     Args:
         activations: As of `GaussianLayers`.
