@@ -12,6 +12,7 @@ from covprop.cli.ranks import Ranks, own_rank, process_group
 from covprop.errors import LostRank
 from experiments import (
     accuracy,
+    architectures,
     auto,
     cumulants,
     deep,
@@ -43,6 +44,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     for module in (
         figure2, figure3, figure4, figure5, table1, table2, table3, deep, noisy, toy, ood, split,
         accuracy, cumulants, auto, sampling, filters, mc_dropout, field, penultimate,
+        architectures,
     )
 }  # fmt: skip
 ANY = "`*` for any part: CNN-8/*/0"

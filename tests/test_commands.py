@@ -105,7 +105,7 @@ def test_every_experiment_has_a_smoke_run_and_is_rendered(name, monkeypatch, tmp
     assert f"{name}.tex" in capsys.readouterr().out
     assert (tmp_path / f"{name}.md").read_text().startswith("# ")
     pictures = [path.stem for path in tmp_path.glob("*.png")]
-    assert pictures or name in ("accuracy", "mc_dropout")
+    assert pictures or name in ("accuracy", "architectures", "mc_dropout")
 
 
 @pytest.mark.parametrize("name", [None, *EXPERIMENTS, training.NAME, "render", "merge"])

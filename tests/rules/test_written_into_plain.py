@@ -82,6 +82,30 @@ def test_the_dtype_stays_that_of_the_tensor() -> None:
     assert y.dtype == torch.float32
 
 
+@pytest.mark.parametrize("index", [lambda t: t, lambda t: (t, ...), lambda t: (t, slice(None))])
+def test_steps_are_collected_before_the_batch(index: Callable[[int], Any]) -> None:
+    """As torchdiffeq does: the batch is first in each step, and second in the result."""
+
+    def collected(x: Any) -> Any:
+        steps = torch.empty(3, *x.shape, dtype=x.dtype)
+        steps[0] = x
+        for t in range(1, 3):
+            x = torch.tanh(x @ (0.5 * torch.eye(3, dtype=x.dtype)))
+            steps[index(t)] = x
+        return steps.movedim(0, 1)
+
+    def stacked(x: Any) -> Any:
+        steps = [x]
+        for _ in range(2):
+            steps.append(torch.tanh(steps[-1] @ (0.5 * torch.eye(3, dtype=x.dtype))))
+        return torch.stack(steps, 1)
+
+    x = gaussian(3, batch=(2,))
+    y, z = propagate(collected, x), propagate(stacked, x)
+    assert_close(y.mean, z.mean, atol=1e-14)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-13)
+
+
 class Cache(nn.Module):
     """Keeps what it is given in a buffer, as caches of keys do."""
 

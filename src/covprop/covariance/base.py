@@ -383,18 +383,15 @@ class Covariance(ABC):
 def without_negative_variances(covariance: Covariance, scale: Callable[[], Tensor]) -> Covariance:
     """Zeros in place of features whose variance rounding has made negative; others are refused.
 
-    scale: what was added up to each variance (*batch, n), by its size; asked for only if one is
-    negative.
+    scale: the size of what was added up to each variance (*batch, n), asked for if one is below 0.
     """
     if covariance.nonnegative:
         return covariance
     variance = covariance.diagonal().detach()
     if not variance.numel() or float(variance.min()) >= 0 or not is_finite(variance):
         return covariance
-    limits = torch.finfo(variance.dtype)
-    rounding = limits.eps * covariance.size
-    # What is below the smallest normal number has lost digits, whatever it was made of.
-    below = variance < -rounding * scale().detach().abs() - limits.tiny
+    limits = torch.finfo(variance.dtype)  # digits are lost below tiny, the smallest normal number
+    below = variance < -limits.eps * covariance.size * scale().detach().abs() - limits.tiny
     if bool(below.any()):
         raise InconsistentBranches(
             f"a variance comes out negative ({float(variance.min()):.3g}): the covariances before "

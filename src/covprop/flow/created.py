@@ -69,7 +69,7 @@ class Created(TorchFunctionMode):
         return found is not None and found() is tensor
 
 
-def check_writable(function: Callable[..., Any], target: Tensor) -> None:
+def _check_writable(function: Callable[..., Any], target: Tensor) -> None:
     """Refuse to write a Gaussian into a plain tensor that outlives the pass, or into a view."""
     passes = _passes.get()
     if not (target.is_floating_point() and passes and passes[-1].knows(target)):
@@ -80,11 +80,12 @@ def check_writable(function: Callable[..., Any], target: Tensor) -> None:
         )
 
 
-def turn_into(target: Tensor, result: Any) -> None:
+def turn_into(function: Callable[..., Any], target: Tensor, result: Any) -> None:
     """Make a plain tensor the in-flight tensor that a result is.
 
     What other views of its memory show, as they are plain and cannot follow, becomes NaN.
     """
+    _check_writable(function, target)
     result.materialize()
     with torch.no_grad():
         target.fill_(torch.nan)

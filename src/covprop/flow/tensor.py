@@ -11,7 +11,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.created import check_writable, turn_into
+from covprop.flow.created import turn_into
 from covprop.flow.lineage import Lineage
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
@@ -384,8 +384,7 @@ def write(function: Callable[..., Any], target: Tensor, result: GaussianTensor) 
     if isinstance(target, GaussianTensor):
         target.become(result)
         return
-    check_writable(function, target)
-    turn_into(target, dispatch(Tensor.to, (result, target.dtype), {}))
+    turn_into(function, target, dispatch(Tensor.to, (result, target.dtype), {}))
 
 
 def _operator(name: str) -> Callable[..., Any]:

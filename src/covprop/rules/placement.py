@@ -158,7 +158,36 @@ def set_item(function: Callable[..., Any], input: Any, index: Any, value: Any) -
     """Elements at a constant index become others; a boolean mask may be the index."""
     for tensor in gaussians((input, value), {}):
         tensor.evaluate()
-    write(function, input, dispatch(with_items, (input, index, value), {}))
+    spread = _spread(input, index, value)
+    if spread is None:
+        made = dispatch(with_items, (input, index, value), {})
+    else:
+        places = torch.zeros(input.shape, dtype=torch.bool, device=input.device)
+        places[index] = True
+        made = torch.where(places, spread, input)
+    write(function, input, made)
+
+
+def _spread(input: Any, index: Any, value: Any) -> Any:
+    """A value in the shape of what it is written into, None where its batch is not moved by that.
+
+    A model that collects steps, `out[t] = y`, has the batch first in y and second in out.
+    """
+    both = isinstance(input, GaussianTensor) and isinstance(value, GaussianTensor)
+    if not both or input.batch_at == value.batch_at:
+        return None
+    index = index if isinstance(index, tuple) else (index,)
+    if Ellipsis in index:
+        at = index.index(Ellipsis)
+        whole = (slice(None),) * (len(input.shape) - len(index) + 1)
+        index = (*index[:at], *whole, *index[at + 1 :])
+    if not all(isinstance(one, int) or one == slice(None) for one in index):
+        return None
+    numbered = [d for d, one in enumerate(index) if isinstance(one, int)]
+    value = value.expand([size for d, size in enumerate(input.shape) if d not in numbered])
+    for d in numbered:
+        value = value.unsqueeze(d)
+    return value.expand(input.shape)
 
 
 def copied(input: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
