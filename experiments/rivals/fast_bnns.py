@@ -2,8 +2,9 @@
 
 A network is converted with its weights as they are, without variances. Linear layers, convolutions
 and average pooling have closed forms; every other layer takes three sigma points of each element,
-mean and mean -+ sqrt(3) standard deviations. Functions that work in place would change the mean
-before its sigma points are taken, so that they are called as if they did not.
+mean and mean -+ sqrt(3) standard deviations. They are of all elements together, so that what
+adaptive pooling averages counts as fully correlated. Functions that work in place would change the
+mean before its sigma points are taken: they are called as if they did not.
 """
 
 from copy import deepcopy
