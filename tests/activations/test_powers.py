@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from scipy import integrate
 from torch import Tensor
 
-from covprop.activations.piecewise import prelu
 from covprop.activations.powers import expected_derivatives
+from covprop.activations.rectifiers import prelu
 from covprop.errors import QuadratureError
 from covprop.rules.elementwise import find_activation
 from tests.oracles import assert_close, assert_gradients

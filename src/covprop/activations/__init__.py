@@ -1,6 +1,6 @@
 """Declarations of scalar functions: their moments, coefficients and pairwise covariances."""
 
-from covprop.activations import piecewise as piecewise
+from covprop.activations import rectifiers as rectifiers
 from covprop.activations import smooth as smooth
 from covprop.activations.base import DECLARATIONS as DECLARATIONS
 from covprop.activations.base import Activated as Activated

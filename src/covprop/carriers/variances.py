@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from covprop.activations import Activation
-from covprop.activations.piecewise import relu
+from covprop.activations.rectifiers import relu
 from covprop.carriers.planned import Planned
 from covprop.covariance import Covariance, Diagonal, LinearMap
 from covprop.flow.algebra import Contraction, GroupBases, Groups

@@ -17,6 +17,7 @@ from covprop.kernels.normal import correlation, inverse_deviation, is_finite
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
+MatrixFunction: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ class LinearMap:
             part = values[..., start : start + step]
             units = part.new_zeros(*batch, part.shape[-1], values.shape[-1])
             units.diagonal(offset=start, dim1=-2, dim2=-1).fill_(1)
-            shares = (self(units).square() * part[..., None]).sum(-2)
-            total = shares if total is None else total + shares
+            share = (self(units).square() * part[..., None]).sum(-2)
+            total = share if total is None else total + share
         return self(values[..., None, :])[..., 0, :] if total is None else total
 
     def _of(self, vectors: Tensor) -> Tensor:
@@ -248,9 +249,7 @@ class Covariance(ABC):
     ) -> "Covariance":
         """Replace each off-diagonal entry by `pair` of it and put `variance` on the diagonal."""
 
-    def of_matrix(
-        self, function: Callable[[Tensor], tuple[Tensor, Tensor] | None]
-    ) -> "tuple[Tensor, Covariance] | None":
+    def of_matrix(self, function: MatrixFunction) -> "tuple[Tensor, Covariance] | None":
         """What a function makes of the matrix, where it is written out: a mean, and a matrix."""
         del function
         return None
@@ -325,10 +324,8 @@ class Covariance(ABC):
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Samples (count, *batch, n) of mean zero."""
         root = self.root()
-        numbers = torch.randn(
-            (count, *self.batch_shape, root.width),
-            dtype=self.dtype, device=self.device, generator=generator,
-        )  # fmt: skip
+        shape = (count, *self.batch_shape, root.width)
+        numbers = torch.randn(shape, dtype=self.dtype, device=self.device, generator=generator)
         return root.times(numbers)
 
     @property

@@ -12,6 +12,7 @@ from covprop.covariance import congruence
 from covprop.covariance.base import (
     Covariance,
     LinearMap,
+    MatrixFunction,
     PairFunction,
     Pairs,
     both_triangles,
@@ -165,9 +166,7 @@ class Dense(Covariance):
         matrix.diagonal(dim1=-2, dim2=-1).copy_(variance)
         return Dense(matrix)
 
-    def of_matrix(
-        self, function: Callable[[Tensor], tuple[Tensor, Tensor] | None]
-    ) -> "tuple[Tensor, Covariance] | None":
+    def of_matrix(self, function: MatrixFunction) -> "tuple[Tensor, Covariance] | None":
         """It is the matrix."""
         found = function(self.values)
         return None if found is None else (found[0], Dense(found[1]))

@@ -90,8 +90,7 @@ class GaussianTensor(Tensor):
         base = pending.base
         result = cls.__new__(cls, base.loc, base.carrier)
         result.batch_at, result.pending = base.batch_at, pending
-        result._views = views = _Views()
-        result._seen = views.version
+        result._views, result._seen = _Views(), 0
         return result
 
     @property

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from covprop.activations import DECLARATIONS, Activation, Quadrature, expression, spellings
 from covprop.activations.base import CLOSED, INTEGRAL, Factory
-from covprop.activations.piecewise import prelu
+from covprop.activations.rectifiers import prelu
 from covprop.errors import (
     MomentOverflow,
     QuadratureError,

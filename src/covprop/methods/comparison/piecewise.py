@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from covprop.activations import DECLARATIONS
-from covprop.activations.piecewise import relu
+from covprop.activations.rectifiers import relu
 from covprop.covariance import Dense
 from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
