@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covprop.activations import Activation, piecewise, smooth
+from covprop.activations import Activation, rectifiers, smooth
 
 
 class Case(NamedTuple):
@@ -41,81 +41,83 @@ def _double(value: float) -> Tensor:
 
 
 CASES: dict[str, Case] = {
-    "relu": Case(nn.ReLU(), piecewise.relu, EXACT, "relu", (0.0,)),
-    "leaky_relu(0.01)": Case(nn.LeakyReLU(), piecewise.leaky_relu, EXACT, "leaky_relu", (0.0,)),
+    "relu": Case(nn.ReLU(), rectifiers.relu, EXACT, "relu", (0.0,)),
+    "leaky_relu(0.01)": Case(nn.LeakyReLU(), rectifiers.leaky_relu, EXACT, "leaky_relu", (0.0,)),
     "leaky_relu(0.3)": Case(
-        nn.LeakyReLU(0.3), partial(piecewise.leaky_relu, 0.3), EXACT, "leaky_relu", (0.0,)
+        nn.LeakyReLU(0.3), partial(rectifiers.leaky_relu, 0.3), EXACT, "leaky_relu", (0.0,)
     ),
     "leaky_relu(-0.5)": Case(
-        nn.LeakyReLU(-0.5), partial(piecewise.leaky_relu, -0.5), EXACT, "leaky_relu", (0.0,)
+        nn.LeakyReLU(-0.5), partial(rectifiers.leaky_relu, -0.5), EXACT, "leaky_relu", (0.0,)
     ),
-    "rrelu": Case(nn.RReLU().eval(), piecewise.rrelu, EXACT, "rrelu", (0.0,)),
+    "rrelu": Case(nn.RReLU().eval(), rectifiers.rrelu, EXACT, "rrelu", (0.0,)),
     "rrelu(0.2, 0.8)": Case(
-        nn.RReLU(0.2, 0.8).eval(), partial(piecewise.rrelu, 0.2, 0.8), EXACT, "rrelu", (0.0,)
+        nn.RReLU(0.2, 0.8).eval(), partial(rectifiers.rrelu, 0.2, 0.8), EXACT, "rrelu", (0.0,)
     ),
-    "prelu(0.2)": Case(_prelu, lambda: piecewise.prelu(_double(0.2)), EXACT, "prelu", (0.0,)),
-    "relu6": Case(nn.ReLU6(), piecewise.relu6, EXACT, "relu6", (0.0, 6.0)),
-    "hardtanh": Case(nn.Hardtanh(), piecewise.hardtanh, EXACT, "hardtanh", (-1.0, 1.0)),
+    "prelu(0.2)": Case(_prelu, lambda: rectifiers.prelu(_double(0.2)), EXACT, "prelu", (0.0,)),
+    "relu6": Case(nn.ReLU6(), rectifiers.relu6, EXACT, "relu6", (0.0, 6.0)),
+    "hardtanh": Case(nn.Hardtanh(), rectifiers.hardtanh, EXACT, "hardtanh", (-1.0, 1.0)),
     "hardtanh(-0.5, 2)": Case(
         nn.Hardtanh(-0.5, 2.0),
-        partial(piecewise.hardtanh, -0.5, 2.0),
+        partial(rectifiers.hardtanh, -0.5, 2.0),
         EXACT,
         "hardtanh",
         (-0.5, 2.0),
     ),
     "clamp(-0.7, 1.2)": Case(
         partial(torch.clamp, min=-0.7, max=1.2),
-        partial(piecewise.clamp, -0.7, 1.2),
+        partial(rectifiers.clamp, -0.7, 1.2),
         EXACT,
         "clamp",
         (-0.7, 1.2),
     ),
     "clamp(min=0.4)": Case(
-        partial(torch.clamp, min=0.4), partial(piecewise.clamp, min=0.4), EXACT, "clamp", (0.4,)
+        partial(torch.clamp, min=0.4), partial(rectifiers.clamp, min=0.4), EXACT, "clamp", (0.4,)
     ),
     "clamp(max=-0.3)": Case(
-        partial(torch.clamp, max=-0.3), partial(piecewise.clamp, max=-0.3), EXACT, "clamp", (-0.3,)
+        partial(torch.clamp, max=-0.3), partial(rectifiers.clamp, max=-0.3), EXACT, "clamp", (-0.3,)
     ),
     "clamp_min(-0.2)": Case(
         partial(torch.clamp_min, min=-0.2),
-        partial(piecewise.clamp_min, -0.2),
+        partial(rectifiers.clamp_min, -0.2),
         EXACT,
         "clamp_min",
         (-0.2,),
     ),
     "clamp_max(0.8)": Case(
         partial(torch.clamp_max, max=0.8),
-        partial(piecewise.clamp_max, 0.8),
+        partial(rectifiers.clamp_max, 0.8),
         EXACT,
         "clamp_max",
         (0.8,),
     ),
     "threshold(0.5, -1)": Case(
         nn.Threshold(0.5, -1.0),
-        partial(piecewise.threshold, 0.5, -1.0),
+        partial(rectifiers.threshold, 0.5, -1.0),
         EXACT,
         "threshold",
         (0.5,),
         (0.5,),
     ),
-    "hardsigmoid": Case(nn.Hardsigmoid(), piecewise.hardsigmoid, EXACT, "hardsigmoid", (-3.0, 3.0)),
-    "abs": Case(torch.abs, piecewise.absolute, EXACT, "abs", (0.0,)),
-    "sign": Case(torch.sign, piecewise.sign, EXACT, "sign", (0.0,), (0.0,)),
+    "hardsigmoid": Case(
+        nn.Hardsigmoid(), rectifiers.hardsigmoid, EXACT, "hardsigmoid", (-3.0, 3.0)
+    ),
+    "abs": Case(torch.abs, rectifiers.absolute, EXACT, "abs", (0.0,)),
+    "sign": Case(torch.sign, rectifiers.sign, EXACT, "sign", (0.0,), (0.0,)),
     "heaviside": Case(
-        _step, lambda: piecewise.heaviside(_double(1.0)), EXACT, "heaviside", (0.0,), (0.0,)
+        _step, lambda: rectifiers.heaviside(_double(1.0)), EXACT, "heaviside", (0.0,), (0.0,)
     ),
     "softshrink(0.5)": Case(
-        nn.Softshrink(), piecewise.softshrink, EXACT, "softshrink", (-0.5, 0.5)
+        nn.Softshrink(), rectifiers.softshrink, EXACT, "softshrink", (-0.5, 0.5)
     ),
     "softshrink(1.5)": Case(
-        nn.Softshrink(1.5), partial(piecewise.softshrink, 1.5), EXACT, "softshrink", (-1.5, 1.5)
+        nn.Softshrink(1.5), partial(rectifiers.softshrink, 1.5), EXACT, "softshrink", (-1.5, 1.5)
     ),
     "hardshrink(0.5)": Case(
-        nn.Hardshrink(), piecewise.hardshrink, EXACT, "hardshrink", (-0.5, 0.5), (-0.5, 0.5)
+        nn.Hardshrink(), rectifiers.hardshrink, EXACT, "hardshrink", (-0.5, 0.5), (-0.5, 0.5)
     ),
     "hardshrink(1.2)": Case(
         nn.Hardshrink(1.2),
-        partial(piecewise.hardshrink, 1.2),
+        partial(rectifiers.hardshrink, 1.2),
         EXACT,
         "hardshrink",
         (-1.2, 1.2),
