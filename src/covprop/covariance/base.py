@@ -354,8 +354,7 @@ class Covariance(ABC):
         The gain (*batch, hidden, m) by which what was seen moves the mean, and the covariance.
         """
         matrix = self.matrix()
-        observed = matrix[..., seen[:, None], seen]
-        observed = observed if noise is None else observed + noise
+        observed = matrix[..., seen[:, None], seen] + (0 if noise is None else noise)
         across = matrix[..., hidden[:, None], seen]
         gain = across @ torch.linalg.pinv(observed, hermitian=True)
         left = matrix[..., hidden[:, None], hidden] - gain @ across.mT
