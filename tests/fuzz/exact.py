@@ -15,6 +15,8 @@ REACH = 2.0
 SAMPLES, SELDOM = 2**14, 200
 MORE = 16
 """Times as many samples, to confirm what they say."""
+UNSEEN = 20.0
+"""Samples that are expected where chance may leave out all: one in exp(20) times."""
 DRAWN = 16
 """Choices of signs for what values on the way have of curvature."""
 SKETCHED = 0.7
@@ -172,31 +174,46 @@ def sampled(trial: Trial) -> None:
     y = trial.run(input=trial.first)
     generator = torch.Generator().manual_seed(trial.random.randrange(2**31))
     try:
-        _near_samples(trial, y, SAMPLES, generator)
+        _near_samples(trial, y, SAMPLES, generator, 0.0)
     except Wrong:  # of rare events, errors of samples are often too small; a real error stays
-        _near_samples(trial, y, MORE * SAMPLES, generator)
+        _near_samples(trial, y, MORE * SAMPLES, generator, UNSEEN)
 
 
-def _near_samples(trial: Trial, y: cp.Gaussian, count: int, generator: torch.Generator) -> None:
+def _near_samples(
+    trial: Trial, y: cp.Gaussian, count: int, generator: torch.Generator, chance: float
+) -> None:
     size = trial.program.result.size
     draws = trial.first.gaussian(torch.float64).sample(count, generator)
     function, _ = trial.program.build(torch.float64)
+    middle = draws.mean(0)
     with torch.no_grad():
-        values = function(draws.reshape(count, *trial.program.event)).reshape(count, size)
+        values, wide = (
+            function(points.reshape(count, *trial.program.event)).reshape(count, size)
+            for points in (draws, middle + 2 * (draws - middle))
+        )
     centred = values - values.mean(0)
+    # What happens in none of the samples, as a sign that is turned at 4.4 standard deviations, has
+    # at most the size of what happens twice as far, in as many samples as chance may leave out.
+    unseen = (wide - values.mean(0)).abs().amax(0)
     s = torch.maximum(centred.std(0), deviations(y).reshape(-1))
     # a sum that cancels has a variance of eps, whose root is the mean of an activation of it
     width = float(draws.std(0).max())
     rounded = 1e-8 * s + 1e-13 * values.abs().amax(0) + 1e-7 * width
-    compare("mean of samples", y.mean.reshape(-1), values.mean(0), 6 * s / count**0.5 + rounded)
+    compare(
+        "mean of samples",
+        y.mean.reshape(-1),
+        values.mean(0),
+        6 * s / count**0.5 + chance / count * unseen + rounded,
+    )
     # what happens in too few samples is not in their own error
     often = (centred.abs() > 0.01 * centred.abs().amax(0)).sum(0) > SELDOM
     often &= centred.abs().amax(0) > rounded
     if not bool(often.any()):
         return
-    centred, s = centred[:, often], s[often]
+    centred, s, unseen = centred[:, often], s[often], unseen[often]
     products, squares = (t.mT @ t / count for t in (centred, centred.square()))
     error = (squares - products.square()).clamp(min=0).sqrt() / count**0.5
     allowed = 6 * error + (1e-8 + 20 / count) * torch.outer(s, s) + rounded[often].square().max()
+    allowed = allowed + chance / count * torch.outer(unseen, unseen)
     found = y.covariance_matrix.reshape(size, size)[often][:, often]
     compare("covariance of samples", found, products, allowed)
