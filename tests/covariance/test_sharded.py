@@ -1,6 +1,7 @@
 """A covariance whose rows are spread over processes: the numbers of one process."""
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,9 @@ WITHOUT_WU2019 = ("fully connected", "wide enough for the series", "convolutiona
 
 
 def _dropout(z: Any) -> Any:
-    return F.dropout(torch.relu(z), 0.3, training=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cp.DropoutWarning)
+        return F.dropout(torch.relu(z), 0.3, training=True)
 
 
 @torch.no_grad()

@@ -69,6 +69,19 @@ def placed() -> Iterator[LinearCase]:
         "masked_scatter", "method of torch", EVENT,
         lambda x: torch.masked_scatter(x, MASK, source=_whole(x)),
     )  # fmt: skip
+    at = (last.flip(0),)  # of the first dimension, where the batch is not
+    for label, put in {
+        "torch": torch.index_put,
+        "method": torch.Tensor.index_put,
+        "in place": lambda x, *args: x.clone().index_put_(*args),
+        "in place, torch": lambda x, *args: torch.index_put_(x.clone(), *args),
+    }.items():
+        yield one(
+            "index_put", label, EVENT,
+            lambda x, put=put: put(x.movedim(-1, 0), at, x.movedim(-1, 0)[2:] * 2).movedim(0, -1),
+        )  # fmt: skip
+    yield one("copy_", "Gaussian", EVENT, lambda x: _changed(x, lambda x, y: x.copy_(y.flip(-1))))
+    yield one("copy_", "a row", EVENT, lambda x: _changed(x, lambda x, y: x.copy_(y[..., :1])))
     for label, change in {
         "number": lambda x, _: x.__setitem__((..., 1), 3.0),
         "Gaussian": lambda x, y: x.__setitem__((..., slice(1, 3)), y[..., 2:]),

@@ -250,7 +250,7 @@ def copies() -> Iterator[LinearCase]:
     yield from spelled("positive", TWO)
     yield one("positive", "operator", TWO, lambda x: +x)
     yield one("clone, contiguous", "contiguous", TWO, lambda x: x.mT.contiguous())
-    yield one("detach", "data", TWO, lambda x: x.data)
+    yield one("detach", "data", TWO, lambda x: x.data if isinstance(x, cp.GaussianTensor) else x)
     yield one(
         "detach", "method", TWO, lambda x: x.detach() if isinstance(x, cp.GaussianTensor) else x
     )

@@ -16,7 +16,7 @@ from covprop.errors import name_of
 from covprop.flow.table import TABLE, Kind
 from tests.layers import propagate
 from tests.oracles import assert_close
-from tests.rules import test_composed, test_written_out
+from tests.rules import test_composed, test_in_place
 from tests.rules.linear_cases import BATCH, LINEAR_CASES, Layer, LinearCase
 
 ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-5}
@@ -150,7 +150,7 @@ def test_every_spelling_of_a_linear_operation_is_used(monkeypatch: pytest.Monkey
             propagate(polynomial, gaussian((4,), 0))
     elementwise = {f for row in DECLARATIONS for f in (*row.functions, *row.in_place)}
     elementwise |= {f for f in TABLE if "prelu" in name_of(f)}
-    elementwise |= set(test_written_out.IN_PLACE)
+    elementwise |= set(test_in_place.FORMS)
     single = ("affine", "movement")
     rules = {
         f

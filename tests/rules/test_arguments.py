@@ -63,7 +63,8 @@ def test_arguments_may_be_named(name: str) -> None:
 
 OTHER_NAMES = {
     "torch.where", "torch.Tensor.where", "torch.Tensor.__rdiv__", "torch.Tensor.__rpow__",
-    "torch.layer_norm", "torch.topk", "torch.Tensor.topk", "torch.Tensor.__setitem__",
+    "torch.index_reduce", "torch.Tensor.index_reduce", "torch.layer_norm", "torch.topk",
+    "torch.Tensor.topk", "torch.Tensor.__setitem__",
 }  # fmt: skip
 """Of these torch's table for tests has names that torch itself does not take."""
 STATES = {"torch.lstm", "torch.gru", "torch.rnn_tanh", "torch.rnn_relu"}
@@ -78,7 +79,8 @@ def test_every_rule_takes_the_names_of_torch() -> None:
             continue
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names = [p.name for p in inspect.signature(stand_in).parameters.values() if p.kind in kinds]
-        method = getattr(Tensor, getattr(function, "__name__", "?"), None) is function
+        called = getattr(function, "__name__", "?")
+        method = called == "__get__" or getattr(Tensor, called, None) is function
         given = dict.fromkeys(n for n in names[1 if method else 0 :] if n != "out")
         try:
             inspect.signature(body).bind(function, *(None,) * method, **given)

@@ -40,15 +40,13 @@ PLAIN = {
     "arange", "empty", "eye", "full", "hann_window", "lift_fresh_copy", "linspace", "meshgrid",
     "one_hot", "ones", "scalar_tensor", "zeros",
     # element by element
-    "acosh", "asinh", "atan2", "atanh", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
-    "ceil", "erfc", "erfinv", "floor", "floor_divide", "fmod", "frac", "isfinite", "isinf",
-    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "nan_to_num",
-    "remainder", "round", "tan", "trunc",
+    "acosh", "asinh", "atanh", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "erfc", "erfinv", "isfinite", "isinf", "logaddexp", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "logit", "nan_to_num", "tan",
     # places
     "affine_grid_generator", "copy", "embedding", "fill", "grid_sampler_2d", "grid_sampler_3d",
-    "index_put", "mH", "mT", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d", "select_scatter",
-    "slice_scatter",
+    "mH", "mT", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
+    "replication_pad2d", "replication_pad3d", "select_scatter", "slice_scatter",
     # sums, orders and matrices
     "all", "any", "argsort", "dot", "linalg_matrix_exp", "matrix_exp", "outer", "prod", "vdot",
     "_weight_norm",
