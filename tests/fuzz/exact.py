@@ -98,7 +98,8 @@ def carried(trial: Trial, mean: Tensor, directions: Tensor) -> Tensor:
     """What the curvature of values on the way does to the result, if it has any sign.
 
     A kink at the mean takes the curvature of its argument for noise that may be on either side,
-    where the argument itself is on one: of min(x^2, x^4) at 0.
+    where the argument itself is on one: of min(x^2, x^4) at 0. Signs at random would cancel where
+    a value is only moved on, so all are also taken alike.
     """
     found: list[Tensor] = []
 
@@ -112,8 +113,9 @@ def carried(trial: Trial, mean: Tensor, directions: Tensor) -> Tensor:
     def shifted(value: Tensor) -> Tensor:
         size = found[len(seen)]
         seen.append(size)
-        signs = torch.randint(0, 2, (DRAWN, *size.shape[1:]), generator=generator)
-        return value + size * (2 * signs - 1)
+        signs = 2 * torch.randint(0, 2, (DRAWN, *size.shape[1:]), generator=generator) - 1
+        signs[:2] = torch.tensor([1, -1]).reshape(2, *(1,) * (size.dim() - 1))
+        return value + size * signs
 
     points = torch.cat([mean[None], mean + directions, mean - directions])
     seen: list[Tensor] = []
