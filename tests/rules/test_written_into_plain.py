@@ -165,3 +165,34 @@ def test_gradients_flow_through_what_is_written() -> None:
     mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     propagate(items, cp.Gaussian.isotropic(mean, stddev=0.1)).mean.sum().backward()
     assert_close(mean.grad, torch.tensor([1.0, 3.0, 1.0]).double(), rtol=0.0)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_number_where_a_condition_on_the_tensor_holds(batch: tuple[int, ...]) -> None:
+    """A choice, which composes with the function before and after it."""
+    x = gaussian(3, batch=batch)
+
+    def assigned(x: Any) -> Any:
+        y = x.tanh()
+        y[y.square() < 0.1] = torch.tensor(0.5, dtype=y.dtype)
+        y[x > 1] = -2
+        return y.exp()
+
+    def chosen(x: Any) -> Any:
+        y = x.tanh()
+        return torch.where(x > 1, -2.0, torch.where(y.square() < 0.1, 0.5, y)).exp()
+
+    y, expected = propagate(assigned, x), propagate(chosen, x)
+    assert_close(y.mean, expected.mean, rtol=0.0)
+    assert_close(y.covariance_matrix, expected.covariance_matrix, rtol=0.0)
+
+
+@pytest.mark.parametrize("index", [lambda x: x[0] < 0, lambda x: (slice(None), x[0] < 0)])
+def test_conditions_on_other_elements_are_no_index(index: Callable[[Any], Any]) -> None:
+    def function(x: Any) -> Any:
+        y = x.clone()
+        y[index(x)] = 0.0
+        return y
+
+    with pytest.raises(cp.UnsupportedOperation, match=r"__setitem__ takes places.*same tensor"):
+        propagate(function, gaussian(2, 3))

@@ -79,7 +79,7 @@ def test_a_plain_tensor_of_the_caller_cannot_hold_a_gaussian() -> None:
 
 def test_a_random_index_is_refused() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(3), stddev=1.0)
-    with pytest.raises(cp.UnsupportedOperation, match="cannot be a condition or an index"):
+    with pytest.raises(cp.UnsupportedOperation, match="cannot be an index"):
         propagate(lambda x: torch.scatter_add(torch.zeros(3), 0, x, torch.ones(3)), x)
 
 

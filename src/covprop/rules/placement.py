@@ -50,7 +50,8 @@ def _check_constant(function: Callable[..., Any], given: dict[str, Any]) -> None
     if gaussians(given.values(), {}):
         raise UnsupportedOperation(
             f"{name_of(function)} takes places, or a condition, that are random here: a Gaussian "
-            "cannot be a condition or an index, as its value is not known"
+            "cannot be an index, as its value is not known, and a condition on it may only choose "
+            "between functions of the same tensor and single numbers, as where(x > 0, x, 0.0)"
         )
 
 
@@ -155,7 +156,18 @@ _placed(with_items, names=("input", "index", "value"), name="__setitem__")
 @rule(Tensor.__setitem__, kind=Kind.LINEAR, treatment=EXACT, name="__setitem__",
       batch=Batch.STEPWISE)  # fmt: skip
 def set_item(function: Callable[..., Any], input: Any, index: Any, value: Any) -> None:
-    """Elements at a constant index become others; a boolean mask may be the index."""
+    """Elements at a constant index become others; a boolean mask may be the index.
+
+    Where the mask is a condition on random elements, `x[x < 0] = 0`, it is a choice between numbers.
+    """
+    if (
+        isinstance(index, GaussianTensor)
+        and index.shape == input.shape
+        and (not isinstance(value, Tensor) or value.dim() == 0)
+    ):
+        write(function, input, torch.where(index, value, input))
+        return
+    _check_constant(function, {"index": index})
     for tensor in gaussians((input, value), {}):
         tensor.evaluate()
     spread = _spread(input, index, value)
