@@ -158,7 +158,7 @@ _placed(with_items, names=("input", "index", "value"), name="__setitem__")
 def set_item(function: Callable[..., Any], input: Any, index: Any, value: Any) -> None:
     """Elements at a constant index become others; a boolean mask may be the index.
 
-    Where the mask is a condition on random elements, `x[x < 0] = 0`, it is a choice between numbers.
+    A condition on the tensor's own elements, as in `x[x < 0] = 0`, chooses between numbers.
     """
     if (
         isinstance(index, GaussianTensor)
