@@ -221,6 +221,22 @@ def test_a_gaussian_is_copied_and_pickled(copied: Callable[[cp.Gaussian], cp.Gau
     assert y.method == x.method
 
 
+@torch.no_grad()
+def test_copies_estimate_their_error_and_files_say_that_it_is_missing() -> None:
+    x = cp.Gaussian(numbers(3), matrix(3))
+    y = cp.propagate(lambda x: torch.relu(x).sum(-1, keepdim=True), x, cp.GaussianLayers())
+    read = pickle.loads(pickle.dumps(y))
+    assert read.error is None
+    assert "its error was not estimated before it was saved" in read.notes
+    for copied in (copy.copy(y), copy.deepcopy(y)):
+        assert copied.error is not None
+        assert copied.notes == y.notes
+    assert y.error is not None
+    read = pickle.loads(pickle.dumps(y))
+    assert torch.equal(read.error.stddev, y.error.stddev)
+    assert read.notes == y.notes
+
+
 def test_a_gaussian_does_not_change() -> None:
     x = cp.Gaussian(numbers(3), matrix(3))
     for name in ("mean", "covariance", "variance", "anything"):

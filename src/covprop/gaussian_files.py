@@ -1,6 +1,7 @@
 """A Gaussian in a file of safetensors: its tensors in their structure, and what is known of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -15,6 +16,7 @@ from covprop.errors import UnsupportedOperation
 from covprop.files import reading_tensors, write_tensors
 from covprop.validation import check_shapes, check_tensors
 
+NOT_ESTIMATED = "its error was not estimated before it was saved"
 COVARIANCE, SAMPLING, ERROR = "covariance.", "sampling.", "error."
 
 
@@ -32,7 +34,8 @@ class Stored:
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file of safetensors, without a mixture and with its method as text.
 
-        An estimate of the error that nobody has asked for is left out: it needs the model.
+        An estimate of the error that needs the model, and was not asked for, is left out, which
+        `notes` of what is read say: ask for `error` first.
 
         Args:
             path: Of the file, which is replaced if it exists.
@@ -63,11 +66,27 @@ class Stored:
         return result
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """All but an estimate of the error that nobody has asked for: it needs the model."""
+        """All but an estimate of the error that was not asked for: it needs the model."""
         state = {name: getattr(self, name) for name in SLOTS}
         if isinstance(error := state["_error"], Deferred):
             state["_error"] = error.value if error.known else None
+            state["_notes"] = state["_notes"] if error.known else (*state["_notes"], NOT_ESTIMATED)
         return None, state
+
+    def __copy__(self) -> Self:
+        return self._copied(lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """With tensors of its own; an estimate of the error stays that of the model."""
+        return self._copied(
+            lambda value: value if isinstance(value, Deferred) else deepcopy(value, memo)
+        )
+
+    def _copied(self, copy: Callable[[Any], Any]) -> Self:
+        result = object.__new__(type(self))
+        for name in SLOTS:
+            setattr(result, name, copy(getattr(self, name)))
+        return result
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:  # torch.load asks for it
         for name, value in state[1].items():

@@ -165,7 +165,8 @@ def set_item(function: Callable[..., Any], input: Any, index: Any, value: Any) -
         and index.shape == input.shape
         and (not isinstance(value, Tensor) or value.dim() == 0)
     ):
-        write(function, input, torch.where(index, value, input))
+        chosen: Any = torch.where(index, value, input)
+        write(function, input, chosen)
         return
     _check_constant(function, {"index": index})
     for tensor in gaussians((input, value), {}):
