@@ -244,7 +244,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
             None if self._skewness is None else self._skewness.reshape(shape)[..., index],
             error,
             self._mixture and self._mixture.marginal(elements),
-            self.mapped(lambda tensor: tensor.reshape(shape)[..., index]),
+            self._error and self._error.map(lambda tensor: tensor.reshape(shape)[..., index]),
         )
 
     def condition(
@@ -363,7 +363,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
             None if self._skewness is None else function(self._skewness),
             None if self._sampling is None else self._sampling.map(function),
             mixture,
-            self.mapped(function),
+            self._error and self._error.map(function),
         )
 
     def with_error(

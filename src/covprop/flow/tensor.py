@@ -306,9 +306,10 @@ def is_plain(item: Any) -> TypeGuard[Tensor]:
 
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
-    function = spelled(function)
+    row = TABLE.get(function) or TABLE.get(function := spelled(function))
     if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
         function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
+        row = TABLE[function]
     tensors = instances(GaussianTensor, args, kwargs)
     for tensor in tensors:
         tensor.check_current()
@@ -317,7 +318,6 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
             f"{name_of(function)} with out=... would write a Gaussian into a plain tensor; leave "
             "out away"
         )
-    row = TABLE.get(function)
     if row is None:
         raise unsupported(function)
     if row.in_place_of is not None:

@@ -26,6 +26,10 @@ from covprop.methods.call import (
     unwrapped,
     without_draws,
 )
+from covprop.methods.comparison.independent_maxima import (
+    IndependentMaxima,
+    PlannedIndependentMaxima,
+)
 from covprop.methods.network import Estimate, Network, check_outputs
 from covprop.methods.plan import Plan
 from covprop.methods.planning import check, planned
@@ -128,6 +132,11 @@ class Method(ABC):
         return None
 
 
+def is_method(given: object) -> bool:
+    """Whether it is a method, or by mistake the class of one."""
+    return isinstance(given, Method) or (isinstance(given, type) and issubclass(given, Method))
+
+
 class LayerwiseMethod(Method):
     """A method that goes through the network once and treats each nonlinearity in its own way."""
 
@@ -146,6 +155,9 @@ class LayerwiseMethod(Method):
     backward: ClassVar[bool] = False
     """Whether a backward pass from the outputs follows, so that all edges are kept."""
 
+    independent_maxima: bool = False
+    """Whether the arguments of a maximum are taken as independent, for comparison."""
+
     def for_one_run(self) -> "LayerwiseMethod":
         """The method of one propagation: itself, or a copy with what that has to remember."""
         return self
@@ -157,11 +169,13 @@ class LayerwiseMethod(Method):
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
         """What an input carries."""
-        return Full(x.covariance, lineage, self)
+        kind = IndependentMaxima if self.independent_maxima else Full
+        return kind(x.covariance, lineage, self)
 
     def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
         """What a plan carries in its place."""
-        return Planned(x.covariance.planned(), x.mean.detach(), lineage, ledger)
+        kind = PlannedIndependentMaxima if self.independent_maxima else Planned
+        return kind(x.covariance.planned(), x.mean.detach(), lineage, ledger)
 
     def activate(
         self, activation: Activation, mean: Tensor, covariance: Covariance

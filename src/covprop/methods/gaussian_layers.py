@@ -10,13 +10,13 @@ from covprop.activations.correlated import beyond_series, integrated
 from covprop.covariance import Covariance, Dense
 from covprop.covariance.base import Pairs
 from covprop.flow.lineage import Replacements
-from covprop.methods.comparison.independent_maxima import MaximaOption
+from covprop.methods.base import LayerwiseMethod
 from covprop.methods.series import series_cross
 
 
 @final
 @dataclass(frozen=True)
-class GaussianLayers(MaximaOption):
+class GaussianLayers(LayerwiseMethod):
     """Exact mean, variance and covariance of each layer, given that its input is Gaussian.
 
     Behind an activation a tensor is not Gaussian, so the moments of a network are exact with one

@@ -17,7 +17,7 @@ from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import correlation, inverse_deviation
 from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER
-from covprop.methods.comparison.independent_maxima import MaximaOption
+from covprop.methods.base import LayerwiseMethod
 
 DEFAULT_ORDER = 4
 LARGEST_ORDER = 512
@@ -26,7 +26,7 @@ LARGEST_ORDER = 512
 
 @final
 @dataclass(frozen=True)
-class Series(MaximaOption):
+class Series(LayerwiseMethod):
     """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
 
     Args:

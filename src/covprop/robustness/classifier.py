@@ -13,7 +13,7 @@ from covprop.diagnostics.verdict import allowed_errors
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian, check_gaussian
 from covprop.methods import Network, Root
-from covprop.methods.arguments import check_module
+from covprop.propagate import check_module
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import check_count, class_numbers
 

@@ -28,7 +28,7 @@ from covprop.flow.lineage import Replacements
 from covprop.kernels.normal import correlation, standard_deviation
 from covprop.kernels.plackett import gap_to_one
 from covprop.kernels.rounding import DEGENERATE
-from covprop.methods.comparison.independent_maxima import MaximaOption
+from covprop.methods.base import LayerwiseMethod
 
 HEAVISIDE = Segments((0.0,), (0.0, 0.0), 0.0, (1.0,))
 
@@ -45,7 +45,7 @@ ARCSINE = [
 
 @final
 @dataclass(frozen=True)
-class Wu2019(MaximaOption):
+class Wu2019(LayerwiseMethod):
     """Wu et al. (2019): closed approximations of the covariances of ReLUs, and of steps.
 
     Exact means and variances; exact covariances where both means are zero, elsewhere a Gaussian
