@@ -12,6 +12,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+COMPILER = "torch._dynamo"
+"""The module of torch.compile."""
+
 
 class EagerMode(TorchDispatchMode):
     """A dispatch mode of code that is not compiled.
@@ -113,7 +116,7 @@ _stances: list[Any] = []
 @contextmanager
 def eagerly() -> Iterator[None]:
     """Run what is inside without torch.compile at any depth of it."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and it is slow to import
+    if COMPILER not in sys.modules:  # nothing has been compiled, and it is slow to import
         yield
         return
     with _lock:

@@ -15,7 +15,7 @@ from covprop.flow.batch_position import FIRST
 from covprop.flow.lineage import Watcher
 from covprop.flow.nests import Nest
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian, check_gaussian
+from covprop.gaussian import Gaussian
 from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods import Auto, GaussianLayers, Method, as_method, is_method
 from covprop.methods.accuracy import Estimator
@@ -266,9 +266,18 @@ def _check_inputs(call: Call) -> None:
             "the same Gaussian is given twice; for one variable in two places use "
             "propagate(lambda x: f(x, x), x), for two independent ones make a second Gaussian"
         )
-    if len({x.batch_shape for x in inputs}) > 1:
+    if len({x.covariance.batch_shape for x in inputs}) > 1:
         shapes = ", ".join(str(tuple(x.batch_shape)) for x in inputs)
         raise ValueError(f"all Gaussians need one batch shape, and these have {shapes}")
+
+
+def check_gaussian(x: object) -> None:
+    """Refuse an input that is no Gaussian."""
+    if not isinstance(x, Gaussian):
+        raise TypeError(
+            f"the input is a cp.Gaussian, not {type(x).__name__}; make one of a tensor with "
+            "cp.Gaussian.isotropic(x, stddev=...)"
+        )
 
 
 def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
@@ -276,6 +285,7 @@ def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
 
     layers: as its `named_modules()` has them.
     """
+    dtype, device = x.mean.dtype, x.mean.device
     dtypes: set[torch.dtype] = set()
     devices: set[torch.device] = set()
     for name, layer in layers:
@@ -284,22 +294,22 @@ def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
                 f"batch norm {name or type(layer).__name__} would use the statistics of the batch; "
                 "call model.eval(), and keep its running statistics"
             )
-        if x.dtype in dtypes and x.device in devices:
+        if dtype in dtypes and device in devices:
             continue
         own = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
         dtypes.update(p.dtype for p in own)
         devices.update(p.device for p in own)
-    if dtypes and x.dtype not in dtypes:
+    if dtypes and dtype not in dtypes:
         half = not dtypes & {torch.float32, torch.float64}
         raise ValueError(
             f"the model's parameters are {_names(dtypes)} and "
             + ("covprop computes in float32 or float64; convert the model with .float()" if half
-               else f"the Gaussian is {x.dtype}; convert one, the Gaussian with "
-               f".to({_names(dtypes)}) or the model with .to({x.dtype})")
+               else f"the Gaussian is {dtype}; convert one, the Gaussian with "
+               f".to({_names(dtypes)}) or the model with .to({dtype})")
         )  # fmt: skip
-    if devices and x.device not in devices:
+    if devices and device not in devices:
         raise ValueError(
-            f"the model is on {_names(devices)} and the Gaussian on {x.device}; move one with "
+            f"the model is on {_names(devices)} and the Gaussian on {device}; move one with "
             ".to(device)"
         )
 
@@ -325,8 +335,8 @@ def _warn_of_batch(call: Call) -> None:
     Gaussians has the same numbers and none of the zeros between the rows.
     """
     (x,) = call.inputs
-    rows = x.event_shape[0] if len(x.event_shape) > 1 else 0
-    if len(x.batch_shape) or rows <= 1 or not x.covariance.independent:
+    rows = x.mean.shape[0] if x.mean.dim() > 1 else 0
+    if len(x.covariance.batch_shape) or rows <= 1 or not x.covariance.independent:
         return
     if not _treats_rows_alike(eager(call.on_tensors), x):
         return

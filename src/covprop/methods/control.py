@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import symmetric
+from covprop.error_estimate import SamplingError
 from covprop.flow.nests import leaves
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.kernels.normal import is_finite
 from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from covprop.covariance import Dense
-from covprop.error_estimate import Deferred
+from covprop.error_estimate import Deferred, SamplingError
 from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.flow.lineage import LARGE, free_bytes
 from covprop.flow.nests import leaves, map_leaves
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
 from covprop.methods.call import check_returned, finite, random_state, random_state_kept
 from covprop.methods.plan import WorkCounter

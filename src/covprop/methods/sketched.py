@@ -14,11 +14,12 @@ from covprop.carriers.sketched_activations import ORDERS
 from covprop.carriers.tangents import PlannedTangents
 from covprop.covariance import Dense
 from covprop.covariance.semidefinite import EXACT_CHECK, nearest_semidefinite
+from covprop.error_estimate import SamplingError
 from covprop.errors import TooLarge
 from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, LayerwiseMethod, Method, check_generator
 from covprop.methods.call import Call, finite
 from covprop.methods.root import Root
