@@ -73,19 +73,6 @@ def running_module(names: Mapping[int, str]) -> str:
     return ""
 
 
-def calling_module() -> nn.Module | None:
-    """The innermost module that is being called.
-
-    Only frames of torch's own call are read: locals that are read live as long as their frame, and
-    these frames hold their arguments anyway.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    call = nn.Module._call_impl.__code__
-    while frame is not None and frame.f_code is not call:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
-
-
 def calling_modules(until: Callable[[FrameType], bool]) -> list[nn.Module] | None:
     """The modules that are being called, the innermost first, up to a frame; None without one."""
     modules: list[nn.Module] = []

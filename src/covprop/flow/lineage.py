@@ -1,16 +1,21 @@
-"""One propagation: the tensors that the program still holds, and the memory that is free."""
+"""One propagation: the tensors that the program still holds or has made, and memory."""
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, Token
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from types import FrameType
+from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from covprop.activations import Activation
 from covprop.covariance import Covariance
-from covprop.errors import ApproximationWarning, warn_user
+from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
 
 LARGE = 2**26
 """Bytes of covariances, all that are made, from which it is asked before whether they fit."""
@@ -42,6 +47,19 @@ def sharers(covariance: Covariance) -> int:
     """Processes of this machine that share the memory, because they share the covariance."""
     several = covariance.distributed and covariance.device.type == "cpu"
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several else 1
+
+
+def calling_module() -> nn.Module | None:
+    """The innermost module that is being called.
+
+    Only frames of torch's own call are read: locals that are read live as long as their frame, and
+    these frames hold their arguments anyway.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    call = nn.Module._call_impl.__code__
+    while frame is not None and frame.f_code is not call:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
 class Holder(Protocol):
@@ -88,7 +106,7 @@ class Lineage:
         small network it takes longer to see what is needed than to compute it."""
         self.notes: dict[str, None] = {}
         """What the results have to say of how they were computed, in order."""
-        self.crosses: dict[tuple[int, int], torch.Tensor | None] = {}
+        self.crosses: dict[tuple[int, int], Tensor | None] = {}
         """Covariances of two vectors by their serials, for carriers that remember them."""
         self.origins: list[weakref.ref[Any]] = []
         """Nonlinear operations, for carriers that remember them."""
@@ -157,3 +175,84 @@ class Lineage:
             kind.collect(held, others)
         self._carriers = [weakref.ref(one) for one in held]  # the others have been released
         self._unreleased = 0
+
+
+FACTORIES = frozenset(
+    f"{prefix}{kind}{suffix}"
+    for kind in ("empty", "zeros", "ones", "full")
+    for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
+) | {"clone", "to", "type", "float", "double"}
+"""Names of the functions that make a tensor with memory of its own, but where they return it."""
+
+_passes: ContextVar[tuple["CreatedTensors", ...]] = ContextVar("passes", default=())
+
+
+@final
+class CreatedTensors(TorchFunctionMode):
+    """Remembers, while a model runs, the plain tensors that its calls of torch have made.
+
+    A write in place may make them Gaussian. Others, as buffers and what the caller holds, outlive
+    the pass, and may not become Gaussian. in_flight: the class whose calls have rules, also those
+    of Python functions that only ask.
+    """
+
+    def __init__(self, in_flight: type[Tensor]) -> None:
+        """None so far."""
+        super().__init__()
+        self._in_flight = in_flight
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+        self._token: Token[tuple[CreatedTensors, ...]] | None = None
+
+    def __enter__(self) -> "CreatedTensors":
+        """Begin to watch."""
+        super().__enter__()
+        self._token = _passes.set((*_passes.get(), self))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Forget all."""
+        assert self._token is not None
+        _passes.reset(self._token)
+        super().__exit__(*exception)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run torch's function."""
+        if self._in_flight in types:
+            result = self._in_flight.__torch_function__(func, types, args, kwargs)
+        else:
+            result = func(*args, **(kwargs or {}))
+        made = getattr(func, "__name__", None) in FACTORIES and type(result) is Tensor
+        if made and all(result is not argument for argument in args):
+            self._known[id(result)] = weakref.ref(result)
+        return result
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether it has seen this tensor made."""
+        found = self._known.get(id(tensor))
+        return found is not None and found() is tensor
+
+
+def _check_writable(function: Callable[..., Any], target: Tensor) -> None:
+    """Refuse to write a Gaussian into a plain tensor that outlives the pass, or into a view."""
+    passes = _passes.get()
+    if not (target.is_floating_point() and passes and passes[-1].knows(target)):
+        raise UnsupportedOperation(
+            f"{name_of(function)} would write a Gaussian into a plain tensor that is a view, or "
+            "was not made by torch.zeros, torch.empty or the like while the model ran; write the "
+            "out-of-place form, as in t = t + x, t = torch.where(mask, x, t) or torch.cat([t, x])"
+        )
+
+
+def turn_into(function: Callable[..., Any], target: Tensor, result: Any) -> None:
+    """Make a plain tensor the in-flight tensor that a result is.
+
+    What other views of its memory show, as they are plain and cannot follow, becomes NaN.
+    """
+    _check_writable(function, target)
+    result.materialize()
+    with torch.no_grad():
+        target.fill_(torch.nan)
+    target.__class__ = type(result)
+    type(result).__init__(target, result.loc, result.carrier, batch_at=result.batch_at)

@@ -11,8 +11,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.created import turn_into
-from covprop.flow.lineage import Lineage
+from covprop.flow.lineage import Lineage, turn_into
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
 from covprop.flow.table import (
@@ -101,7 +100,7 @@ class GaussianTensor(Tensor):
     def evaluate(self) -> None:
         """Find the numbers, if they are pending; the function stays known."""
         if self.pending is not None and self.is_pending:
-            made = self.pending.result()
+            made = self.pending.evaluate(self.pending)
             self.loc, self.carrier = made.loc, made.carrier
             self.carrier.lineage.add(self)
 

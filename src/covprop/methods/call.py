@@ -26,8 +26,7 @@ from covprop.errors import (
     name_of,
     warn_user,
 )
-from covprop.flow.created import Created
-from covprop.flow.lineage import Lineage, Watcher
+from covprop.flow.lineage import CreatedTensors, Lineage, Watcher
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
@@ -131,7 +130,7 @@ class Call:
         try:
             # No name for the arguments: it would keep the inputs, and all that came of them, alive.
             compiles = COMPILER in sys.modules  # nothing has been compiled without it
-            with eagerly() if compiles else nullcontext(), Created(GaussianTensor):
+            with eagerly() if compiles else nullcontext(), CreatedTensors(GaussianTensor):
                 result = self.module(
                     *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
                 )

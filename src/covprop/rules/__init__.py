@@ -40,7 +40,7 @@ __all__ = [
     "smooth",
 ]
 
-composition.register_operations(elementwise.apply)  # of functions that have rules by now
+elementwise.register_operations()  # of functions that have rules by now
 rounding.register_rounded_division()
 clamp.register_bounds()
 radius.register_radii()

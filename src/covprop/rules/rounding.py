@@ -17,8 +17,7 @@ from covprop.errors import UnsupportedOperation
 from covprop.flow.table import TABLE, Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.kernels.normal import standard_deviation
-from covprop.rules.composition import Application, register_reading
-from covprop.rules.elementwise import apply
+from covprop.rules.composition import Application, apply, register_reading
 
 REACH = 9.0
 """Standard deviations beyond which jumps do not count: a probability of 1e-19."""
@@ -114,7 +113,7 @@ def _rounded(name: str) -> None:
             return torch.round(input * 10.0**decimals) / 10.0**decimals
         return _around_means(name, input)
 
-    register_reading(functions, _read(name), apply)
+    register_reading(functions, _read(name))
 
 
 for _name in ("floor", "ceil", "round"):
@@ -130,7 +129,7 @@ def trunc(function: Callable[..., Any], input: Any) -> Any:
     return torch.where(input.shown.detach() < 0, up, down)
 
 
-register_reading(spellings("trunc", "fix"), _read("trunc"), apply)
+register_reading(spellings("trunc", "fix"), _read("trunc"))
 
 
 @rule(*spellings("frac"), kind=Kind.ELEMENTWISE, treatment=STEPS, name="frac",
