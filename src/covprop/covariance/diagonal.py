@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
+from covprop.covariance import congruence
 from covprop.covariance.base import (
     Covariance,
     LinearMap,
@@ -59,7 +60,8 @@ class Diagonal(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T, which is dense."""
-        pushed = congruence_by_root(self, linear)
+        wide = self.values.numel() * self.size > congruence.WIDE
+        pushed = congruence_by_root(self, linear) if wide else None
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def written(self, features: int) -> int:

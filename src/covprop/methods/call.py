@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from covprop.carriers import Work
 from covprop.covariance import Covariance, Dense
+from covprop.covariance.base import is_finite
 from covprop.error_estimate import Deferred, ErrorEstimate, SamplingError
 from covprop.errors import (
     ApproximationWarning,
@@ -31,7 +32,6 @@ from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.kernels.normal import is_finite
 from covprop.methods.plan import Step
 from covprop.modules import COMPILER, EagerMode, eagerly, in_modes, path_of, raising_module
 

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import symmetric
+from covprop.covariance.base import is_finite, symmetric
 from covprop.error_estimate import SamplingError
 from covprop.flow.nests import leaves
 from covprop.gaussian import Gaussian
-from covprop.kernels.normal import is_finite
 from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call
 from covprop.methods.gaussian_layers import GaussianLayers

@@ -4,7 +4,6 @@ Mean: the function itself. Covariance: its linear part, that is the function wit
 offset (a bias, a running mean, the value of a padding) left out, on the rows and on the columns.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,7 +16,6 @@ from covprop.errors import UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, position_in
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
-from covprop.rules import layers
 from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
 from covprop.rules.operands import (
     at_means,
@@ -149,57 +147,37 @@ def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(zero(item) for item in args), others
 
 
-def _linear(
-    *names: str,
-    strip: Strip | None = None,
-    layer: Callable[..., Layer | None] | None = None,
-    entries: Callable[..., float | None] | None = None,
-    last: int | None = None,
-) -> None:
-    """One line: every spelling of a torch function that is linear once stripped.
+def entries_of_sum(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
+    """Sums and copies: every entry is one or zero."""
+    return 1.0
 
-    last: how many dimensions at the end it is a function of, each by itself before them.
-    """
+
+def entries_of_mean(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
+    """Means over windows that divide the input evenly."""
+    sizes = zip(reversed(x.event_shape), reversed(loc.shape), strict=False)
+    even = loc.dim() != x.dim() or all(size % out == 0 for size, out in sizes)
+    return loc.numel() / x.numel() if even else None
+
+
+def register_linear(*names: str, **facts: Any) -> None:
+    """One line: every spelling of a torch function, linear with the `facts` of `affine`."""
 
     @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
           batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-        moved = last is not None and hasattr(function, "batch_at")
-        if moved and in_front_of(last or 0, function, *gaussians(args, kwargs)):
-            function = inspect.unwrap(function)
-        return affine(
-            function,
-            *args,
-            strip=strip,
-            layer=layer,
-            entries=entries,
-            **kwargs,
-        )
+        return affine(function, *args, **facts, **kwargs)
 
 
-_linear("linear", strip=without(2, "bias"), layer=layers.linear, last=1)
-_linear("conv1d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv2d", strip=without(2, "bias"), layer=layers.convolution)
-_linear("conv3d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv_transpose1d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv_transpose2d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv_transpose3d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("avg_pool1d", entries=layers.entries_of_windows)
-_linear("avg_pool2d", entries=layers.entries_of_windows)
-_linear("avg_pool3d", entries=layers.entries_of_windows)
-_linear("adaptive_avg_pool1d", entries=layers.entries_of_mean)
-_linear("adaptive_avg_pool2d", entries=layers.entries_of_mean)
-_linear("adaptive_avg_pool3d", entries=layers.entries_of_mean)
-_linear("pad", strip=without(3, "value", 0.0), entries=layers.entries_of_sum)
-_linear("unfold", entries=layers.entries_of_sum)
-_linear("fold", entries=layers.entries_of_sum)
-_linear("sum", entries=layers.entries_of_sum)
-_linear("mean", entries=layers.entries_of_mean)
-_linear("cumsum")
-_linear("diff", strip=lambda *arguments: without_constants(arguments))
-_linear("sum_to_size")
-_linear("gather")
-_linear("take_along_dim")
+register_linear("pad", strip=without(3, "value", 0.0), entries=entries_of_sum)
+register_linear("unfold", entries=entries_of_sum)
+register_linear("fold", entries=entries_of_sum)
+register_linear("sum", entries=entries_of_sum)
+register_linear("mean", entries=entries_of_mean)
+register_linear("cumsum")
+register_linear("diff", strip=lambda *arguments: without_constants(arguments))
+register_linear("sum_to_size")
+register_linear("gather")
+register_linear("take_along_dim")
 
 
 @rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind=Kind.PRODUCT, treatment=PRODUCT,

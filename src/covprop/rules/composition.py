@@ -20,6 +20,7 @@ from covprop.activations.expression import (
     OperationKind,
     Parameter,
 )
+from covprop.covariance.base import is_finite
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
@@ -35,7 +36,7 @@ from covprop.flow.nests import map_leaves
 from covprop.flow.pending import Pending
 from covprop.flow.table import composes
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain, run_rule
-from covprop.kernels.normal import is_finite, standard_deviation
+from covprop.kernels.normal import standard_deviation
 from covprop.rules.operands import check_finite
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")

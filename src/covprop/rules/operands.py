@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covprop.covariance.base import is_finite
 from covprop.errors import BatchDimensionError, MomentOverflow, UnsupportedOperation, name_of
 from covprop.flow.carrier import Carrier
 from covprop.flow.nests import instances, map_leaves
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
-from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import SUMMATION_ORDER
 
 PROBE_SCALES = 31
