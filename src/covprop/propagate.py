@@ -109,7 +109,8 @@ def propagate(
     """
     call, method = checked_call(module, inputs, method, named_inputs, errors=True)
     warn_of_arguments(call)
-    method.check_skewness(call.inputs)
+    if any(x.skewness is not None for x in call.inputs):
+        method.check_skewness(call.inputs)
     if call.empty:
         return call.of_no_elements(method)
     if not progress:
@@ -224,7 +225,7 @@ def checked_call(
 
     errors: whether results from layer to layer estimate theirs when they are asked for.
     """
-    if inputs and is_method(inputs[-1]):
+    if inputs and (isinstance(inputs[-1], Method) or is_method(inputs[-1])):
         *inputs, method = inputs
     elif inputs and is_name(inputs[-1]):
         raise TypeError(

@@ -30,7 +30,8 @@ from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
 from covprop.errors import InconsistentBranches, name_of
 from covprop.flow.algebra import Contraction, Groups, Recurrence
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
+from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled
+from covprop.flow.lineage import Transfer
 from covprop.kernels.edgeworth import (
     Coefficients,
     Fourth,

@@ -30,11 +30,10 @@ from covprop.flow.carrier import (
     Taken,
     Term,
     Times,
-    Transfer,
     pushed_by,
     transfer_of,
 )
-from covprop.flow.lineage import Lineage
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.directions import direction, length
 
 

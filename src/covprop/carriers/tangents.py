@@ -33,10 +33,9 @@ from covprop.flow.carrier import (
     Taken,
     Term,
     Times,
-    Transfer,
     transfer_of,
 )
-from covprop.flow.lineage import Lineage
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.directions import direction, length
 
 NUMBERS = itertools.count()

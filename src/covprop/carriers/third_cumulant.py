@@ -36,8 +36,8 @@ from covprop.carriers.origins import (
     slices_of,
 )
 from covprop.covariance import Covariance
-from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.lineage import Lineage
+from covprop.flow.carrier import Carrier
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.edgeworth import Coefficients, Fourth, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 

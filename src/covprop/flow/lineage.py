@@ -1,13 +1,14 @@
 """One propagation: the tensors that the program still holds or has made, and memory."""
 
+import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ LARGE = 2**26
 UNRELEASED, UNSEEN = 2**20, 256
 """Bytes of covariances, and tensors, from which it is asked what of them may be released."""
 Step = TypeVar("Step")
+Transfer: TypeAlias = Callable[[Tensor], Tensor]
+"""Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
 """Activations to use in place of the declared ones, by torch function."""
 
@@ -175,6 +178,45 @@ class Lineage:
             kind.collect(held, others)
         self._carriers = [weakref.ref(one) for one in held]  # the others have been released
         self._unreleased = 0
+
+
+_serials = itertools.count()
+
+
+class Node:
+    """The place of a random vector in a propagation: edges lead to those that it came from.
+
+    depth: how many nonlinear operations, one after another, lead to it at most; rank: higher than
+    of all that it came from, and of nonlinear ones lower than of others as deep.
+    """
+
+    may_pile_up: ClassVar[bool] = False
+    """Whether a little of what is no longer needed may be kept; `Lineage.expect` counts it."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        edges: Iterable[tuple[Any, Transfer]] = (),
+        *,
+        nonlinear: bool = False,
+        opaque: bool = False,
+    ) -> None:
+        self.lineage = lineage
+        self.edges = tuple(edges)
+        self.opaque = opaque
+        """Whether it does not say how it depends on what it came from."""
+        self.dtype: torch.dtype | None = None
+        """That of the tensors of this vector, which set it."""
+        self.recast: tuple[Any, ...] | None = None
+        """Weak references to the same tensor in a wider or a narrower dtype, and to the values."""
+        self.serial = next(_serials)
+        depth = 0
+        for parent, _ in self.edges:
+            depth = max(depth, parent.depth)
+        self.depth: int = depth + nonlinear
+        self.rank = self.depth, not nonlinear, self.serial
+        if opaque or not self.may_pile_up:
+            lineage.patient = False
 
 
 FACTORIES = frozenset(

@@ -10,8 +10,8 @@ from torch import Tensor
 from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
-from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.lineage import Lineage, turn_into
+from covprop.flow.carrier import Carrier
+from covprop.flow.lineage import Lineage, Transfer, turn_into
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
 from covprop.flow.table import (

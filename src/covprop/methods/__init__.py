@@ -4,7 +4,6 @@ from covprop.methods.assumed import AssumedDensity
 from covprop.methods.auto import Auto
 from covprop.methods.base import (
     FunctionMethod,
-    LayerwiseMethod,
     Method,
     WrappingMethod,
     is_method,
@@ -13,7 +12,7 @@ from covprop.methods.comparison.piecewise import PiecewiseLinear
 from covprop.methods.comparison.wu2019 import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.gaussian_layers import Exact, GaussianLayers
+from covprop.methods.layerwise import Exact, GaussianLayers, LayerwiseMethod
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.names import as_method, parse_method

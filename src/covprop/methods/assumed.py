@@ -7,7 +7,7 @@ from covprop.carriers import Ledger, PlannedVariances, Variances
 from covprop.covariance.planned import PlannedRows
 from covprop.flow.lineage import Lineage, Replacements
 from covprop.gaussian import Gaussian
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.layerwise import LayerwiseMethod
 
 
 @final

@@ -13,7 +13,7 @@ from covprop.methods.comparison.piecewise import PiecewiseLinear
 from covprop.methods.comparison.wu2019 import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo

@@ -20,8 +20,9 @@ from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
-from covprop.methods.base import Gains, LayerwiseMethod, Method, check_generator
+from covprop.methods.base import Gains, Method, check_generator
 from covprop.methods.call import Call, finite
+from covprop.methods.layerwise import LayerwiseMethod
 from covprop.methods.root import Root
 from covprop.methods.sketched_backward import expected_jacobians, output_moments
 from covprop.text_table import in_bytes

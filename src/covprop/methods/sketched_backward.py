@@ -16,7 +16,8 @@ from covprop.carriers.cross_covariance import ancestors
 from covprop.carriers.innovation import Innovation, joint_quadratic
 from covprop.carriers.sketch import Sketch
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
-from covprop.flow.carrier import Along, Carrier, Scaled, Taken, Times, Transfer
+from covprop.flow.carrier import Along, Carrier, Scaled, Taken, Times
+from covprop.flow.lineage import Transfer
 from covprop.flow.tensor import GaussianTensor
 
 COPIES = 4

@@ -18,7 +18,7 @@ from covprop.kernels.polynomials import hermite_rule
 from covprop.kernels.rounding import COMPONENT_MEAN, rounding
 from covprop.methods.base import Method, WrappingMethod, is_skewed
 from covprop.methods.call import Call
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers
 from covprop.methods.linearized import gains_of
 from covprop.methods.root import Root
 from covprop.mixture import Mixture

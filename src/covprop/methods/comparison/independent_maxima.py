@@ -11,7 +11,8 @@ from covprop.carriers.planned import PRODUCT
 from covprop.carriers.variances import independent_maximum
 from covprop.covariance import Dense
 from covprop.covariance.planned import Cost
-from covprop.flow.carrier import Carrier, Scaled, Transfer
+from covprop.flow.carrier import Carrier, Scaled
+from covprop.flow.lineage import Transfer
 
 
 @final

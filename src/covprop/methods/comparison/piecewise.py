@@ -18,7 +18,7 @@ from covprop.flow.table import spelled
 from covprop.gaussian import Gaussian
 from covprop.methods.base import FunctionMethod
 from covprop.methods.call import Advance
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers
 from covprop.methods.linearized import linearize, pushed
 from covprop.methods.network import Estimate, Network
 from covprop.methods.probes import Dependence

@@ -28,7 +28,7 @@ from covprop.flow.lineage import Replacements
 from covprop.kernels.normal import correlation, standard_deviation
 from covprop.kernels.plackett import gap_to_one
 from covprop.kernels.rounding import DEGENERATE
-from covprop.methods.base import LayerwiseMethod
+from covprop.methods.layerwise import LayerwiseMethod
 
 HEAVISIDE = Segments((0.0,), (0.0, 0.0), 0.0, (1.0,))
 
