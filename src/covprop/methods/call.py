@@ -128,12 +128,11 @@ class Call:
     def in_flight(self, begin: Callable[[Gaussian], GaussianTensor]) -> Any:
         """What the model returns for tensors in flight; an error names the module that raised."""
         try:
-            # No name for the arguments: it would keep the inputs, and all that came of them, alive.
+            # A name for the arguments would keep the inputs, and all that came of them, alive.
+            given = [_replaced(self.arguments, begin), _replaced(self.named_arguments, begin)]
             compiles = COMPILER in sys.modules  # nothing has been compiled without it
             with eagerly() if compiles else nullcontext(), CreatedTensors(GaussianTensor):
-                result = self.module(
-                    *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
-                )
+                result = self.module(*given.pop(0), **given.pop())
             for leaf in leaves(result):
                 if isinstance(leaf, GaussianTensor):
                     leaf.materialize()
