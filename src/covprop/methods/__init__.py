@@ -1,6 +1,5 @@
 """Ways to find the moments of a network's output."""
 
-from covprop.methods.assumed import AssumedDensity
 from covprop.methods.auto import Auto
 from covprop.methods.base import (
     FunctionMethod,
@@ -9,10 +8,10 @@ from covprop.methods.base import (
     is_method,
 )
 from covprop.methods.comparison.piecewise import PiecewiseLinear
-from covprop.methods.comparison.wu2019 import Wu2019
+from covprop.methods.comparison.published import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.layerwise import Exact, GaussianLayers, LayerwiseMethod
+from covprop.methods.layerwise import AssumedDensity, Exact, GaussianLayers, LayerwiseMethod
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.names import as_method, parse_method

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from covprop.methods.assumed import AssumedDensity
 from covprop.methods.auto import Auto
 from covprop.methods.base import Method, is_method
 from covprop.methods.comparison.piecewise import PiecewiseLinear
-from covprop.methods.comparison.wu2019 import Wu2019
+from covprop.methods.comparison.published import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.layerwise import GaussianLayers
+from covprop.methods.layerwise import AssumedDensity, GaussianLayers
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo

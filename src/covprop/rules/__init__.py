@@ -3,7 +3,6 @@
 from covprop.rules import (
     affine,
     aten,
-    clamp,
     composed,
     composition,
     elementwise,
@@ -17,14 +16,12 @@ from covprop.rules import (
     radius,
     recurrent,
     rounding,
-    scatter,
     smooth,
 )
 
 __all__ = [
     "affine",
     "aten",
-    "clamp",
     "composed",
     "composition",
     "elementwise",
@@ -38,11 +35,10 @@ __all__ = [
     "radius",
     "recurrent",
     "rounding",
-    "scatter",
     "smooth",
 ]
 
 elementwise.register_operations()  # of functions that have rules by now
 rounding.register_rounded_division()
-clamp.register_bounds()
+elementwise.register_bounds()
 radius.register_radii()

@@ -29,7 +29,7 @@ from covprop.errors import (
     name_of,
 )
 from covprop.flow.batch_position import FIRST
-from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.table import TABLE, Batch, Kind, composes, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.composition import (
     Application,
@@ -39,6 +39,7 @@ from covprop.rules.composition import (
     check_options,
     register_reading,
 )
+from covprop.rules.operands import gaussians
 
 
 def _partial(function: Callable[[Tensor], Tensor]) -> Operation:
@@ -324,3 +325,48 @@ def register_operations() -> None:
         spellings("masked_fill"),
         lambda input, mask, value: _choose(mask, value, input),
     )
+
+
+def _bounded(compose: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Bounds that are tensors: constants by functions of one tensor, others by maxima."""
+
+    def composer(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
+        given = dict(zip(("input", "min", "max"), args, strict=False)) | kwargs
+        if function.__name__ == "clamp_max" and len(args) > 1:
+            given["max"] = given.pop("min")
+        bounds = given.get("min"), given.get("max")
+        if not any(_is_tensor(bound) for bound in bounds):
+            return compose(function, args, kwargs, tensors) if compose else None
+        return _between(given["input"], *bounds)
+
+    return composer
+
+
+def _is_tensor(bound: Any) -> bool:
+    """Whether a bound is more than a number."""
+    if isinstance(bound, GaussianTensor):
+        return True
+    return isinstance(bound, Tensor) and (bound.numel() != 1 or bound.requires_grad)
+
+
+def _between(x: Any, low: Any, high: Any) -> Any:
+    """x between bounds that are numbers or tensors, either of which may be missing."""
+    like = {"dtype": x.dtype, "device": x.device}
+    low, high = (
+        bound if bound is None or isinstance(bound, Tensor) else torch.tensor(float(bound), **like)
+        for bound in (low, high)
+    )
+    if low is None:
+        return torch.minimum(x, high)
+    if high is None:
+        return torch.maximum(x, low)
+    if gaussians((low, high), {}):
+        return torch.minimum(torch.maximum(x, low), high)
+    low = torch.minimum(low, high)  # torch: min > max makes all max
+    return x + torch.relu(low - x) - torch.relu(x - high)
+
+
+def register_bounds() -> None:
+    """Tensors as bounds, of functions that have rules by now."""
+    for function in spellings("clamp", "clip", "clamp_min", "clamp_max"):
+        composes([function], _bounded(TABLE[function].compose))
