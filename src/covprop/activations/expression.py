@@ -160,7 +160,7 @@ class Expression:
         )
 
     @property
-    def written(self) -> str:
+    def formula(self) -> str:
         """The function, written out."""
         if self.operation is None:
             return "x"
@@ -178,7 +178,7 @@ class Expression:
 
 def _text(argument: Argument) -> str:
     if isinstance(argument, Expression):
-        return argument.written
+        return argument.formula
     return "c" if isinstance(argument, Parameter) else f"{argument:g}"
 
 

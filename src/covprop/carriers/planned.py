@@ -150,7 +150,7 @@ class Planned(Carrier):
             ledger.keep(cost.graph + made.nbytes)
         if cost.writes:
             for one in parents:
-                one.structure = one.planned.written
+                one.structure = one.planned.materialized
         return result
 
     def _dense(self, result: Result) -> PlannedDense:

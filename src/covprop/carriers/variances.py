@@ -27,7 +27,7 @@ Of more elements it is a smaller part of their variances than one in the square 
 class Variances(Carrier):
     """A vector of variances (*batch, n)."""
 
-    may_pile_up: ClassVar[bool] = True
+    lazy_release: ClassVar[bool] = True
 
     def __init__(self, values: Tensor, lineage: Lineage) -> None:
         self.values = values

@@ -263,7 +263,7 @@ class Covariance(ABC):
     def planned(self) -> PlannedCovariance:
         """What a plan knows of it."""
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Rows of the largest matrix that a linear map to so many features writes, 0 if none."""
         return max(self.size, features)
 

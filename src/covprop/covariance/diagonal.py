@@ -64,7 +64,7 @@ class Diagonal(Covariance):
         pushed = congruence_by_root(self, linear) if wide else None
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Only the matrix of the result, unless that is the larger one."""
         return features
 
@@ -182,7 +182,7 @@ class Zero(Covariance):
         """Nothing."""
         return PlannedZero(self.batch_shape, self.size, self.values.itemsize)
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Zeros stay zeros."""
         del features
         return 0

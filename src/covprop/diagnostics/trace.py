@@ -19,7 +19,7 @@ from covprop.diagnostics.steps import Normality, NormalityTest, Trace, TraceStep
 from covprop.errors import UnsupportedOperation
 from covprop.flow.batch_position import FIRST, Position
 from covprop.flow.nests import leaves, map_leaves
-from covprop.flow.table import TABLE, spelled
+from covprop.flow.table import TABLE, as_torch_function
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
@@ -201,11 +201,11 @@ class Tracer:
 
 
 def operation_name(function: Callable[..., Any]) -> str | None:
-    """The name of an operation in a trace, however it is spelled; None if it has no rule."""
+    """The name of an operation in a trace, however it is spelled; None without a rule."""
     if short_name(function) == "__get__":
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
         function = PROPERTIES.get(owner, function)
-    function = spelled(function)
+    function = as_torch_function(function)
     row = TABLE.get(function)
     if row is None:
         return None

@@ -110,7 +110,7 @@ class Carrier(Node, ABC):
     def cross(self, other: "Carrier") -> Tensor | None:
         """Cov(this, other) as (*batch, n, m), None if they are independent."""
 
-    def carried(self, source: Self, columns: Tensor) -> Tensor | None:
+    def expected_jvp(self, source: Self, columns: Tensor) -> Tensor | None:
         """E[J] B for columns B (*batch, n, m), J from an input to this, None if it is zero."""
         del source, columns
         raise NotImplementedError
@@ -206,7 +206,7 @@ class Carrier(Node, ABC):
 
 @final
 @dataclass(frozen=True)
-class Along:
+class LinearTransfer:
     """A linear map of the event."""
 
     linear: LinearMap
@@ -223,7 +223,7 @@ class Along:
 
 @final
 @dataclass(frozen=True)
-class Scaled:
+class DiagonalTransfer:
     """A number for each element, (*batch, n)."""
 
     factor: Tensor
@@ -239,7 +239,7 @@ class Scaled:
 
 @final
 @dataclass(frozen=True)
-class Times:
+class ScalarTransfer:
     """One number for all elements."""
 
     weight: float
@@ -255,7 +255,7 @@ class Times:
 
 @final
 @dataclass(frozen=True)
-class Taken:
+class IndexTransfer:
     """Elements of an index (m,), of so many."""
 
     index: Tensor
@@ -273,7 +273,7 @@ class Taken:
 
 @final
 @dataclass(frozen=True)
-class Deferred:
+class LazyTransfer:
     """A linear map that is made when it is needed."""
 
     make: Callable[[], LinearMap]
@@ -283,12 +283,16 @@ class Deferred:
         return self.make()(cross.mT).mT
 
 
-def transfer_of(part: LinearMap | float) -> Along | Times:
+def transfer_of(part: LinearMap | float) -> LinearTransfer | ScalarTransfer:
     """What a term of a sum does to a cross-covariance."""
-    return Along(part.without_buffers()) if isinstance(part, LinearMap) else Times(part)
+    return (
+        LinearTransfer(part.without_buffers())
+        if isinstance(part, LinearMap)
+        else ScalarTransfer(part)
+    )
 
 
-def pushed_by(part: LinearMap | float, covariance: Covariance) -> Tensor:
+def pushed_matrix(part: LinearMap | float, covariance: Covariance) -> Tensor:
     """What it does to a covariance: the matrix."""
     if isinstance(part, LinearMap):
         return covariance.push(part).matrix()

@@ -104,12 +104,12 @@ class Lineage:
         self.observe: Callable[[Activation], Activation] | None = None
         """Replaces the activation that a carrier sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
-        self.patient = True
+        self.lazy_release = True
         """Whether a little memory may pile up before it is released, as all carriers allow: in a
         small network it takes longer to see what is needed than to compute it."""
         self.notes: dict[str, None] = {}
         """What the results have to say of how they were computed, in order."""
-        self.crosses: dict[tuple[int, int], Tensor | None] = {}
+        self.cross_cache: dict[tuple[int, int], Tensor | None] = {}
         """Covariances of two vectors by their serials, for carriers that remember them."""
         self.origins: list[weakref.ref[Any]] = []
         """Nonlinear operations, for carriers that remember them."""
@@ -128,7 +128,7 @@ class Lineage:
         """The activation, or what `observe` puts in its place."""
         return activation if self.observe is None else self.observe(activation)
 
-    def claim(self, source: object) -> bool:
+    def is_first_use(self, source: object) -> bool:
         """Whether randomness of the model's own, known by what holds it, enters for the first time.
 
         It is independent of everything then, and of nothing that came of it the second time.
@@ -149,7 +149,7 @@ class Lineage:
             if self.watcher is not None:
                 self.watcher.advance((2 * i + 1) / count**2 if growing else 1 / count)
 
-    def expect(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
         self._expected += nbytes
         self._unreleased += nbytes
@@ -162,13 +162,13 @@ class Lineage:
         self._holders.append(weakref.ref(holder))
         self._carriers.append(weakref.ref(holder.carrier))
 
-    def revisit(self, carrier: Any) -> None:
+    def track(self, carrier: Any) -> None:
         """Have a carrier that has been released once more among those to be released."""
         self._carriers.append(weakref.ref(carrier))
 
     def collect(self) -> None:
         """Release what no two living tensors, nor what comes of them, can meet at."""
-        if self.patient and self._unreleased < UNRELEASED and len(self._holders) < UNSEEN:
+        if self.lazy_release and self._unreleased < UNRELEASED and len(self._holders) < UNSEEN:
             return
         self._holders = [ref for ref in self._holders if ref() is not None]
         living = (holder for ref in self._holders if (holder := ref()) is not None)
@@ -190,8 +190,8 @@ class Node:
     of all that it came from, and of nonlinear ones lower than of others as deep.
     """
 
-    may_pile_up: ClassVar[bool] = False
-    """Whether a little of what is no longer needed may be kept; `Lineage.expect` counts it."""
+    lazy_release: ClassVar[bool] = False
+    """Whether a little of what is no longer needed may be kept; `Lineage.reserve` counts it."""
 
     def __init__(
         self,
@@ -215,8 +215,8 @@ class Node:
             depth = max(depth, parent.depth)
         self.depth: int = depth + nonlinear
         self.rank = self.depth, not nonlinear, self.serial
-        if opaque or not self.may_pile_up:
-            lineage.patient = False
+        if opaque or not self.lazy_release:
+            lineage.lazy_release = False
 
 
 FACTORIES = frozenset(

@@ -15,7 +15,7 @@ class Pending:
     """An element-wise function of a tensor that is evaluated when something asks for numbers.
 
     base: a tensor with numbers; expression: the function of its elements; evaluate: gives the
-    tensor with numbers; one_by_one: the result with its last operation taken by itself; again: its
+    tensor with numbers; stepwise: the result with its last operation taken by itself; reapply: its
     last operation, on others in place of the tensors among its arguments; inference, gradients: the
     modes of autograd in which it is evaluated; layer: the module that asked for it; evaluated: the
     result, once there is one, for all that share it.
@@ -24,8 +24,8 @@ class Pending:
     base: Any
     expression: Expression
     evaluate: Callable[["Pending"], Any]
-    one_by_one: Callable[[], Any]
-    again: Callable[[Callable[[Any], Any]], Any]
+    stepwise: Callable[[], Any]
+    reapply: Callable[[Callable[[Any], Any]], Any]
     inference: bool
     gradients: bool
     layer: nn.Module | None
@@ -39,6 +39,6 @@ class Pending:
         shown: Tensor = base.batch_at.shown(value.to(base.dtype))
         return shown
 
-    def of(self, base: Any) -> Any:
+    def rebased(self, base: Any) -> Any:
         """The same function of another tensor."""
-        return self.again(lambda x: base if x.pending is None else x.pending.of(base))
+        return self.reapply(lambda x: base if x.pending is None else x.pending.rebased(base))

@@ -19,7 +19,7 @@ from covprop.flow.table import (
     TABLE,
     Batch,
     Kind,
-    spelled,
+    as_torch_function,
     unsupported,
 )
 from covprop.validation import SUPPORTED, unsupported_dtype
@@ -305,7 +305,7 @@ def is_plain(item: Any) -> TypeGuard[Tensor]:
 
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
-    row = TABLE.get(function) or TABLE.get(function := spelled(function))
+    row = TABLE.get(function) or TABLE.get(function := as_torch_function(function))
     if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
         function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
         row = TABLE[function]

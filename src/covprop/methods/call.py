@@ -121,7 +121,7 @@ class Call:
             if leaf.shape[: len(batch)] != batch:  # which the model has moved
                 leaf = leaf.movedim(leaf.shape.index(0), 0)
             size = leaf.shape[len(batch) :].numel()
-            return finite(leaf, Dense(leaf.new_zeros(*batch, size, size)), method)
+            return checked_result(leaf, Dense(leaf.new_zeros(*batch, size, size)), method)
 
         return map_leaves(self.on_tensors(*self.means), of_leaf)
 
@@ -224,7 +224,7 @@ def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
     return GaussianTensor(x.mean, lineage.method.carrier(x, lineage))
 
 
-def unwrapped(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:
+def finished(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:
     """A nest with a Gaussian in place of each tensor in flight."""
 
     def of_leaf(leaf: Any) -> Any:
@@ -246,7 +246,7 @@ def check_returned(leaf: Any) -> None:
         )
 
 
-def finite(
+def checked_result(
     mean: Tensor,
     covariance: Covariance,
     method: object,
@@ -302,7 +302,7 @@ def _cuda(tensors: Sequence[Tensor]) -> list[int]:
     return sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
 
 
-def without_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
+def without_random_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
     """What a call returns, unless it draws from torch's own generators.
 
     One pass would take what a model draws itself as constants. Rules have no part in it: dropout of

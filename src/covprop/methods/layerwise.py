@@ -21,7 +21,7 @@ from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, Method
-from covprop.methods.call import Call, finite, in_flight, unwrapped, without_draws
+from covprop.methods.call import Call, checked_result, finished, in_flight, without_random_draws
 from covprop.methods.comparison.independent_maxima import (
     IndependentMaxima,
     PlannedIndependentMaxima,
@@ -142,7 +142,7 @@ class LayerwiseMethod(Method):
             return call.in_flight(lambda x: in_flight(x, lineage))
 
         with call.naming_broken_weights():
-            return unwrapped(without_draws(pass_once, call.means), self.finish)
+            return finished(without_random_draws(pass_once, call.means), self.finish)
 
     def finish(self, y: GaussianTensor) -> Gaussian:
         """The Gaussian of an output, with its skewness where that is carried."""
@@ -150,7 +150,7 @@ class LayerwiseMethod(Method):
         skewness = y.carrier.skewness() if self.third_cumulants else None
         skewness = None if skewness is None else skewness.reshape(y.loc.shape)
         notes = tuple(y.carrier.lineage.notes)
-        return finite(y.loc, covariance, self, skewness=skewness, notes=notes)
+        return checked_result(y.loc, covariance, self, skewness=skewness, notes=notes)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """By carrying the columns of the roots on."""
@@ -167,7 +167,7 @@ class LayerwiseMethod(Method):
             begun.clear()
             return call.in_flight(begin)
 
-        results = without_draws(pass_once, call.means)
+        results = without_random_draws(pass_once, call.means)
         roots = [Root.of(x) for x in call.inputs]
         return {
             place: self.gains_of(y, begun, roots)
@@ -179,7 +179,7 @@ class LayerwiseMethod(Method):
         self, y: GaussianTensor, inputs: Sequence[GaussianTensor], roots: Sequence[Root]
     ) -> list[Tensor]:
         """E[J] L of one result, for each input in flight and its root."""
-        return [_carried(y, x, root) for x, root in zip(inputs, roots, strict=True)]
+        return [_expected_jvp(y, x, root) for x, root in zip(inputs, roots, strict=True)]
 
     def _lineage(self, call: Call) -> Lineage:
         """A lineage that has the whole propagation planned before the first large covariance."""
@@ -189,12 +189,12 @@ class LayerwiseMethod(Method):
         return lineage
 
 
-def _carried(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
+def _expected_jvp(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
     """E[J] L (*batch, m, width) of a result and an input with the root L, forward."""
     parts = []
     for start in range(0, root.width, step := max(1, CARRIED // max(1, x.numel()))):
         columns = root.structure.columns(start, min(root.width, start + step))
-        part = y.carrier.carried(x.carrier, columns)
+        part = y.carrier.expected_jvp(x.carrier, columns)
         if part is None:  # they are independent
             break
         parts.append(part)

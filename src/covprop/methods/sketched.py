@@ -21,7 +21,7 @@ from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, Method, check_generator
-from covprop.methods.call import Call, finite
+from covprop.methods.call import Call, checked_result
 from covprop.methods.layerwise import LayerwiseMethod
 from covprop.methods.root import Root
 from covprop.methods.sketched_backward import expected_jacobians, output_moments
@@ -155,7 +155,7 @@ class Sketched(LayerwiseMethod):
     def finish(self, y: GaussianTensor) -> Gaussian:
         """The Gaussian of an output, by the backward pass."""
         mean, matrix = output_moments(y, self.outputs, self._budget(y.device))
-        return finite(mean, Dense(matrix), self)
+        return checked_result(mean, Dense(matrix), self)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """By a pass that remembers no tangents, and the backward pass."""

@@ -18,14 +18,14 @@ from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
 from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
 from covprop.rules.operands import (
+    as_unary,
     at_means,
     batch_error,
     check_batch_is_separate,
     check_batch_shape,
     gaussians,
-    of_slots,
-    of_tensor,
-    the_gaussian,
+    single_gaussian,
+    unary_of_slots,
     with_slots,
     without_constants,
 )
@@ -63,9 +63,9 @@ def affine(
         cp.rule(torch.trapezoid)(cp.extending.affine)
         cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
     """
-    x = the_gaussian(function, args, kwargs)
-    leads = leads_with(x, args, kwargs)
-    call = of_tensor(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
+    leads = is_input(x, args, kwargs)
+    call = as_unary(function, args, kwargs)
     loc = call(x.loc)
     if x.batch_shape:
         check_batch_shape(function, x, loc.shape)
@@ -76,7 +76,7 @@ def affine(
             raise UnsupportedOperation(
                 f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
             )
-        linear = of_tensor(function, *stripped)
+        linear = as_unary(function, *stripped)
     known = squared = None
     if leads and layer is not None:
         squared = _with_squared_weight(function, *stripped)
@@ -97,12 +97,12 @@ def _with_squared_weight(
         weight, others = args[1], args[2:]
         return lambda vector: function(vector, weight.square(), *others, **kwargs)
     slots, named = with_slots((args, kwargs))
-    return lambda vector: of_slots(function, slots, {**named, "weight": named["weight"].square()})(
-        vector
-    )
+    return lambda vector: unary_of_slots(
+        function, slots, {**named, "weight": named["weight"].square()}
+    )(vector)
 
 
-def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_input(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the Gaussian is the input of a function, and not one of its parameters."""
     return (args[0] if args else kwargs.get("input")) is x
 
@@ -111,18 +111,18 @@ def scaling(
     function: Callable[..., Any], *args: Any, strip: Strip | None = None, **kwargs: Any
 ) -> GaussianTensor:
     """An affine function that multiplies each element by a number of its own."""
-    x = the_gaussian(function, args, kwargs)
-    linear = of_tensor(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
+    linear = as_unary(function, args, kwargs)
     loc = linear(x.loc)
     if loc.shape != x.shape:  # a constant that broadcasts the event
         return affine(function, *args, strip=strip, **kwargs)
     if strip is not None:
-        linear = of_tensor(function, *strip(args, kwargs))
+        linear = as_unary(function, *strip(args, kwargs))
     factor = linear(torch.ones_like(x.loc)).reshape(x.flat.shape)
     return GaussianTensor(loc, x.carrier.scale(loc, factor))
 
 
-def without(position: int, name: str, value: Any = None) -> Strip:
+def without_argument(position: int, name: str, value: Any = None) -> Strip:
     """Set one argument, given by position or by name, to the value that makes it disappear."""
 
     def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,7 +168,7 @@ def register_linear(*names: str, **facts: Any) -> None:
         return affine(function, *args, **facts, **kwargs)
 
 
-register_linear("pad", strip=without(3, "value", 0.0), entries=entries_of_sum)
+register_linear("pad", strip=without_argument(3, "value", 0.0), entries=entries_of_sum)
 register_linear("unfold", entries=entries_of_sum)
 register_linear("fold", entries=entries_of_sum)
 register_linear("sum", entries=entries_of_sum)
@@ -186,12 +186,12 @@ def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
     if len(tensors := gaussians(args, kwargs)) <= 1:
         return affine(function, *args, **kwargs)
-    if not in_front_of(2, function, *tensors):
+    if not keeps_last_dims(2, function, *tensors):
         raise batch_error(function, tensors[0])
     return matrix_product(*tensors)
 
 
-def in_front_of(count: int, function: Callable[..., Any], *tensors: GaussianTensor) -> bool:
+def keeps_last_dims(count: int, function: Callable[..., Any], *tensors: GaussianTensor) -> bool:
     """Whether the last so many dimensions of tensors are the same as those that the model sees."""
     at = position_in(function)
     dims = {tensor.dim() - (at.share > 1) for tensor in tensors}
@@ -272,9 +272,9 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
             first, second = second, first
         weight = float(kwargs.get("alpha", 1.0)) * (-1 if "sub" in function.__name__ else 1)
         return weighted_sum(loc, [(first, 1.0), (second, weight)])
-    x = the_gaussian(function, args, kwargs)
-    if leads_with(x, args, kwargs) and "rsub" not in function.__name__:
-        loc = of_tensor(function, args, kwargs)(x.loc)
+    x = single_gaussian(function, args, kwargs)
+    if is_input(x, args, kwargs) and "rsub" not in function.__name__:
+        loc = as_unary(function, args, kwargs)(x.loc)
         if loc.shape == x.shape:
             return x.moved(loc)
     return scaling(function, *args, strip=without_terms, **kwargs)

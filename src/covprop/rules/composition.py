@@ -34,7 +34,7 @@ from covprop.flow.batch_position import FIRST
 from covprop.flow.lineage import calling_module
 from covprop.flow.nests import map_leaves
 from covprop.flow.pending import Pending
-from covprop.flow.table import composes
+from covprop.flow.table import register_composer
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain, run_rule
 from covprop.kernels.normal import standard_deviation
 from covprop.rules.operands import check_finite
@@ -53,11 +53,11 @@ class Application(NamedTuple):
     in_place: bool = False
 
 
-Reading: TypeAlias = Callable[..., Application | None]
+Parser: TypeAlias = Callable[..., Application | None]
 """Arguments of the torch function -> the call as an operation, if it is one here."""
 
 
-def register_reading(functions: Sequence[Callable[..., Any]], reading: Reading) -> None:
+def register_parser(functions: Sequence[Callable[..., Any]], parse: Parser) -> None:
     """Let torch functions extend a function of a tensor, which is evaluated in the end."""
 
     def composer(
@@ -67,12 +67,12 @@ def register_reading(functions: Sequence[Callable[..., Any]], reading: Reading) 
         tensors: Sequence[GaussianTensor],
     ) -> GaussianTensor | None:
         try:
-            call = reading(*args, **kwargs)
+            call = parse(*args, **kwargs)
         except (TypeError, ValueError, CovpropError):  # which the rule tells of
             return None
         return None if call is None else _composed(function, args, kwargs, tensors, call)
 
-    composes(functions, composer)
+    register_composer(functions, composer)
 
 
 def _composed(
@@ -105,7 +105,7 @@ def _composed(
     return given[0]
 
 
-def recast(x: GaussianTensor, pending: Pending, like: Tensor) -> GaussianTensor:
+def cast_pending(x: GaussianTensor, pending: Pending, like: Tensor) -> GaussianTensor:
     """A pending function with the dtype and device of `like`: the same, of a cast argument."""
     place = (like.device, like.dtype)
     base = dispatch(Tensor.to, (pending.base, *place), {})
@@ -134,7 +134,7 @@ def _pending(
             expression,
             _evaluated,
             partial(run_rule, function, held, named, list(aliases.values())),
-            partial(_again, function, held, named),
+            partial(_reapplied, function, held, named),
             torch.is_inference_mode_enabled(),
             torch.is_grad_enabled(),
             calling_module(),
@@ -161,7 +161,7 @@ def _of_one_dtype(call: Application) -> tuple[Any, ...]:
     )
 
 
-def _again(
+def _reapplied(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -219,7 +219,7 @@ def _evaluated(pending: Pending) -> GaussianTensor:
 
 def _value(pending: Pending) -> GaussianTensor:
     """Operation by operation where that is exact and simple, else as one function."""
-    expression, base, one_by_one = pending.expression, pending.base, pending.one_by_one
+    expression, base, stepwise = pending.expression, pending.base, pending.stepwise
     operation = expression.operation
     first = base.with_batch_at(FIRST)
     alone = operation is not None and expression.arguments == (ITSELF,) and not operation.replaced
@@ -234,16 +234,16 @@ def _value(pending: Pending) -> GaussianTensor:
     of_gaussians = plain and all(one.affine for one in expression.inner)
     scaled = expression.linear and len(expression.inner) == 1
     if expression.affine or expression.replaced or of_gaussians or scaled:
-        return one_by_one()
+        return stepwise()
     activation = closed_form(expression)
     if activation is None and expression.stepwise:
-        return one_by_one()
+        return stepwise()
     try:
         if activation is not None:
             return apply(expression, activation, first).with_batch_at(base.batch_at)
         return _integrated(expression, first).with_batch_at(base.batch_at)
     except (QuadratureError, UnsupportedOperation):
-        result = one_by_one()
+        result = stepwise()
         warn_user(
             f"{name_of(expression)} has no moments that could be found for the function as a "
             "whole; its operations are taken one by one, as if Gaussian in between, which may be "
@@ -285,17 +285,17 @@ def _integrated(expression: Expression, x: GaussianTensor) -> GaussianTensor:
     return first
 
 
-def activation_reading(
+def activation_parser(
     function: Callable[..., Any],
     signature: inspect.Signature,
     factory: Callable[..., Activation],
     spelled: Sequence[Callable[..., Any]],
-) -> Reading:
+) -> Parser:
     """How the calls of an activation are read: its first argument, and options."""
     names = list(signature.parameters)
     place = names.index("inplace") if "inplace" in names else len(names)
 
-    def reading(*args: Any, **kwargs: Any) -> Application | None:
+    def parse(*args: Any, **kwargs: Any) -> Application | None:
         x, options = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
         in_place = kwargs.pop("inplace", False) if place < len(names) else False
         if len(options) > place:
@@ -311,7 +311,7 @@ def activation_reading(
         operation = make(function, factory, replaced, options, tuple(kwargs.items()))
         return Application(operation, (x,), bool(in_place))
 
-    return reading
+    return parse
 
 
 @lru_cache(maxsize=1024)

@@ -29,15 +29,15 @@ from covprop.errors import (
     name_of,
 )
 from covprop.flow.batch_position import FIRST
-from covprop.flow.table import TABLE, Batch, Kind, composes, rule
+from covprop.flow.table import TABLE, Batch, Kind, register_composer, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.composition import (
     Application,
-    Reading,
-    activation_reading,
+    Parser,
+    activation_parser,
     apply,
     check_options,
-    register_reading,
+    register_parser,
 )
 from covprop.rules.operands import gaussians
 
@@ -55,10 +55,10 @@ def _power(exponent: float) -> Operation:
     return _partial(partial(torch.pow, exponent=exponent))
 
 
-def power_reading(whole: Reading) -> Reading:
+def power_parser(whole: Parser) -> Parser:
     """Whole exponents are activations; others are of what stays positive."""
 
-    def reading(input: Any, exponent: Any) -> Application | None:
+    def parse(input: Any, exponent: Any) -> Application | None:
         single = not isinstance(exponent, Tensor) or exponent.numel() == 1
         number = float(exponent) if single else math.nan
         if number.is_integer() and number >= 0:
@@ -66,7 +66,7 @@ def power_reading(whole: Reading) -> Reading:
         # The rule refuses what is no number.
         return Application(_power(number), (input,)) if math.isfinite(number) else None
 
-    return reading
+    return parse
 
 
 def register(
@@ -106,8 +106,8 @@ def register(
         return x
 
     for function in functions:
-        reading = activation_reading(function, signature, factory, functions)
-        register_reading([function], power_reading(reading) if name == "pow" else reading)
+        parse = activation_parser(function, signature, factory, functions)
+        register_parser([function], power_parser(parse) if name == "pow" else parse)
 
 
 for _declaration in DECLARATIONS:
@@ -217,12 +217,12 @@ def activated_rule(
     return apply(function, Quadrature(function, tuple(kinks)), x)
 
 
-def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Application:
+def _parse_activated(x: Any, function: Any, kinks: Sequence[float]) -> Application:
     known, places = Quadrature(function, tuple(kinks)), tuple(map(float, kinks))
     return Application(Operation(OperationKind.FUNCTION, function, known, places), (x,))
 
 
-register_reading([activated], _read_activated)
+register_parser([activated], _parse_activated)
 
 
 def register_activation(
@@ -270,12 +270,12 @@ def find_activation(function: Callable[..., Any], **options: Any) -> Activation:
     return Quadrature(partial(function, **options) if options else function)
 
 
-def _sum(operation: Operation, swapped: bool = False) -> Reading:
-    def reading(input: Any, other: Any, *, alpha: float = 1) -> Application | None:
+def _sum(operation: Operation, swapped: bool = False) -> Parser:
+    def parse(input: Any, other: Any, *, alpha: float = 1) -> Application | None:
         operands = (other, input) if swapped else (input, other)
         return Application(operation, operands) if alpha == 1 else None
 
-    return reading
+    return parse
 
 
 def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Application | None:
@@ -300,7 +300,7 @@ def _is_condition(operand: Any) -> bool:
 
 def register_operations() -> None:
     """Arithmetic, comparisons and choices."""
-    readings: dict[tuple[str, ...], Reading] = {
+    parsers: dict[tuple[str, ...], Parser] = {
         ("add",): _sum(ADD),
         ("sub", "subtract"): _sum(SUBTRACT),
         ("rsub", "__rsub__"): _sum(SUBTRACT, swapped=True),
@@ -317,11 +317,11 @@ def register_operations() -> None:
         ("ge",): lambda input, other: Application(COMPARE_OR_EQUAL, (input, other)),
         ("le",): lambda input, other: Application(COMPARE_OR_EQUAL, (other, input)),
     }
-    for names, reading in readings.items():
-        register_reading(spellings(*names), reading)
-    register_reading([torch.where], _choose)
-    register_reading([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other))
-    register_reading(
+    for names, parse in parsers.items():
+        register_parser(spellings(*names), parse)
+    register_parser([torch.where], _choose)
+    register_parser([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other))
+    register_parser(
         spellings("masked_fill"),
         lambda input, mask, value: _choose(mask, value, input),
     )
@@ -369,4 +369,4 @@ def _between(x: Any, low: Any, high: Any) -> Any:
 def register_bounds() -> None:
     """Tensors as bounds, of functions that have rules by now."""
     for function in spellings("clamp", "clip", "clamp_min", "clamp_max"):
-        composes([function], _bounded(TABLE[function].compose))
+        register_composer([function], _bounded(TABLE[function].compose))

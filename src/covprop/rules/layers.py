@@ -25,9 +25,9 @@ from covprop.rules.affine import (
     EXACT,
     affine,
     entries_of_mean,
-    in_front_of,
+    keeps_last_dims,
     register_linear,
-    without,
+    without_argument,
 )
 from covprop.rules.operands import gaussians
 
@@ -327,14 +327,16 @@ def linear(
     function: Callable[..., Any], input: Any, weight: Any, bias: Any = None
 ) -> GaussianTensor:
     """W x + b, directly for a tensor with its batch first."""
-    if hasattr(function, "batch_at") and in_front_of(
+    if hasattr(function, "batch_at") and keeps_last_dims(
         1, function, *gaussians((input, weight, bias), {})
     ):  # the last dimension is the same
         function = inspect.unwrap(function)
     plain = is_plain(weight) and (bias is None or is_plain(bias))
     layer = linear_layer(input, input, weight) if plain and function is F.linear else None
     if layer is None:
-        return affine(function, input, weight, bias, strip=without(2, "bias"), layer=linear_layer)
+        return affine(
+            function, input, weight, bias, strip=without_argument(2, "bias"), layer=linear_layer
+        )
     mapped = LinearMap(
         partial(F.linear, weight=weight), input.event_shape, layer=layer,
         squared=lambda vector: F.linear(vector, weight.square()),
@@ -342,12 +344,12 @@ def linear(
     return input.through(F.linear(input.loc, weight, bias), mapped)
 
 
-register_linear("conv1d", strip=without(2, "bias"), layer=no_layer)
-register_linear("conv2d", strip=without(2, "bias"), layer=convolution)
-register_linear("conv3d", strip=without(2, "bias"), layer=no_layer)
-register_linear("conv_transpose1d", strip=without(2, "bias"), layer=no_layer)
-register_linear("conv_transpose2d", strip=without(2, "bias"), layer=no_layer)
-register_linear("conv_transpose3d", strip=without(2, "bias"), layer=no_layer)
+register_linear("conv1d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv2d", strip=without_argument(2, "bias"), layer=convolution)
+register_linear("conv3d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv_transpose1d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv_transpose2d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv_transpose3d", strip=without_argument(2, "bias"), layer=no_layer)
 register_linear("avg_pool1d", entries=entries_of_windows)
 register_linear("avg_pool2d", entries=entries_of_windows)
 register_linear("avg_pool3d", entries=entries_of_windows)

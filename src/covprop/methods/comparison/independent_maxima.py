@@ -11,7 +11,7 @@ from covprop.carriers.planned import PRODUCT
 from covprop.carriers.variances import independent_maximum
 from covprop.covariance import Dense
 from covprop.covariance.planned import Cost
-from covprop.flow.carrier import Carrier, Scaled
+from covprop.flow.carrier import Carrier, DiagonalTransfer
 from covprop.flow.lineage import Transfer
 
 
@@ -24,12 +24,15 @@ class IndependentMaxima(Full):
     ) -> tuple[Tensor, Carrier]:
         """Cov_ij = (1 - p_i)(1 - p_j) A_ij + p_i p_j B_ij, and Clark's variance on the diagonal."""
         a, b, mean, other_mean = pair()
-        a._expect(mean)
+        a._reserve(mean)
         found = independent_maximum(a, b, mean, other_mean)
         first, second = 1 - found.share, found.share
         parts = a.covariance.scale(first), b.covariance.scale(second)
         matrix = parts[0].matrix() + parts[1].matrix() + torch.diag_embed(found.added)
-        edges: list[tuple[Carrier, Transfer]] = [(a, Scaled(first)), (b, Scaled(second))]
+        edges: list[tuple[Carrier, Transfer]] = [
+            (a, DiagonalTransfer(first)),
+            (b, DiagonalTransfer(second)),
+        ]
         return found.mean, self._new(Dense(matrix), edges)
 
     def monotone_maximum(self, inside: Callable[[], Any], outside: Callable[[], Any]) -> Any:
