@@ -212,7 +212,7 @@ def test_nothing_asks_which_kind_it_has(root: str) -> None:
 
 
 SUBCLASSED = {
-    "Activation", "Covariance", "FunctionMethod", "LayerwiseMethod", "Likelihood", "MaximaOption",
+    "Activation", "Covariance", "FunctionMethod", "LayerwiseMethod", "Likelihood",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.methods import as_method
-from covprop.methods.arguments import METHODS
+from covprop.methods.names import METHODS
 from tests.gaussians import covariance_matrix, gaussian, numbers
 from tests.oracles import assert_close
 

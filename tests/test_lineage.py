@@ -64,15 +64,15 @@ def test_columns_of_a_root_are_carried_to_the_covariance_with_the_input(
     inner = F.linear(begun.clone(), first)
     y = F.linear(F.relu(inner), second) * torch.sigmoid(F.linear(inner, second)) + other_in
     columns = torch.linalg.cholesky(x.covariance_matrix)
-    carried = y.carrier.carried(begun.carrier, columns)
+    carried = y.carrier.expected_jvp(begun.carrier, columns)
     cross = y.carrier.cross(begun.carrier)
     assert carried is not None
     assert cross is not None
     assert_close(carried @ columns.mT, cross)
-    some = y.carrier.carried(begun.carrier, columns[..., 1:3])
+    some = y.carrier.expected_jvp(begun.carrier, columns[..., 1:3])
     assert some is not None
     assert_close(some, carried[..., 1:3])
-    assert other_in.carrier.carried(begun.carrier, columns) is None
+    assert other_in.carrier.expected_jvp(begun.carrier, columns) is None
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])

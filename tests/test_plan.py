@@ -25,7 +25,7 @@ from tests.test_networks import Peak
 
 EXACT = cp.Exact()
 RUNNING = "covprop.methods.planning"
-PLANNED = "covprop.methods.base.planned"
+PLANNED = "covprop.methods.layerwise.planned"
 
 
 def gaussian(

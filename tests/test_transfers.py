@@ -7,7 +7,7 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.covariance import LinearMap
-from covprop.flow.carrier import Along, Scaled, Taken, Times
+from covprop.flow.carrier import DiagonalTransfer, IndexTransfer, LinearTransfer, ScalarTransfer
 from covprop.methods.sketched_backward import transposed
 from covprop.rules.layers import Convolution, Linear
 from tests.gaussians import numbers
@@ -17,7 +17,9 @@ from tests.oracles import assert_close
 D = torch.float64
 
 
-def matrix_of(transfer: Along | Scaled, size: int, batch: tuple[int, ...]) -> Tensor:
+def matrix_of(
+    transfer: LinearTransfer | DiagonalTransfer, size: int, batch: tuple[int, ...]
+) -> Tensor:
     """Its columns: what it makes of unit vectors."""
     return transfer(torch.eye(size, dtype=D).expand(*batch, size, size))
 
@@ -49,10 +51,10 @@ def test_the_transpose_of_a_convolution_is_that_of_its_matrix(
         torch.Size(image), layer=layer,
     )  # fmt: skip
     size = inputs * side**2
-    matrix = matrix_of(Along(linear), size, batch)
+    matrix = matrix_of(LinearTransfer(linear), size, batch)
     rows = numbers(*batch, 3, matrix.shape[-2], seed=1)
     assert layer.transposed(rows) is not None
-    assert_close(transposed(Along(linear), rows, size), rows @ matrix, atol=1e-12)
+    assert_close(transposed(LinearTransfer(linear), rows, size), rows @ matrix, atol=1e-12)
 
 
 @pytest.mark.parametrize("positions", [1, 3])
@@ -61,9 +63,9 @@ def test_the_transpose_of_a_linear_layer_is_that_of_its_matrix(positions: int) -
     linear = LinearMap(
         lambda t: F.linear(t, weight), torch.Size((positions, 4)), layer=Linear(weight)
     )
-    matrix = matrix_of(Along(linear), 4 * positions, ())
+    matrix = matrix_of(LinearTransfer(linear), 4 * positions, ())
     rows = numbers(2, 5 * positions, seed=1)
-    assert_close(transposed(Along(linear), rows, 4 * positions), rows @ matrix, atol=1e-12)
+    assert_close(transposed(LinearTransfer(linear), rows, 4 * positions), rows @ matrix, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding")
@@ -73,19 +75,23 @@ def test_one_sided_padding_is_left_to_autograd() -> None:
     linear = LinearMap(
         lambda t: F.conv2d(t, weight, padding="same"), torch.Size((2, 4, 4)), layer=layer
     )
-    matrix = matrix_of(Along(linear), 32, ())
+    matrix = matrix_of(LinearTransfer(linear), 32, ())
     rows = numbers(2, 48, seed=1)
     assert layer.transposed(rows) is None
-    assert_close(transposed(Along(linear), rows, 32), rows @ matrix, atol=1e-12)
+    assert_close(transposed(LinearTransfer(linear), rows, 32), rows @ matrix, atol=1e-12)
 
 
 def test_what_autograd_makes_is_what_is_known() -> None:
     factor, rows = numbers(2, 6), numbers(2, 3, 6, seed=1)
-    for known in (Times(1.0), Times(-2.5), Taken(torch.tensor([4, 0, 0, 2, 1, 4]), 7)):
-        size = 7 if isinstance(known, Taken) else 6
+    for known in (
+        ScalarTransfer(1.0),
+        ScalarTransfer(-2.5),
+        IndexTransfer(torch.tensor([4, 0, 0, 2, 1, 4]), 7),
+    ):
+        size = 7 if isinstance(known, IndexTransfer) else 6
         other = transposed(lambda cross, known=known: known(cross), rows, size)
         assert_close(transposed(known, rows, size), other)
-    assert_close(transposed(Scaled(factor), rows, 6), rows * factor[:, None])
+    assert_close(transposed(DiagonalTransfer(factor), rows, 6), rows * factor[:, None])
     other = transposed(lambda cross: factor[..., None] * cross, rows, 6)
     assert_close(other, rows * factor[:, None])
 

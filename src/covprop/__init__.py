@@ -46,7 +46,7 @@ from covprop.methods import (
     Unscented,
     Wu2019,
 )
-from covprop.methods.comparison.daunizeau import DaunizeauSigmoid
+from covprop.methods.comparison.published import DaunizeauSigmoid
 from covprop.methods.plan import Plan
 from covprop.mixture import Mixture
 from covprop.propagate import joint, plan, propagate

@@ -134,32 +134,30 @@ class ErrorEstimate:
 
 
 @final
+@dataclass(eq=False)
 class Deferred:
     """An error that is estimated when it is first asked for.
 
     needs_model: whether that takes evaluations of the model.
     """
 
-    def __init__(
-        self, estimate: Callable[[], ErrorEstimate | None], needs_model: bool = True
-    ) -> None:
-        """Keep the function, and call it once at most."""
-        self._estimate, self._needs_model = estimate, needs_model
+    estimate: Callable[[], ErrorEstimate | None]
+    needs_model: bool = True
 
     @cached_property
     def value(self) -> ErrorEstimate | None:
-        """The estimate."""
-        return self._estimate()
+        """The estimate, which is computed once."""
+        return self.estimate()
 
     @property
     def known(self) -> bool:
         """Whether it has been asked for, or takes nothing but a few numbers."""
-        return "value" in vars(self) or not self._needs_model
+        return "value" in vars(self) or not self.needs_model
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Deferred":
         """Apply a function to the tensors inside, when the error is asked for."""
         return Deferred(
-            lambda: None if self.value is None else self.value.map(function), self._needs_model
+            lambda: None if self.value is None else self.value.map(function), self.needs_model
         )
 
 
@@ -208,10 +206,6 @@ class Accuracy:
     def covariance_stderr(self) -> Tensor | None:
         """Standard errors of the covariance (*batch, n, n), if it was sampled."""
         return None if self._sampling is None else self._sampling.covariance
-
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> ErrorEstimate | Deferred | None:
-        """The error with a function applied to its tensors, computed no sooner than the error."""
-        return None if self._error is None else self._error.map(function)
 
     def __str__(self) -> str:
         """Shapes and types, and the estimated error on a line of its own where it is known."""

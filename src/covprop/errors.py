@@ -185,8 +185,8 @@ def name_of(function: Callable[..., Any]) -> str:
     function = inspect.unwrap(function)
     if isinstance(function, OpOverload | OpOverloadPacket):
         return f"torch.ops.{function}"
-    if hasattr(function, "written"):  # a composed function
-        return str(function.written)
+    if hasattr(function, "formula"):  # a composed function
+        return str(function.formula)
     if isinstance(function, partial) and not hasattr(function, "__name__"):
         return name_of(function.func)
     name = getattr(function, "__name__", None) or repr(function)

@@ -23,10 +23,10 @@ from torch.nn.functional import pad
 from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
 from covprop.errors import ApproximationWarning, InvalidGaussian, warn_user
-from covprop.gaussian import Gaussian, check_gaussian
+from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
 from covprop.methods import Method, as_method
-from covprop.propagate import AUTO, Model, joint
+from covprop.propagate import AUTO, Model, check_gaussian, joint
 
 __all__ = ["FilterResult", "StateSpace", "Update"]
 

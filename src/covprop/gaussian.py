@@ -29,8 +29,6 @@ from covprop.validation import (
     observation_noise,
 )
 
-__all__ = ["Gaussian", "SamplingError", "check_gaussian"]
-
 
 class Gaussian(Arithmetic, Accuracy, Stored):
     """A Gaussian over tensors, or a batch of them.
@@ -94,6 +92,19 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         self._mean, self._covariance, self._method = mean, structure, method
         self._sampling, self._mixture = sampling, mixture
         self._skewness, self._notes, self._error = skewness, tuple(notes), error
+
+    @classmethod
+    def unchecked(
+        cls, mean: Tensor, covariance: Covariance, *, method: object = None,
+        sampling: SamplingError | None = None, mixture: Any = None, skewness: Tensor | None = None,
+        notes: Sequence[str] = (), error: ErrorEstimate | Deferred | None = None,
+    ) -> Self:  # fmt: skip
+        """What the library has made, without the checks of the constructor."""
+        result = object.__new__(cls)
+        result._mean, result._covariance, result._method = mean, covariance, method
+        result._sampling, result._mixture = sampling, mixture
+        result._skewness, result._notes, result._error = skewness, tuple(notes), error
+        return result
 
     @classmethod
     @positional_deprecated("stddev", "batch_dims")
@@ -244,7 +255,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
             None if self._skewness is None else self._skewness.reshape(shape)[..., index],
             error,
             self._mixture and self._mixture.marginal(elements),
-            self.mapped(lambda tensor: tensor.reshape(shape)[..., index]),
+            self._error and self._error.map(lambda tensor: tensor.reshape(shape)[..., index]),
         )
 
     def condition(
@@ -335,7 +346,9 @@ class Gaussian(Arithmetic, Accuracy, Stored):
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""
         mixture = self._mixture and self._mixture.to(*args, **kwargs)
-        return self._map(lambda tensor: tensor.to(*args, **kwargs), mixture)
+        result = self._map(lambda tensor: tensor.to(*args, **kwargs), mixture)
+        check_tensors(result._mean, result._covariance)
+        return result
 
     def reshape_batch(self, shape: Sequence[int]) -> "Gaussian":
         """The same Gaussians in a batch of another shape."""
@@ -363,17 +376,16 @@ class Gaussian(Arithmetic, Accuracy, Stored):
             None if self._skewness is None else function(self._skewness),
             None if self._sampling is None else self._sampling.map(function),
             mixture,
-            self.mapped(function),
+            self._error and self._error.map(function),
         )
 
     def with_error(
         self, error: ErrorEstimate | Deferred | None, notes: Sequence[str] = ()
     ) -> "Gaussian":
         """The same with an estimate of its error, and further notes."""
-        result = object.__new__(type(self))
-        for name in Gaussian.__slots__:
-            setattr(result, name, getattr(self, name))
-        result._error, result._notes = error, (*self._notes, *notes)
+        parts = self._mean, self._covariance, self._skewness, self._sampling, self._mixture
+        result = self._like(*parts, error)
+        result._notes = (*self._notes, *notes)
         return result
 
     def _like(
@@ -382,18 +394,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         error: ErrorEstimate | Deferred | None = None,
     ) -> Self:  # fmt: skip
         """Another one of the same type, by the same method, without checks."""
-        result = object.__new__(type(self))
-        Gaussian.__init__(
-            result, mean, covariance, validate_args=False, method=self._method, sampling=sampling,
-            mixture=mixture, skewness=skewness, notes=self._notes, error=error,
+        return type(self).unchecked(
+            mean, covariance, method=self._method, sampling=sampling, mixture=mixture,
+            skewness=skewness, notes=self._notes, error=error,
         )  # fmt: skip
-        return result
-
-
-def check_gaussian(x: object) -> None:
-    """Refuse an input that is no Gaussian."""
-    if not isinstance(x, Gaussian):
-        raise TypeError(
-            f"the input is a cp.Gaussian, not {type(x).__name__}; make one of a tensor with "
-            "cp.Gaussian.isotropic(x, stddev=...)"
-        )

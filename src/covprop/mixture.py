@@ -10,7 +10,8 @@ from torch.distributions import Categorical, MixtureSameFamily
 
 from covprop.covariance.base import symmetric
 from covprop.distribution import checked_shape
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.error_estimate import SamplingError
+from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation, standard_deviation
 
 

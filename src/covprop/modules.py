@@ -12,6 +12,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+COMPILER = "torch._dynamo"
+"""The module of torch.compile."""
+
 
 class EagerMode(TorchDispatchMode):
     """A dispatch mode of code that is not compiled.
@@ -70,19 +73,6 @@ def running_module(names: Mapping[int, str]) -> str:
     return ""
 
 
-def calling_module() -> nn.Module | None:
-    """The innermost module that is being called.
-
-    Only frames of torch's own call are read: locals that are read live as long as their frame, and
-    these frames hold their arguments anyway.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    call = nn.Module._call_impl.__code__
-    while frame is not None and frame.f_code is not call:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
-
-
 def calling_modules(until: Callable[[FrameType], bool]) -> list[nn.Module] | None:
     """The modules that are being called, the innermost first, up to a frame; None without one."""
     modules: list[nn.Module] = []
@@ -113,7 +103,7 @@ _stances: list[Any] = []
 @contextmanager
 def eagerly() -> Iterator[None]:
     """Run what is inside without torch.compile at any depth of it."""
-    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and it is slow to import
+    if COMPILER not in sys.modules:  # nothing has been compiled, and it is slow to import
         yield
         return
     with _lock:

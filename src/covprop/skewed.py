@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from covprop.covariance import Diagonal
+from covprop.covariance.base import is_finite
 from covprop.distribution import checked_shape
 from covprop.errors import InvalidGaussian, UnsupportedOperation, positional_deprecated
 from covprop.gaussian import Gaussian
 from covprop.kernels import pearson
-from covprop.kernels.normal import is_finite, standard_deviation
+from covprop.kernels.normal import standard_deviation
 from covprop.validation import SUPPORTED, check_batch_dims, check_tensors, checked_variances
 
 Number = float | Tensor

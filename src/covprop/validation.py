@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from covprop.covariance import Covariance
+from covprop.covariance.base import is_finite
 from covprop.covariance.sharded import is_distributed
 from covprop.errors import InvalidGaussian
-from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import NEGATIVE_VARIANCE
 
 SUPPORTED = (torch.float32, torch.float64)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from torch import nn
 
-from covprop.methods.arguments import MOST_SAMPLES
+from covprop.methods.names import MOST_SAMPLES
 from tests.cli.mutations import (
     DESCRIPTIONS,
     ENTRIES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from covprop.cli.output import ExitCode
-from covprop.methods.arguments import METHODS
+from covprop.methods.names import METHODS
 from tests.cli.running import covprop
 from tests.pages import blocks, words
 

@@ -23,7 +23,8 @@ from covprop.covariance import (
     Streamed,
     Zero,
 )
-from covprop.covariance.base import symmetric, symmetrised
+from covprop.covariance.base import symmetric
+from covprop.covariance.dense import symmetrised
 from covprop.covariance.planned import Result
 from tests.gaussians import covariance_matrix, numbers
 from tests.oracles import assert_close

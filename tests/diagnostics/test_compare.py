@@ -15,7 +15,7 @@ import covprop as cp
 from covprop.diagnostics.compare import METHODS, PeakTensors, footprint, method_name
 from covprop.diagnostics.comparison import Agreement, Reference, wasserstein_of_sampling
 from covprop.diagnostics.verdict import Grade
-from covprop.gaussian import SamplingError
+from covprop.error_estimate import SamplingError
 from tests.layers import propagate
 from tests.oracles import assert_close
 

@@ -23,7 +23,7 @@ from covprop.diagnostics.verdict import (
     kl_divergence,
     wasserstein_distance,
 )
-from covprop.gaussian import SamplingError
+from covprop.error_estimate import SamplingError
 from tests.layers import propagate
 from tests.oracles import assert_close
 

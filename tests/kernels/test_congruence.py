@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.covariance.congruence import COMPILED, small_congruence
+from covprop.covariance.dense import COMPILED, small_congruence
 from covprop.kernels import compiled
 from covprop.kernels.gradients import jvp
 from covprop.native import build

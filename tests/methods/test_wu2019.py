@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.methods.comparison.wu2019 import bump_first, bump_second
+from covprop.methods.comparison.published import bump_first, bump_second
 from tests.layers import propagate
 from tests.oracles import assert_close
 from tests.paper import means, wu_relu_covariance

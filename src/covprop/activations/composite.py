@@ -163,9 +163,9 @@ class WithoutJumps:
         return self.expression(y) - self(y)
 
     @property
-    def written(self) -> str:
+    def formula(self) -> str:
         """The expression, written out."""
-        return self.expression.written
+        return self.expression.formula
 
 
 def _jumps(expression: Expression, mean: Tensor, stddev: Tensor) -> list[Jump]:

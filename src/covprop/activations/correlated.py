@@ -319,3 +319,49 @@ def integrated(left: Activated, right: Activated, covariance: Tensor, pairs: Pla
                 value = pair_covariance(ScalarPair(g, h), *one, *two, rho)
             total = total + share * value
     return total
+
+
+def series_cross(left: Activated, right: Activated, covariance: Tensor, order: int) -> Tensor:
+    """Cov(g(y_i), h(w_j)) = c_ij sum_k rho^(k-1) (a_k / sigma)_i (b_k / sigma)_j."""
+
+    def elements(side: Activated) -> Elements:
+        found = series_elements(side.coefficients(order), side.variance, covariance.dtype)
+        return tuple(element.to(covariance) for element in found)
+
+    rows = tuple(t[..., :, None] for t in elements(left))
+    columns = tuple(t[..., None, :] for t in elements(right))
+    return series_pair(rows, columns, covariance)
+
+
+def series_elements(coefficients: Tensor, variance: Tensor, dtype: torch.dtype) -> Elements:
+    """1 / sigma, coefficients and their unit."""
+    if compiled.usable(coefficients, variance):
+        limits = compiled_moments.SeriesLimits.of(dtype)
+        bound = compiled.Bound((), accuracy=1.0)  # every term counts, whatever the correlation
+        found = compiled_moments.series_numbers(coefficients, variance, variance, bound, limits)
+        return found.inverse, found.coefficients, found.units
+    units = series_units(coefficients, dtype)
+    return inverse_deviation(variance), flushed(coefficients / units, dtype), units
+
+
+def series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+    """All terms of the series, of `series_elements`."""
+    if compiled.usable(covariance, *left, *right):
+        rows, columns = (t.squeeze(-1) for t in left), (t.squeeze(-2) for t in right)
+        return compiled.pairs(_side(*rows), _side(*columns), covariance)[0]
+    rho = correlation(covariance, left[0], right[0])
+    return in_units(covariance, left[2], right[2]) * power_series(rho, left[1], right[1])
+
+
+def series_matrix(
+    elements: Sequence[Tensor], covariance: Tensor, variance: Tensor
+) -> Tensor | None:
+    """The same of a symmetric matrix by a compiled kernel, None where there is none."""
+    if not compiled.usable(covariance, variance, *elements):
+        return None
+    side = _side(*elements)
+    return compiled.pairs(side, side, covariance, diagonal=variance)[0]
+
+
+def _side(inverse: Tensor, coefficients: Tensor, units: Tensor) -> compiled.Series:
+    return compiled.Series(inverse, None, coefficients, units)

@@ -115,15 +115,6 @@ class Expression:
         return self.linear and all(one.affine for one in self.inner)
 
     @property
-    def known(self) -> Activation | None:
-        """The activation that it is, as written, of y itself."""
-        if self.operation is None or self.operation.replaced or len(self.arguments) != 1:
-            return None
-        argument = self.arguments[0]
-        of_itself = isinstance(argument, Expression) and argument.operation is None
-        return self.operation.activation if of_itself else None
-
-    @property
     def kind(self) -> OperationKind | None:
         """That of the outermost operation; None for y itself."""
         return None if self.operation is None else self.operation.kind
@@ -169,7 +160,7 @@ class Expression:
         )
 
     @property
-    def written(self) -> str:
+    def formula(self) -> str:
         """The function, written out."""
         if self.operation is None:
             return "x"
@@ -187,7 +178,7 @@ class Expression:
 
 def _text(argument: Argument) -> str:
     if isinstance(argument, Expression):
-        return argument.written
+        return argument.formula
     return "c" if isinstance(argument, Parameter) else f"{argument:g}"
 
 

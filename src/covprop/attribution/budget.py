@@ -18,12 +18,11 @@ from covprop.errors import (
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import inverse_deviation
 from covprop.methods import Linearized, Method
-from covprop.methods.arguments import checked, warn_of_arguments
 from covprop.methods.call import Call
 from covprop.methods.linearized import gains_of
 from covprop.methods.progress import StageBar
 from covprop.methods.root import Root
-from covprop.propagate import AUTO, propagate_without_warnings
+from covprop.propagate import AUTO, checked_call, propagate_without_warnings, warn_of_arguments
 from covprop.text_table import Table, Tabular, in_digits, in_percent, place_words, plain
 
 MOST_GROUPS = 32
@@ -189,7 +188,7 @@ def uncertainty_budget(
     """
     if type(orders) is not int or orders < 1:
         raise ValueError(f"orders is a positive whole number, not {orders!r}")
-    call, method = checked(module, inputs, method, named_inputs)
+    call, method = checked_call(module, inputs, method, named_inputs)
     method.check_covariances("an uncertainty budget needs the covariance of two evaluations")
     warn_of_arguments(call)
     method.check_skewness(call.inputs)

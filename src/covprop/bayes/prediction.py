@@ -12,7 +12,7 @@ from covprop.bayes.layers import BayesLayer, random_linear
 from covprop.bayes.likelihoods import Likelihood, Prediction
 from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
-from covprop.flow.table import Entered
+from covprop.flow.table import UsedWeights
 from covprop.gaussian import Gaussian
 from covprop.methods import GaussianLayers, Method
 from covprop.propagate import propagate_without_warnings
@@ -77,7 +77,7 @@ class _Drawing(TorchFunctionMode):
     def __init__(self, generator: torch.Generator | None) -> None:
         super().__init__()
         self.generator = generator
-        self.entered = Entered()
+        self.entered = UsedWeights()
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

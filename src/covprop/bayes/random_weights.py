@@ -17,7 +17,7 @@ from torch import Tensor
 from covprop.bayes.layers import BayesLayer, BayesLinear, random_linear
 from covprop.covariance import Covariance, LinearMap
 from covprop.errors import UnsupportedOperation
-from covprop.flow.table import TWICE, Kind, rule
+from covprop.flow.table import USED_TWICE, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 
 GATHERED = 2**22
@@ -40,8 +40,8 @@ def random_linear_rule(
 ) -> GaussianTensor:
     """Propagate moments through a layer, whose weights may enter a pass once."""
     layer.check_input(input.loc, len(input.batch_shape))
-    if not layer.shared and not input.lineage.claim(layer.weight_mean):
-        raise UnsupportedOperation(TWICE)
+    if not layer.shared and not input.lineage.is_first_use(layer.weight_mean):
+        raise UnsupportedOperation(USED_TWICE)
     loc = at_means(input.loc, weight, layer)
     weights = RandomWeights(layer, input.event_shape, len(input.batch_shape))
     return GaussianTensor(loc, input.carrier.random_linear(loc, input.flat, weights))

@@ -19,7 +19,7 @@ from covprop.activations import Activated, Activation
 from covprop.covariance import Covariance, Dense
 from covprop.errors import InconsistentBranches, UnsupportedOperation, name_of
 from covprop.flow.algebra import Contraction
-from covprop.flow.carrier import Transfer
+from covprop.flow.lineage import Transfer
 from covprop.kernels.normal import SQRT_2, inverse_deviation
 from covprop.kernels.rounding import CANCELLATION
 

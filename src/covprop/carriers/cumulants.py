@@ -30,7 +30,8 @@ from covprop.covariance.base import symmetric
 from covprop.covariance.semidefinite import nearest_semidefinite
 from covprop.errors import InconsistentBranches, name_of
 from covprop.flow.algebra import Contraction, Groups, Recurrence
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Scaled, Transfer
+from covprop.flow.carrier import Carrier, DiagonalTransfer, Moments, RandomLinear
+from covprop.flow.lineage import Transfer
 from covprop.kernels.edgeworth import (
     Coefficients,
     Fourth,
@@ -85,7 +86,7 @@ class Cumulants(ThirdCumulant):
 
     def linear(self, loc: Tensor, linear: LinearMap) -> Full:
         """A S A^T; of the Gaussian covariance where third cumulants are not to be trusted."""
-        self._expect(loc)
+        self._reserve(loc)
         covariance = self.covariance.push(linear)
         if self.gaussian is None:
             return self._linear(loc, linear, covariance)
@@ -235,10 +236,10 @@ class Cumulants(ThirdCumulant):
             self.lineage.origins.append(weakref.ref(own_origin))
             blocks = blocks.extended(factor, own_origin, parts)
         elif blocks.tensor is not None:
-            blocks = Blocks(blocks.origins, moved(blocks.tensor, Scaled(factor)))
+            blocks = Blocks(blocks.origins, moved(blocks.tensor, DiagonalTransfer(factor)))
         made = self._new(
             covariance,
-            ((self, Scaled(slope)),),
+            ((self, DiagonalTransfer(slope)),),
             activated=activated,
             blocks=blocks,
             gaussian=gaussian,

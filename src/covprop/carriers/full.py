@@ -21,20 +21,19 @@ from covprop.covariance import Covariance, Dense, Diagonal, LinearMap
 from covprop.covariance.base import symmetric, without_negative_variances
 from covprop.flow.algebra import Contraction, GroupBases, Groups, Recurrence
 from covprop.flow.carrier import (
-    Along,
     Carrier,
-    Deferred,
+    DiagonalTransfer,
+    IndexTransfer,
+    LazyTransfer,
+    LinearTransfer,
     Moments,
     RandomLinear,
-    Scaled,
-    Taken,
+    ScalarTransfer,
     Term,
-    Times,
-    Transfer,
-    pushed_by,
+    pushed_matrix,
     transfer_of,
 )
-from covprop.flow.lineage import Lineage
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.directions import direction, length
 
 
@@ -44,7 +43,7 @@ class Full(Carrier):
     activated, products: the activation that made it, or the products of which it is made.
     """
 
-    may_pile_up: ClassVar[bool] = True
+    lazy_release: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -104,17 +103,17 @@ class Full(Carrier):
         **options: Any,
     ) -> "Full":
         if covariance.dtype != loc.dtype:  # torch has promoted the mean
-            self._expect(loc)
+            self._reserve(loc)
             covariance = covariance.map(lambda tensor: tensor.to(loc.dtype))
         edges = () if transfer is None else ((self, transfer),)
         opaque = transfer is None
         return self._new(covariance, edges, activated=activated, opaque=opaque, **options)
 
-    def _expect(self, loc: Tensor) -> None:
+    def _reserve(self, loc: Tensor) -> None:
         """Raise if the covariance of a result with this mean, and what follows, will not fit."""
         batch = max(1, self.batch_shape.numel())
-        features = self.covariance.written(loc.numel() // batch)
-        self.lineage.expect(loc.itemsize * batch * features**2)
+        features = self.covariance.matrix_rows(loc.numel() // batch)
+        self.lineage.reserve(loc.itemsize * batch * features**2)
 
     def with_covariance(
         self, loc: Tensor, covariance: Covariance, transfer: Transfer | None
@@ -124,7 +123,7 @@ class Full(Carrier):
 
     def linear(self, loc: Tensor, linear: LinearMap) -> "Full":
         """A S A^T."""
-        self._expect(loc)
+        self._reserve(loc)
         return self._linear(loc, linear, self.covariance.push(linear))
 
     def _linear(
@@ -134,21 +133,21 @@ class Full(Carrier):
         covariance = without_negative_variances(
             covariance, lambda: self.size * linear.variances(self.variances())
         )
-        return self._result(loc, covariance, Along(linear.without_buffers()), **options)
+        return self._result(loc, covariance, LinearTransfer(linear.without_buffers()), **options)
 
     def select(self, loc: Tensor, index: Tensor) -> "Full":
         """Rows and columns of the index."""
-        self._expect(loc)
-        return self._result(loc, self.covariance.take(index), Taken(index, self.size))
+        self._reserve(loc)
+        return self._result(loc, self.covariance.take(index), IndexTransfer(index, self.size))
 
     def scale(self, loc: Tensor, factor: Tensor) -> "Full":
         """f_i f_j S_ij."""
-        self._expect(loc)
-        return self._result(loc, self.covariance.scale(factor), Scaled(factor))
+        self._reserve(loc)
+        return self._result(loc, self.covariance.scale(factor), DiagonalTransfer(factor))
 
     def map(self, loc: Tensor, function: Callable[[Tensor], Tensor]) -> "Full":
         """A function of the tensors of the structure, and of those of every cross-covariance."""
-        self._expect(loc)
+        self._reserve(loc)
         return self._result(loc, self.covariance.map(function), function)
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Full"]:
@@ -163,7 +162,7 @@ class Full(Carrier):
         seen = self.lineage.observed(activation)
         variance = self.variances()
         if not self.covariance.independent:
-            self.lineage.expect(mean.itemsize * mean.numel() * self.size)
+            self.lineage.reserve(mean.itemsize * mean.numel() * self.size)
             variance = variance.to(torch.float64, copy=True)  # a view would keep the whole matrix
         result, covariance = self.treatment.activate(seen, mean, self.covariance)
         return result, covariance, Activated(activation, mean, variance)
@@ -186,7 +185,7 @@ class Full(Carrier):
     def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
         """Exact within each group, by the expected slope between them."""
         dtype = mean.dtype
-        self._expect(mean)
+        self._reserve(mean)
         bases = GroupBases.of_covariance(groups, mean, self.covariance)
         found = direction(bases.vector, groups.offset)
         edge = groups.normalizing_map(bases.slope(found, dtype), weight)
@@ -201,8 +200,8 @@ class Full(Carrier):
             extra = blocks.diagonal(dim1=-2, dim2=-1)
             variance = matrix.diagonal(dim1=-2, dim2=-1)[..., groups.index]
             pushed = Dense(symmetric(matrix))
-        return Moments(bases.whole(found.mean), self._new(pushed, [(self, Along(edge))]), extra,
-                       variance)  # fmt: skip
+        result = self._new(pushed, [(self, LinearTransfer(edge))])
+        return Moments(bases.whole(found.mean), result, extra, variance)
 
     def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
         """Exact for each group, by the expected slope between them."""
@@ -210,15 +209,15 @@ class Full(Carrier):
         found = direction(bases.vector)
         moments = length(bases.vector, found)
         edge = groups.length_map(factor * bases.whole(found.mean))
-        self._expect(loc)
+        self._reserve(loc)
         extra = factor**2 * moments.extra
         covariance = self.covariance.push(edge).plus(extra.to(mean.dtype))
-        result = self._new(covariance, [(self, Along(edge))])
+        result = self._new(covariance, [(self, LinearTransfer(edge))])
         return Moments(factor * moments.mean, result, extra, factor**2 * moments.variance)
 
     def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Full":
         """Independent noise of elements, or that of groups as blocks."""
-        self._expect(loc)
+        self._reserve(loc)
         if groups is None:
             covariance = self.covariance.plus(ratio * (self.variances() + mean.square()))
         else:
@@ -226,7 +225,7 @@ class Full(Carrier):
             matrix = self.covariance.matrix()
             second = matrix + mean[..., :, None] * mean[..., None, :]
             covariance = Dense(matrix + ratio * torch.where(same, second, 0))
-        return self._result(loc, covariance, Times(1.0))
+        return self._result(loc, covariance, ScalarTransfer(1.0))
 
     def random_linear(self, loc: Tensor, mean: Tensor, layer: RandomLinear) -> "Full":
         """E[W] S E[W]^T and the noise of the weights, which is new."""
@@ -235,24 +234,24 @@ class Full(Carrier):
             second = mean.square() if covariance.constant else mean.square() + self.variances()
             noise = layer.independent_noise(second)
             if covariance.constant:
-                return self._result(loc, Diagonal(noise), Deferred(layer.mean_map))
-            self._expect(loc)
+                return self._result(loc, Diagonal(noise), LazyTransfer(layer.mean_map))
+            self._reserve(loc)
             matrix = layer.congruence(covariance)
             matrix = covariance.push(layer.mean_map()).matrix() if matrix is None else matrix
             added = torch.diag_embed(noise)
         else:
-            self._expect(loc)
+            self._reserve(loc)
             added = layer.shared_noise(mean, covariance)
             matrix = torch.zeros_like(added)
             if not covariance.constant:
                 matrix = covariance.push(layer.mean_map()).matrix()
-        return self._result(loc, Dense(symmetric(matrix + added)), Deferred(layer.mean_map))
+        return self._result(loc, Dense(symmetric(matrix + added)), LazyTransfer(layer.mean_map))
 
     def finish(self, loc: Tensor) -> Covariance:
         """Written out, and without variances that rounding has made negative."""
         covariance = self.covariance
         if covariance.deferred:
-            self._expect(loc)
+            self._reserve(loc)
             covariance = Dense(covariance.matrix())
         variance = covariance.diagonal()
         return without_negative_variances(covariance, lambda: variance.abs().amax(-1, keepdim=True))
@@ -261,11 +260,11 @@ class Full(Carrier):
 
     def sum(self, loc: Tensor, terms: Sequence[Term], operation: Callable[..., Any]) -> "Full":
         """sum_ij A_i Cov(x_i, x_j) A_j^T."""
-        self._expect(loc)
+        self._reserve(loc)
         edges = [(carrier, transfer_of(part)) for carrier, part in terms]
         matrix = size = torch.zeros((), dtype=loc.dtype, device=loc.device)
         for i, (carrier, part) in enumerate(terms):
-            own = pushed_by(part, carrier.covariance)
+            own = pushed_matrix(part, carrier.covariance)
             size = size + own.diagonal(dim1=-2, dim2=-1)
             matrix = matrix + own if i else own
             del own  # matrices are large: none is held longer than it is needed
@@ -315,13 +314,13 @@ class Full(Carrier):
         self, other: "Full", mean: Tensor, other_mean: Tensor, cross: Tensor | None
     ) -> tuple[Tensor, Sequence[tuple[Carrier, Transfer]]]:
         """The linear part m_v u + m_u v of a product of vectors."""
-        self._expect(mean)
+        self._reserve(mean)
         linear = _outer(mean, mean) * other.covariance.matrix()
         linear = linear + _outer(other_mean, other_mean) * self.covariance.matrix()
         if cross is not None:
             mixed = _outer(other_mean, mean) * cross
             linear = linear + mixed + mixed.mT
-        return linear, [(self, Scaled(other_mean)), (other, Scaled(mean))]
+        return linear, [(self, DiagonalTransfer(other_mean)), (other, DiagonalTransfer(mean))]
 
     def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Full"] | None:
         """A small propagation for each step; what is outside of it meets it to first order."""
@@ -339,7 +338,7 @@ class Full(Carrier):
             return None
         return cross_covariance(self, other, {})
 
-    def carried(self, source: Self, columns: Tensor) -> Tensor | None:
+    def expected_jvp(self, source: Self, columns: Tensor) -> Tensor | None:
         """E[J] B for columns B (*batch, n, m), J the Jacobian from an input to this."""
         if source.covariance.constant:
             return None

@@ -19,8 +19,8 @@ from covprop.covariance import Covariance, LinearMap, Zero
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance, Result
 from covprop.flow.algebra import Contraction, Groups, Recurrence
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.lineage import Lineage
+from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.compiled import library
 
 VECTORS = 7 * 2**8
@@ -150,7 +150,7 @@ class Planned(Carrier):
             ledger.keep(cost.graph + made.nbytes)
         if cost.writes:
             for one in parents:
-                one.structure = one.planned.written
+                one.structure = one.planned.materialized
         return result
 
     def _dense(self, result: Result) -> PlannedDense:

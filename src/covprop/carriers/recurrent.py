@@ -234,7 +234,7 @@ def recurrent_layer(
         return made._replace(gain=made.gain.index_select(-1, back))
 
     flat = mean.reshape(*batch, carrier.size)
-    carrier.lineage.expect(mean.itemsize * max(1, batch.numel()) * places.total**2)
+    carrier.lineage.reserve(mean.itemsize * max(1, batch.numel()) * places.total**2)
     matrix = carrier.covariance.matrix()
     values, matrix, edge = unrolled(places, flat, matrix, step, carrier.lineage)
     return values.reshape(*mean.shape[:-1], -1), matrix, edge

@@ -25,18 +25,17 @@ from covprop.covariance.semidefinite import square_root
 from covprop.errors import UnsupportedOperation
 from covprop.flow.algebra import Contraction, GroupBases, Groups
 from covprop.flow.carrier import (
-    Along,
     Carrier,
+    DiagonalTransfer,
+    IndexTransfer,
+    LinearTransfer,
     Moments,
     RandomLinear,
-    Scaled,
-    Taken,
+    ScalarTransfer,
     Term,
-    Times,
-    Transfer,
     transfer_of,
 )
-from covprop.flow.lineage import Lineage
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.directions import direction, length
 
 NUMBERS = itertools.count()
@@ -118,15 +117,15 @@ class Tangents(Carrier):
 
     def linear(self, loc: Tensor, linear: LinearMap) -> "Tangents":
         """Every row through the map."""
-        return self._result(loc, self.sketch.push(linear), Along(linear.without_buffers()))
+        return self._result(loc, self.sketch.push(linear), LinearTransfer(linear.without_buffers()))
 
     def select(self, loc: Tensor, index: Tensor) -> "Tangents":
         """Elements of the index."""
-        return self._result(loc, self.sketch.take(index), Taken(index, self.size))
+        return self._result(loc, self.sketch.take(index), IndexTransfer(index, self.size))
 
     def scale(self, loc: Tensor, factor: Tensor) -> "Tangents":
         """f_i S_i."""
-        return self._result(loc, self.sketch.scale(factor), Scaled(factor))
+        return self._result(loc, self.sketch.scale(factor), DiagonalTransfer(factor))
 
     def map(self, loc: Tensor, function: Callable[[Tensor], Tensor]) -> "Tangents":
         """A function of all rows."""
@@ -145,7 +144,7 @@ class Tangents(Carrier):
             if isinstance(part, LinearMap):
                 parts.append(sketch.push(part))
             else:
-                parts.append(sketch.map(Times(part)))
+                parts.append(sketch.map(ScalarTransfer(part)))
         return reduce(Sketch.added, parts)
 
     def product(
@@ -199,14 +198,14 @@ class Tangents(Carrier):
             none, layout = torch.zeros_like(variance), products[0].layout()
             innovation = Innovation(variance, pairs, left=none, layout=layout)
             sketch = linear.innovated(innovation, random_products(products, self.settings.signs))
-        edges = [(self, Scaled(other_mean)), (other, Scaled(mean))]
+        edges = [(self, DiagonalTransfer(other_mean)), (other, DiagonalTransfer(mean))]
         return mean * other_mean + between, self._new(sketch, edges)
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Tangents"]:
         """Exact moments of each unit; the tangents by E[g'], and what is left enters."""
         seen = self.lineage.observed(activation)
         result, slope, sketch = activated(seen, mean, self.sketch, self.settings)
-        return result, self._result(result, sketch, Scaled(slope))
+        return result, self._result(result, sketch, DiagonalTransfer(slope))
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows: sum_c S_c S_c^T has the covariance as its expectation."""
@@ -226,7 +225,7 @@ class Tangents(Carrier):
         extra = rows.square().sum(-2)
         variance = extra + pushed.variances()[..., groups.index]
         noise = GroupNoise(groups.index, rows)
-        result = self._new(noise.added_to(pushed), [(self, Along(edge))])
+        result = self._new(noise.added_to(pushed), [(self, LinearTransfer(edge))])
         return Moments(bases.whole(found.mean), result, extra, variance)
 
     def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
@@ -238,7 +237,7 @@ class Tangents(Carrier):
         edge = groups.length_map(factor * bases.whole(found.mean))
         extra = factor**2 * moments.extra
         sketch = self.sketch.push(edge).plus(extra.to(mean.dtype))
-        result = self._new(sketch, [(self, Along(edge))])
+        result = self._new(sketch, [(self, LinearTransfer(edge))])
         return Moments(factor * moments.mean, result, extra, factor**2 * moments.variance)
 
     def dropout(self, loc: Tensor, mean: Tensor, ratio: float, groups: Tensor | None) -> "Tangents":
@@ -249,7 +248,7 @@ class Tangents(Carrier):
                 "cp.GaussianLayers() or cp.MonteCarlo()"
             )
         sketch = self.sketch.plus(ratio * (self.variances() + mean.square()))
-        return self._result(loc, sketch, Times(1.0))
+        return self._result(loc, sketch, ScalarTransfer(1.0))
 
     def random_linear(self, loc: Tensor, mean: Tensor, layer: RandomLinear) -> "Tangents":
         """The mean map, and independent noise."""
@@ -261,7 +260,7 @@ class Tangents(Carrier):
         linear = layer.mean_map()
         noise = layer.independent_noise(mean.square() + self.variances())
         return self._result(
-            loc, self.sketch.push(linear).plus(noise), Along(linear.without_buffers())
+            loc, self.sketch.push(linear).plus(noise), LinearTransfer(linear.without_buffers())
         )
 
     def finish(self, loc: Tensor) -> Covariance:

@@ -36,8 +36,8 @@ from covprop.carriers.origins import (
     slices_of,
 )
 from covprop.covariance import Covariance
-from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.lineage import Lineage
+from covprop.flow.carrier import Carrier
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.edgeworth import Coefficients, Fourth, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
 
@@ -66,7 +66,7 @@ class ThirdCumulant(Full):
     released: what it made itself stays, and the rest is moved along its edges again when asked for.
     """
 
-    may_pile_up: ClassVar[bool] = False  # blocks are not counted
+    lazy_release: ClassVar[bool] = False  # blocks are not counted
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ThirdCumulant(Full):
             for origin, block in self._released.parts().items():
                 blocks = blocks.with_block(origin, block)
             self._blocks, self._released = blocks, None
-            self.lineage.revisit(self)
+            self.lineage.track(self)
         return self._blocks
 
     def add_block(self, origin: Origin, factors: Tensor) -> None:
@@ -280,7 +280,7 @@ class ThirdCumulant(Full):
         assert isinstance(other, ThirdCumulant)
         if any(one.structure is not None and one.structure.constant for one in (self, other)):
             return None
-        return cross_covariance(self, other, self.lineage.crosses)
+        return cross_covariance(self, other, self.lineage.cross_cache)
 
     def beyond_gaussian(self, other: Carrier) -> Tensor | None:
         """What third cumulants add to Cov(g(y_i), x_j), beyond the slope E[g'] of the edge.
@@ -369,7 +369,7 @@ class ThirdCumulant(Full):
         living += [base for base in bases if base not in nodes]
         release(nodes, living)
         for lineage in {node.lineage for node in nodes}:
-            _forget_crosses(lineage.crosses, living)
+            _forget_crosses(lineage.cross_cache, living)
         for one in others:
             if isinstance(one, ThirdCumulant) and one not in nodes:
                 one.release_blocks()

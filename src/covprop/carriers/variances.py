@@ -12,8 +12,8 @@ from covprop.activations.rectifiers import relu
 from covprop.carriers.planned import Planned
 from covprop.covariance import Covariance, Diagonal, LinearMap
 from covprop.flow.algebra import Contraction, GroupBases, Groups
-from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term, Transfer
-from covprop.flow.lineage import Lineage
+from covprop.flow.carrier import Carrier, Moments, RandomLinear, Term
+from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.directions import Elements, direction, independent_length, length, marginal
 
 LARGEST_EXACT_GROUP = 32
@@ -27,7 +27,7 @@ Of more elements it is a smaller part of their variances than one in the square 
 class Variances(Carrier):
     """A vector of variances (*batch, n)."""
 
-    may_pile_up: ClassVar[bool] = True
+    lazy_release: ClassVar[bool] = True
 
     def __init__(self, values: Tensor, lineage: Lineage) -> None:
         self.values = values

@@ -26,7 +26,7 @@ from covprop.cli.output import (
 from covprop.cli.ranks import Ranks
 from covprop.cli.request import Request, method, read_request, running
 from covprop.diagnostics.compare import SAMPLES as DEFAULT_SAMPLES
-from covprop.methods.arguments import METHOD_NAMES, MOST_SAMPLES
+from covprop.methods.names import METHOD_NAMES, MOST_SAMPLES
 from covprop.propagate import plan as plan_of
 from covprop.robustness.analysis import SAMPLES as ANALYSIS_SAMPLES
 

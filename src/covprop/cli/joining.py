@@ -10,8 +10,8 @@ from torch import Tensor
 
 from covprop.covariance import Covariance, Dense
 from covprop.diagnostics.compare import method_name
-from covprop.error_estimate import ErrorEstimate
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.error_estimate import ErrorEstimate, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.methods import Auto, Method
 from covprop.mixture import Mixture
 from covprop.robustness import NoiseBudget

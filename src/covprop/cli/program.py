@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from covprop.cli.output import Refusal
 from covprop.flow.nests import instances
-from covprop.flow.table import TABLE, spelled
+from covprop.flow.table import TABLE, as_torch_function
 
 LARGEST_SIZE = 2**63  # torch's integers end here; products of larger ones would never end
 ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
@@ -105,7 +105,7 @@ def allowed_operator(target: str) -> Callable[..., Any]:
 
 
 def _has_rule(function: Callable[..., Any]) -> bool:
-    known = spelled(function)
+    known = as_torch_function(function)
     return known in TABLE
 
 

@@ -19,7 +19,7 @@ from covprop.errors import CovpropError
 from covprop.flow.nests import parts
 from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.methods.arguments import parse_method
+from covprop.methods.names import parse_method
 
 OUT_OF_MEMORY = "can't allocate memory"  # torch's words
 

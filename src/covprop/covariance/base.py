@@ -1,5 +1,6 @@
 """What covprop asks of a covariance, whatever its structure."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,7 +14,7 @@ from torch.serialization import add_safe_globals
 from covprop.covariance.planned import PlannedCovariance
 from covprop.covariance.semidefinite import FactorRoot, Root, check_regular, singular, square_root
 from covprop.errors import InconsistentBranches
-from covprop.kernels.normal import correlation, inverse_deviation, is_finite
+from covprop.kernels.normal import correlation, inverse_deviation
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
@@ -45,6 +46,13 @@ STRIP = 256
 """Rows of a larger one that are read at a time."""
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite."""
+    numbers = tensor.detach() if tensor.requires_grad else tensor
+    # A finite sum proves it in one pass; finite numbers may yet have an infinite one.
+    return math.isfinite(float(numbers.sum())) or bool(torch.isfinite(numbers).all())
+
+
 def symmetric(matrix: Tensor, out: Tensor | None = None) -> Tensor:
     """The symmetric part of a matrix that is symmetric but for rounding; out: a place for it."""
     if matrix.requires_grad or matrix.numel() <= SMALL:
@@ -57,22 +65,6 @@ def symmetric(matrix: Tensor, out: Tensor | None = None) -> Tensor:
         result[..., start:stop, start:stop] = rows[..., : stop - start]
         both_triangles(result, start, stop, rows[..., stop - start :])
     return result
-
-
-def symmetrised(matrix: Tensor) -> Tensor:
-    """The matrix itself where it is symmetric to the last bit, else its symmetric part.
-
-    With autograd always the symmetric part: gradients are then symmetric whatever the last bits.
-    """
-    strips = range(0, matrix.shape[-1], STRIP if matrix.numel() > SMALL else matrix.shape[-1] or 1)
-    known = not matrix.requires_grad and all(
-        torch.equal(
-            matrix[..., start : start + strips.step, start:],
-            matrix[..., start:, start : start + strips.step].mT,
-        )
-        for start in strips
-    )
-    return matrix if known else symmetric(matrix)
 
 
 def both_triangles(matrix: Tensor, start: int, stop: int, beyond: Tensor) -> None:
@@ -271,7 +263,7 @@ class Covariance(ABC):
     def planned(self) -> PlannedCovariance:
         """What a plan knows of it."""
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Rows of the largest matrix that a linear map to so many features writes, 0 if none."""
         return max(self.size, features)
 

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from covprop.covariance.base import Covariance, LinearMap, both_triangles, symmetric
-from covprop.kernels import compiled
 
 ROWS = 2**18
 """Entries of the rows that are treated at a time."""
-COMPILED = 128
-"""Features from which two products by torch are as fast."""
 WIDE = 2**24
 """Entries of a covariance that is worth not to be written out."""
 TOGETHER = 16
@@ -23,16 +20,6 @@ TOGETHER = 16
 cache."""
 COLUMNS = 2**22
 """Entries of the columns of a root that are treated at a time."""
-
-
-def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | None:
-    """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
-    fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
-    if not fits or max(weight.shape) > COMPILED:
-        return None
-    if not compiled.usable(values, weight):
-        return None
-    return compiled.congruence(values, weight)
 
 
 def half_congruence(values: Tensor, linear: LinearMap) -> Tensor:
@@ -85,12 +72,13 @@ def skips_matrix(size: int, features: int, batch_shape: torch.Size) -> bool:
 
 def congruence_by_root(covariance: Covariance, linear: LinearMap) -> Tensor | None:
     """(A L) (A L)^T by a few columns of a root L at a time, None where S may be written out."""
-    variance, root = covariance.diagonal(), covariance.root()
+    variance = covariance.diagonal()
     if not skips_matrix(covariance.size, 0, covariance.batch_shape):
         return None
     features = linear(variance[..., None, :]).shape[-1]
     if not skips_matrix(covariance.size, features, covariance.batch_shape):
         return None
+    root = covariance.root()
     total = variance.new_zeros(*variance.shape[:-1], features, features)
     step = max(1, COLUMNS // max(1, variance.numel()))
     for start in range(0, root.width, step):

@@ -82,7 +82,7 @@ class Deflated(Covariance):
         pushed = congruence_by_root(self, linear)
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Only the matrix of the result, unless that is the larger one."""
         return features
 

@@ -10,27 +10,30 @@ from torch.utils.checkpoint import checkpoint
 
 from covprop.covariance import congruence
 from covprop.covariance.base import (
+    SMALL,
+    STRIP,
     Covariance,
     LinearMap,
     MatrixFunction,
     PairFunction,
     Pairs,
     both_triangles,
+    is_finite,
     symmetric,
-    symmetrised,
 )
 from covprop.covariance.congruence import (
     WIDE,
     complete_congruence,
     half_congruence,
-    small_congruence,
 )
 from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCovariance, Result
 from covprop.covariance.semidefinite import matrix_flaw
 from covprop.covariance.streamed import PlannedStreamed, Streamed
 from covprop.kernels import compiled
-from covprop.kernels.normal import in_dtype, is_finite
+from covprop.kernels.normal import in_dtype
 
+COMPILED = 128
+"""Features from which two products by torch are as fast."""
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
 KEPT = 2**19
@@ -43,6 +46,32 @@ SAVED, FOLLOWED = 6, 3
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
     """Whether a linear map to so many features leaves the new covariance unwritten."""
     return wider > size and batch_shape.numel() * wider**2 > WIDE
+
+
+def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | None:
+    """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
+    fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
+    if not fits or max(weight.shape) > COMPILED:
+        return None
+    if not compiled.usable(values, weight):
+        return None
+    return compiled.congruence(values, weight)
+
+
+def symmetrised(matrix: Tensor) -> Tensor:
+    """The matrix itself where it is symmetric to the last bit, else its symmetric part.
+
+    With autograd always the symmetric part: gradients are then symmetric whatever the last bits.
+    """
+    strips = range(0, matrix.shape[-1], STRIP if matrix.numel() > SMALL else matrix.shape[-1] or 1)
+    known = not matrix.requires_grad and all(
+        torch.equal(
+            matrix[..., start : start + strips.step, start:],
+            matrix[..., start:, start : start + strips.step].mT,
+        )
+        for start in strips
+    )
+    return matrix if known else symmetric(matrix)
 
 
 @final
@@ -123,9 +152,12 @@ class Dense(Covariance):
             found = small_congruence(self.values, weight)
             if found is not None:
                 return Dense(found[0], nonnegative=found[1] >= 0)
-        half = half_congruence(self.values, linear)
+        small = self.values.numel() <= congruence.ROWS
+        half = linear(self.values) if small else half_congruence(self.values, linear)
         if streams(self.size, half.shape[-1], self.batch_shape) and not half.requires_grad:
             return Streamed.through(half, linear, Dense)
+        if half.numel() <= congruence.ROWS:
+            return Dense(symmetric(linear(half.mT)))
         return Dense(complete_congruence(half, linear))
 
     def pushed_variances(self, linear: LinearMap) -> Tensor:

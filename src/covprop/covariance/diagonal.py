@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
+from covprop.covariance import congruence
 from covprop.covariance.base import (
     Covariance,
     LinearMap,
@@ -59,10 +60,11 @@ class Diagonal(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T, which is dense."""
-        pushed = congruence_by_root(self, linear)
+        wide = self.values.numel() * self.size > congruence.WIDE
+        pushed = congruence_by_root(self, linear) if wide else None
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Only the matrix of the result, unless that is the larger one."""
         return features
 
@@ -180,7 +182,7 @@ class Zero(Covariance):
         """Nothing."""
         return PlannedZero(self.batch_shape, self.size, self.values.itemsize)
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """Zeros stay zeros."""
         del features
         return 0

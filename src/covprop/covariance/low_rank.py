@@ -76,7 +76,7 @@ class LowRank(Covariance):
             return Independent(Normal(flat, own.sqrt()), 1)
         return LowRankMultivariateNormal(flat, self.factor, own)
 
-    def written(self, features: int) -> int:
+    def matrix_rows(self, features: int) -> int:
         """A factor without noise beside it stays one."""
         return 0 if self.values is None else max(self.size, features)
 

@@ -81,7 +81,7 @@ class PlannedCovariance(ABC):
         return 0
 
     @property
-    def written(self) -> "PlannedCovariance":
+    def materialized(self) -> "PlannedCovariance":
         """The same once its matrix has been asked for."""
         return self
 

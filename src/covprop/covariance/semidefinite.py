@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from covprop.errors import InvalidGaussian
-from covprop.kernels.normal import inverse_deviation, is_finite, standard_deviation
+from covprop.kernels.normal import inverse_deviation, standard_deviation
 from covprop.kernels.rounding import SINGULAR
 
 ALWAYS_EXACT = 64
@@ -208,7 +208,7 @@ def products_flaw(
     stddev, lost = (part[..., :, None] for part in _units(variance, rounding))
     probes = _probes(variance)
     right, left = (product / stddev + lost * probes for product in products(probes / stddev))
-    if not (is_finite(right) and is_finite(left)):
+    if not bool((torch.isfinite(right) & torch.isfinite(left)).all()):
         return "the covariance has NaN or infinite entries"
     bound = rounding * size**0.5
     if bool(((right - left).abs() > bound).any()):

@@ -223,7 +223,7 @@ class PlannedStreamed(PlannedCovariance):
         return 0 if self.cached else self.dense.nbytes + self.itemsize * ROWS
 
     @property
-    def written(self) -> "PlannedStreamed":
+    def materialized(self) -> "PlannedStreamed":
         """Its matrix is kept."""
         return replace(self, cached=True)
 

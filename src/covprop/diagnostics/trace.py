@@ -19,15 +19,14 @@ from covprop.diagnostics.steps import Normality, NormalityTest, Trace, TraceStep
 from covprop.errors import UnsupportedOperation
 from covprop.flow.batch_position import FIRST, Position
 from covprop.flow.nests import leaves, map_leaves
-from covprop.flow.table import TABLE, spelled
+from covprop.flow.table import TABLE, as_torch_function
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
 from covprop.methods import LayerwiseMethod, Root, as_method, is_method
-from covprop.methods.arguments import checked, warn_of_arguments
 from covprop.methods.plan import short_name
 from covprop.modules import eager, module_names, running_module
-from covprop.propagate import GAUSSIAN_LAYERS
+from covprop.propagate import GAUSSIAN_LAYERS, checked_call, warn_of_arguments
 
 LEAST = 100  # samples that are needed, at least, to describe their distribution
 CHUNK = 2**25  # bytes of samples of all steps that are held at a time
@@ -96,7 +95,7 @@ def trace(
             f"samples is a whole number from {LEAST}, or 0 to take none, not {samples!r}; fewer do "
             "not tell how a step is distributed"
         )
-    call, _ = checked(module, inputs, method, named_inputs)
+    call, _ = checked_call(module, inputs, method, named_inputs)
     warn_of_arguments(call)
     method.check_skewness(call.inputs)
     outputs = ModuleOutputs(module_names(module), keep, method)
@@ -202,11 +201,11 @@ class Tracer:
 
 
 def operation_name(function: Callable[..., Any]) -> str | None:
-    """The name of an operation in a trace, however it is spelled; None if it has no rule."""
+    """The name of an operation in a trace, however it is spelled; None without a rule."""
     if short_name(function) == "__get__":
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
         function = PROPERTIES.get(owner, function)
-    function = spelled(function)
+    function = as_torch_function(function)
     row = TABLE.get(function)
     if row is None:
         return None

@@ -6,11 +6,10 @@ to it. No rule asks which carrier it has. Carriers are joined by edges: an edge 
 seen from the parent.
 """
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, final
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -18,15 +17,10 @@ from torch import Tensor
 from covprop.activations import Activation
 from covprop.covariance import Covariance, LinearMap
 from covprop.flow.algebra import Contraction, Groups, Recurrence
-from covprop.flow.lineage import Lineage
-
-Transfer: TypeAlias = Callable[[Tensor], Tensor]
-"""Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
+from covprop.flow.lineage import Node, Transfer
 
 Term: TypeAlias = tuple["Carrier", LinearMap | float]
 """A term of a sum: a random vector, and the linear map or the number that it is multiplied with."""
-
-_serials = itertools.count()
 
 
 class Moments(NamedTuple):
@@ -61,16 +55,13 @@ class RandomLinear(Protocol):
         """E[W] S E[W]^T, where there is a shorter way than through the matrix of S."""
 
 
-class Carrier(ABC):
+class Carrier(Node, ABC):
     """The random part of an in-flight tensor: a vector of mean zero, as far as its kind knows it.
 
     Tensors that differ by a constant, or in shape, share one. Every operation gives a new carrier,
     whose edges lead to those that it came from, each with the expected linearisation of the
     operation. `loc` is the mean of the result, of which size and dtype count; `mean` is that of
     this vector, flat.
-
-    depth: how many nonlinear operations, one after another, lead to it at most; rank: higher than
-    of all that it came from, and of nonlinear ones lower than of others as deep.
 
     Args:
         lineage: The propagation that it belongs to.
@@ -86,34 +77,6 @@ class Carrier(ABC):
 
         cp.propagate(torch.deg2rad, x, cp.GaussianLayers())
     """
-
-    may_pile_up: ClassVar[bool] = False
-    """Whether a little of what is no longer needed may be kept; `Lineage.expect` counts it."""
-
-    def __init__(
-        self,
-        lineage: Lineage,
-        edges: Iterable[tuple["Carrier", Transfer]] = (),
-        *,
-        nonlinear: bool = False,
-        opaque: bool = False,
-    ) -> None:
-        self.lineage = lineage
-        self.edges = tuple(edges)
-        self.opaque = opaque
-        """Whether it does not say how it depends on what it came from."""
-        self.dtype: torch.dtype | None = None
-        """That of the tensors of this vector, which set it."""
-        self.recast: tuple[Any, ...] | None = None
-        """Weak references to the same tensor in a wider or a narrower dtype, and to the values."""
-        self.serial = next(_serials)
-        depth = 0
-        for parent, _ in self.edges:
-            depth = max(depth, parent.depth)
-        self.depth: int = depth + nonlinear
-        self.rank = self.depth, not nonlinear, self.serial
-        if opaque or not self.may_pile_up:
-            lineage.patient = False
 
     @property
     @abstractmethod
@@ -147,7 +110,7 @@ class Carrier(ABC):
     def cross(self, other: "Carrier") -> Tensor | None:
         """Cov(this, other) as (*batch, n, m), None if they are independent."""
 
-    def carried(self, source: Self, columns: Tensor) -> Tensor | None:
+    def expected_jvp(self, source: Self, columns: Tensor) -> Tensor | None:
         """E[J] B for columns B (*batch, n, m), J from an input to this, None if it is zero."""
         del source, columns
         raise NotImplementedError
@@ -243,7 +206,7 @@ class Carrier(ABC):
 
 @final
 @dataclass(frozen=True)
-class Along:
+class LinearTransfer:
     """A linear map of the event."""
 
     linear: LinearMap
@@ -260,7 +223,7 @@ class Along:
 
 @final
 @dataclass(frozen=True)
-class Scaled:
+class DiagonalTransfer:
     """A number for each element, (*batch, n)."""
 
     factor: Tensor
@@ -276,7 +239,7 @@ class Scaled:
 
 @final
 @dataclass(frozen=True)
-class Times:
+class ScalarTransfer:
     """One number for all elements."""
 
     weight: float
@@ -292,7 +255,7 @@ class Times:
 
 @final
 @dataclass(frozen=True)
-class Taken:
+class IndexTransfer:
     """Elements of an index (m,), of so many."""
 
     index: Tensor
@@ -310,7 +273,7 @@ class Taken:
 
 @final
 @dataclass(frozen=True)
-class Deferred:
+class LazyTransfer:
     """A linear map that is made when it is needed."""
 
     make: Callable[[], LinearMap]
@@ -320,12 +283,16 @@ class Deferred:
         return self.make()(cross.mT).mT
 
 
-def transfer_of(part: LinearMap | float) -> Along | Times:
+def transfer_of(part: LinearMap | float) -> LinearTransfer | ScalarTransfer:
     """What a term of a sum does to a cross-covariance."""
-    return Along(part.without_buffers()) if isinstance(part, LinearMap) else Times(part)
+    return (
+        LinearTransfer(part.without_buffers())
+        if isinstance(part, LinearMap)
+        else ScalarTransfer(part)
+    )
 
 
-def pushed_by(part: LinearMap | float, covariance: Covariance) -> Tensor:
+def pushed_matrix(part: LinearMap | float, covariance: Covariance) -> Tensor:
     """What it does to a covariance: the matrix."""
     if isinstance(part, LinearMap):
         return covariance.push(part).matrix()

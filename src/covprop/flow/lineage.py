@@ -1,22 +1,30 @@
-"""One propagation: the tensors that the program still holds, and the memory that is free."""
+"""One propagation: the tensors that the program still holds or has made, and memory."""
 
+import itertools
 import os
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, Token
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from types import FrameType
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from covprop.activations import Activation
 from covprop.covariance import Covariance
-from covprop.errors import ApproximationWarning, warn_user
+from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
 
 LARGE = 2**26
 """Bytes of covariances, all that are made, from which it is asked before whether they fit."""
 UNRELEASED, UNSEEN = 2**20, 256
 """Bytes of covariances, and tensors, from which it is asked what of them may be released."""
 Step = TypeVar("Step")
+Transfer: TypeAlias = Callable[[Tensor], Tensor]
+"""Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
 Replacements: TypeAlias = Mapping[Callable[..., Any], Activation | Callable[..., Activation]]
 """Activations to use in place of the declared ones, by torch function."""
 
@@ -42,6 +50,19 @@ def sharers(covariance: Covariance) -> int:
     """Processes of this machine that share the memory, because they share the covariance."""
     several = covariance.distributed and covariance.device.type == "cpu"
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several else 1
+
+
+def calling_module() -> nn.Module | None:
+    """The innermost module that is being called.
+
+    Only frames of torch's own call are read: locals that are read live as long as their frame, and
+    these frames hold their arguments anyway.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    call = nn.Module._call_impl.__code__
+    while frame is not None and frame.f_code is not call:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
 class Holder(Protocol):
@@ -83,12 +104,12 @@ class Lineage:
         self.observe: Callable[[Activation], Activation] | None = None
         """Replaces the activation that a carrier sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
-        self.patient = True
+        self.lazy_release = True
         """Whether a little memory may pile up before it is released, as all carriers allow: in a
         small network it takes longer to see what is needed than to compute it."""
         self.notes: dict[str, None] = {}
         """What the results have to say of how they were computed, in order."""
-        self.crosses: dict[tuple[int, int], torch.Tensor | None] = {}
+        self.cross_cache: dict[tuple[int, int], Tensor | None] = {}
         """Covariances of two vectors by their serials, for carriers that remember them."""
         self.origins: list[weakref.ref[Any]] = []
         """Nonlinear operations, for carriers that remember them."""
@@ -107,7 +128,7 @@ class Lineage:
         """The activation, or what `observe` puts in its place."""
         return activation if self.observe is None else self.observe(activation)
 
-    def claim(self, source: object) -> bool:
+    def is_first_use(self, source: object) -> bool:
         """Whether randomness of the model's own, known by what holds it, enters for the first time.
 
         It is independent of everything then, and of nothing that came of it the second time.
@@ -128,7 +149,7 @@ class Lineage:
             if self.watcher is not None:
                 self.watcher.advance((2 * i + 1) / count**2 if growing else 1 / count)
 
-    def expect(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int) -> None:
         """Before a covariance of that size is made, see once whether all will fit."""
         self._expected += nbytes
         self._unreleased += nbytes
@@ -141,13 +162,13 @@ class Lineage:
         self._holders.append(weakref.ref(holder))
         self._carriers.append(weakref.ref(holder.carrier))
 
-    def revisit(self, carrier: Any) -> None:
+    def track(self, carrier: Any) -> None:
         """Have a carrier that has been released once more among those to be released."""
         self._carriers.append(weakref.ref(carrier))
 
     def collect(self) -> None:
         """Release what no two living tensors, nor what comes of them, can meet at."""
-        if self.patient and self._unreleased < UNRELEASED and len(self._holders) < UNSEEN:
+        if self.lazy_release and self._unreleased < UNRELEASED and len(self._holders) < UNSEEN:
             return
         self._holders = [ref for ref in self._holders if ref() is not None]
         living = (holder for ref in self._holders if (holder := ref()) is not None)
@@ -157,3 +178,123 @@ class Lineage:
             kind.collect(held, others)
         self._carriers = [weakref.ref(one) for one in held]  # the others have been released
         self._unreleased = 0
+
+
+_serials = itertools.count()
+
+
+class Node:
+    """The place of a random vector in a propagation: edges lead to those that it came from.
+
+    depth: how many nonlinear operations, one after another, lead to it at most; rank: higher than
+    of all that it came from, and of nonlinear ones lower than of others as deep.
+    """
+
+    lazy_release: ClassVar[bool] = False
+    """Whether a little of what is no longer needed may be kept; `Lineage.reserve` counts it."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        edges: Iterable[tuple[Any, Transfer]] = (),
+        *,
+        nonlinear: bool = False,
+        opaque: bool = False,
+    ) -> None:
+        self.lineage = lineage
+        self.edges = tuple(edges)
+        self.opaque = opaque
+        """Whether it does not say how it depends on what it came from."""
+        self.dtype: torch.dtype | None = None
+        """That of the tensors of this vector, which set it."""
+        self.recast: tuple[Any, ...] | None = None
+        """Weak references to the same tensor in a wider or a narrower dtype, and to the values."""
+        self.serial = next(_serials)
+        depth = 0
+        for parent, _ in self.edges:
+            depth = max(depth, parent.depth)
+        self.depth: int = depth + nonlinear
+        self.rank = self.depth, not nonlinear, self.serial
+        if opaque or not self.lazy_release:
+            lineage.lazy_release = False
+
+
+FACTORIES = frozenset(
+    f"{prefix}{kind}{suffix}"
+    for kind in ("empty", "zeros", "ones", "full")
+    for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
+) | {"clone", "to", "type", "float", "double"}
+"""Names of the functions that make a tensor with memory of its own, but where they return it."""
+
+_passes: ContextVar[tuple["CreatedTensors", ...]] = ContextVar("passes", default=())
+
+
+@final
+class CreatedTensors(TorchFunctionMode):
+    """Remembers, while a model runs, the plain tensors that its calls of torch have made.
+
+    A write in place may make them Gaussian. Others, as buffers and what the caller holds, outlive
+    the pass, and may not become Gaussian. in_flight: the class whose calls have rules, also those
+    of Python functions that only ask.
+    """
+
+    def __init__(self, in_flight: type[Tensor]) -> None:
+        """None so far."""
+        super().__init__()
+        self._in_flight = in_flight
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+        self._token: Token[tuple[CreatedTensors, ...]] | None = None
+
+    def __enter__(self) -> "CreatedTensors":
+        """Begin to watch."""
+        super().__enter__()
+        self._token = _passes.set((*_passes.get(), self))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Forget all."""
+        assert self._token is not None
+        _passes.reset(self._token)
+        super().__exit__(*exception)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run torch's function."""
+        if self._in_flight in types:
+            result = self._in_flight.__torch_function__(func, types, args, kwargs)
+        else:
+            result = func(*args, **(kwargs or {}))
+        made = getattr(func, "__name__", None) in FACTORIES and type(result) is Tensor
+        if made and all(result is not argument for argument in args):
+            self._known[id(result)] = weakref.ref(result)
+        return result
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether it has seen this tensor made."""
+        found = self._known.get(id(tensor))
+        return found is not None and found() is tensor
+
+
+def _check_writable(function: Callable[..., Any], target: Tensor) -> None:
+    """Refuse to write a Gaussian into a plain tensor that outlives the pass, or into a view."""
+    passes = _passes.get()
+    if not (target.is_floating_point() and passes and passes[-1].knows(target)):
+        raise UnsupportedOperation(
+            f"{name_of(function)} would write a Gaussian into a plain tensor that is a view, or "
+            "was not made by torch.zeros, torch.empty or the like while the model ran; write the "
+            "out-of-place form, as in t = t + x, t = torch.where(mask, x, t) or torch.cat([t, x])"
+        )
+
+
+def turn_into(function: Callable[..., Any], target: Tensor, result: Any) -> None:
+    """Make a plain tensor the in-flight tensor that a result is.
+
+    What other views of its memory show, as they are plain and cannot follow, becomes NaN.
+    """
+    _check_writable(function, target)
+    result.materialize()
+    with torch.no_grad():
+        target.fill_(torch.nan)
+    target.__class__ = type(result)
+    type(result).__init__(target, result.loc, result.carrier, batch_at=result.batch_at)

@@ -101,7 +101,7 @@ UNDESCRIBED = "as its rule says"
 """The treatment of rules that are not listed in the documentation."""
 TABLE: dict[Callable[..., Any], Rule] = {}
 """The rules of torch functions; every spelling has a row of its own."""
-TWICE = (
+USED_TWICE = (
     "a Bayesian layer is used twice in one pass, and its weights are the same both times, which "
     "covprop does not follow; make a layer for each use, or pass shared=True, which takes the uses "
     "as independent"
@@ -169,12 +169,12 @@ def _plain_form(
     return method if method in named else (*named, *functions)[0]
 
 
-def composes(functions: Iterable[Callable[..., Any]], compose: Callable[..., Any]) -> None:
+def register_composer(functions: Iterable[Callable[..., Any]], compose: Callable[..., Any]) -> None:
     """Let functions that have a rule extend the pending function of a tensor."""
     TABLE.update({function: replace(TABLE[function], compose=compose) for function in functions})
 
 
-class Entered:
+class UsedWeights:
     """The random weights that have entered a pass on plain tensors: each may once."""
 
     def __init__(self) -> None:
@@ -188,11 +188,11 @@ class Entered:
         if holder is None:
             return
         if id(holder) in self._seen:
-            raise UnsupportedOperation(TWICE)
+            raise UnsupportedOperation(USED_TWICE)
         self._seen.add(id(holder))
 
 
-def spelled(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """The torch function that an operator of an exported program is another name of."""
     if function in TABLE or not isinstance(function, OpOverload | OpOverloadPacket):
         return function

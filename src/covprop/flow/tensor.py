@@ -10,9 +10,8 @@ from torch import Tensor
 from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
-from covprop.flow.carrier import Carrier, Transfer
-from covprop.flow.created import turn_into
-from covprop.flow.lineage import Lineage
+from covprop.flow.carrier import Carrier
+from covprop.flow.lineage import Lineage, Transfer, turn_into
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
 from covprop.flow.table import (
@@ -20,7 +19,7 @@ from covprop.flow.table import (
     TABLE,
     Batch,
     Kind,
-    spelled,
+    as_torch_function,
     unsupported,
 )
 from covprop.validation import SUPPORTED, unsupported_dtype
@@ -101,7 +100,7 @@ class GaussianTensor(Tensor):
     def evaluate(self) -> None:
         """Find the numbers, if they are pending; the function stays known."""
         if self.pending is not None and self.is_pending:
-            made = self.pending.result()
+            made = self.pending.evaluate(self.pending)
             self.loc, self.carrier = made.loc, made.carrier
             self.carrier.lineage.add(self)
 
@@ -306,9 +305,10 @@ def is_plain(item: Any) -> TypeGuard[Tensor]:
 
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the rule of a torch function."""
-    function = spelled(function)
+    row = TABLE.get(function) or TABLE.get(function := as_torch_function(function))
     if function is torch.Tensor.view and not isinstance(args[-1], torch.dtype):
         function = torch.Tensor.reshape  # strides of in-flight means are not those of the model
+        row = TABLE[function]
     tensors = instances(GaussianTensor, args, kwargs)
     for tensor in tensors:
         tensor.check_current()
@@ -317,7 +317,6 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
             f"{name_of(function)} with out=... would write a Gaussian into a plain tensor; leave "
             "out away"
         )
-    row = TABLE.get(function)
     if row is None:
         raise unsupported(function)
     if row.in_place_of is not None:

@@ -61,13 +61,6 @@ def in_dtype(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...
     return tuple(t if t.dtype is dtype else t.to(dtype) for t in tensors)
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite."""
-    numbers = tensor.detach() if tensor.requires_grad else tensor
-    # A finite sum proves it in one pass; finite numbers may yet have an infinite one.
-    return math.isfinite(float(numbers.sum())) or bool(torch.isfinite(numbers).all())
-
-
 def standard_deviation(variance: Tensor) -> Tensor:
     """Square root whose gradient at zero is zero, where the limits carry no information."""
     positive = variance > 0

@@ -1,16 +1,20 @@
 """Ways to find the moments of a network's output."""
 
-from covprop.methods.arguments import as_method, is_method, parse_method
-from covprop.methods.assumed import AssumedDensity
 from covprop.methods.auto import Auto
-from covprop.methods.base import FunctionMethod, LayerwiseMethod, Method, WrappingMethod
+from covprop.methods.base import (
+    FunctionMethod,
+    Method,
+    WrappingMethod,
+    is_method,
+)
 from covprop.methods.comparison.piecewise import PiecewiseLinear
-from covprop.methods.comparison.wu2019 import Wu2019
+from covprop.methods.comparison.published import Wu2019
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.gaussian_layers import Exact, GaussianLayers
+from covprop.methods.layerwise import AssumedDensity, Exact, GaussianLayers, LayerwiseMethod
 from covprop.methods.linearized import Linearized, Unscented
 from covprop.methods.montecarlo import MonteCarlo
+from covprop.methods.names import as_method, parse_method
 from covprop.methods.network import Network
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.root import Root

@@ -19,11 +19,11 @@ from covprop.flow.nests import leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.kernels.normal import standard_deviation
-from covprop.methods.base import LayerwiseMethod, Method
+from covprop.methods.base import Method
 from covprop.methods.call import Call
 from covprop.methods.control import ControlVariate
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers, LayerwiseMethod
 from covprop.methods.network import Network
 from covprop.methods.quasi_monte_carlo import (
     REPLICATES,

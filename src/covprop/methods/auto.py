@@ -5,10 +5,10 @@ from typing import Any, ClassVar, final
 
 from covprop.flow.nests import map_leaves
 from covprop.gaussian import Gaussian
-from covprop.methods.base import Gains, LayerwiseMethod, Method
+from covprop.methods.base import Gains, Method
 from covprop.methods.call import Call
 from covprop.methods.choice import Choice
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers, LayerwiseMethod
 from covprop.methods.plan import Plan
 
 SPREAD = (

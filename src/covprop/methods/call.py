@@ -1,8 +1,9 @@
 """A model with its arguments, and its passes over Gaussians in flight."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar, final
@@ -13,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from covprop.carriers import Work
 from covprop.covariance import Covariance, Dense
-from covprop.error_estimate import Deferred, ErrorEstimate
+from covprop.covariance.base import is_finite
+from covprop.error_estimate import Deferred, ErrorEstimate, SamplingError
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
@@ -25,15 +27,13 @@ from covprop.errors import (
     name_of,
     warn_user,
 )
-from covprop.flow.created import Created
-from covprop.flow.lineage import Lineage, Watcher
+from covprop.flow.lineage import CreatedTensors, Lineage, Watcher
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian, SamplingError
-from covprop.kernels.normal import is_finite
+from covprop.gaussian import Gaussian
 from covprop.methods.plan import Step
-from covprop.modules import EagerMode, eagerly, in_modes, path_of, raising_module
+from covprop.modules import COMPILER, EagerMode, eagerly, in_modes, path_of, raising_module
 
 Result = TypeVar("Result")
 
@@ -92,7 +92,7 @@ class Call:
     @property
     def device(self) -> torch.device:
         """The device of the inputs."""
-        return self.inputs[0].device
+        return self.inputs[0].mean.device
 
     def on(self, inputs: Sequence[Gaussian]) -> "Call":
         """The same call on other Gaussians, without a bar."""
@@ -109,7 +109,7 @@ class Call:
     @property
     def empty(self) -> bool:
         """Whether the batch has no elements."""
-        return any(not x.batch_shape.numel() for x in self.inputs)
+        return any(not x.covariance.batch_shape.numel() for x in self.inputs)
 
     def of_no_elements(self, method: object) -> Any:
         """The result for a batch without elements, which has nothing but its shapes."""
@@ -121,18 +121,18 @@ class Call:
             if leaf.shape[: len(batch)] != batch:  # which the model has moved
                 leaf = leaf.movedim(leaf.shape.index(0), 0)
             size = leaf.shape[len(batch) :].numel()
-            return finite(leaf, Dense(leaf.new_zeros(*batch, size, size)), method)
+            return checked_result(leaf, Dense(leaf.new_zeros(*batch, size, size)), method)
 
         return map_leaves(self.on_tensors(*self.means), of_leaf)
 
     def in_flight(self, begin: Callable[[Gaussian], GaussianTensor]) -> Any:
         """What the model returns for tensors in flight; an error names the module that raised."""
         try:
-            # No name for the arguments: it would keep the inputs, and all that came of them, alive.
-            with eagerly(), Created(GaussianTensor):
-                result = self.module(
-                    *_replaced(self.arguments, begin), **_replaced(self.named_arguments, begin)
-                )
+            # A name for the arguments would keep the inputs, and all that came of them, alive.
+            given = [_replaced(self.arguments, begin), _replaced(self.named_arguments, begin)]
+            compiles = COMPILER in sys.modules  # nothing has been compiled without it
+            with eagerly() if compiles else nullcontext(), CreatedTensors(GaussianTensor):
+                result = self.module(*given.pop(0), **given.pop())
             for leaf in leaves(result):
                 if isinstance(leaf, GaussianTensor):
                     leaf.materialize()
@@ -224,7 +224,7 @@ def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
     return GaussianTensor(x.mean, lineage.method.carrier(x, lineage))
 
 
-def unwrapped(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:
+def finished(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:
     """A nest with a Gaussian in place of each tensor in flight."""
 
     def of_leaf(leaf: Any) -> Any:
@@ -246,7 +246,7 @@ def check_returned(leaf: Any) -> None:
         )
 
 
-def finite(
+def checked_result(
     mean: Tensor,
     covariance: Covariance,
     method: object,
@@ -262,10 +262,13 @@ def finite(
             "in the model's weights and constants, or convert model and Gaussian to float64"
         )
     _warn_of_underflow(mean.detach(), covariance)
-    return Gaussian(
-        mean, covariance, validate_args=False, method=method, sampling=error, skewness=skewness,
-        notes=notes,
-    )  # fmt: skip
+    count, batch = len(covariance.batch_shape), covariance.batch_shape
+    fits = mean.shape[:count] == batch and mean.shape[count:].numel() == covariance.size
+    if not fits or mean.dtype is not covariance.dtype or covariance.shape_flaw() is not None:
+        Gaussian(mean, covariance, validate_args=False)  # whose check says what does not fit
+    return Gaussian.unchecked(
+        mean, covariance, method=method, sampling=error, skewness=skewness, notes=notes
+    )
 
 
 @torch.no_grad()
@@ -299,7 +302,7 @@ def _cuda(tensors: Sequence[Tensor]) -> list[int]:
     return sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
 
 
-def without_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
+def without_random_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
     """What a call returns, unless it draws from torch's own generators.
 
     One pass would take what a model draws itself as constants. Rules have no part in it: dropout of

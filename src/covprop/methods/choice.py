@@ -23,10 +23,9 @@ from covprop.errors import (
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.methods.accuracy import LAYER_WORK, OVERHEAD, Estimator, cross_checked, gaussians
-from covprop.methods.base import LayerwiseMethod
 from covprop.methods.call import Call, random_state_kept
 from covprop.methods.cumulants import Cumulants
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers, LayerwiseMethod
 from covprop.methods.network import NotVectorised
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
 from covprop.methods.sketched import Sketched

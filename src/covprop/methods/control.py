@@ -7,13 +7,13 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from covprop.covariance.base import symmetric
+from covprop.covariance.base import is_finite, symmetric
+from covprop.error_estimate import SamplingError
 from covprop.flow.nests import leaves
-from covprop.gaussian import Gaussian, SamplingError
-from covprop.kernels.normal import is_finite
+from covprop.gaussian import Gaussian
 from covprop.methods.base import Method, WrappingMethod
 from covprop.methods.call import Call
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers
 from covprop.methods.linearized import gains_of
 from covprop.methods.montecarlo import add_products
 from covprop.methods.network import Estimate, Network, check_outputs

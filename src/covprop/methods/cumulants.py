@@ -15,9 +15,9 @@ from covprop.errors import ApproximationWarning, InconsistentBranches, warn_user
 from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
-from covprop.methods.base import Gains, LayerwiseMethod
+from covprop.methods.base import Gains
 from covprop.methods.call import Call
-from covprop.methods.gaussian_layers import GaussianLayers, exact_cross, exact_moments
+from covprop.methods.layerwise import GaussianLayers, LayerwiseMethod, exact_cross, exact_moments
 from covprop.skewed import Skewed
 
 

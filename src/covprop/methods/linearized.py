@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from covprop.covariance.base import symmetric
+from covprop.covariance.base import is_finite, symmetric
 from covprop.errors import ApproximationWarning, MomentOverflow, UnsupportedOperation, warn_user
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import jvp, quiet
-from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import CHANGED, UNCHANGED, rounding
 from covprop.methods.base import FunctionMethod, Gains, Method
 from covprop.methods.call import Advance, Call

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from covprop.covariance.base import symmetric
+from covprop.error_estimate import SamplingError
 from covprop.errors import UnsupportedOperation
-from covprop.gaussian import SamplingError
 from covprop.methods.base import FunctionMethod, check_generator
 from covprop.methods.call import Advance
 from covprop.methods.network import Estimate, Network

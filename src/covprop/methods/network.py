@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from covprop.covariance import Dense
-from covprop.error_estimate import Deferred
+from covprop.error_estimate import Deferred, SamplingError
 from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.flow.lineage import LARGE, free_bytes
 from covprop.flow.nests import leaves, map_leaves
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
-from covprop.methods.call import check_returned, finite, random_state, random_state_kept
+from covprop.methods.call import check_returned, checked_result, random_state, random_state_kept
 from covprop.methods.plan import WorkCounter
 from covprop.methods.probes import Dependence, Probes
 from covprop.methods.root import Root
@@ -217,7 +217,7 @@ class Network:
                     None if tails is None else tails.reshape(shape),
                 )
             skewness = None if skewness is None else skewness.reshape(shape)
-            y = finite(mean, Dense(found.covariance), method, sampling, skewness=skewness)
+            y = checked_result(mean, Dense(found.covariance), method, sampling, skewness=skewness)
             if sampling is not None:
                 estimate = partial(sampling.estimate, y.mean, y.stddev, self.rounding_of(place, y))
                 y = y.with_error(Deferred(estimate, needs_model=False))

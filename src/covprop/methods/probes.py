@@ -10,7 +10,7 @@ from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from covprop.errors import BatchDimensionError
 from covprop.flow.nests import leaves
-from covprop.flow.table import Entered
+from covprop.flow.table import UsedWeights
 from covprop.gaussian import Gaussian
 from covprop.methods.call import random_state_kept
 
@@ -34,7 +34,7 @@ class Dependence(TorchFunctionMode):
         self.largest = 1
         self.most_work = 0.0
         """Operations at most: each number made takes a product with all of the largest argument."""
-        self._entered = Entered()
+        self._entered = UsedWeights()
         self._held: dict[int, Tensor] = {}  # for as long, no other tensor has their memory
         self._mark(tensors)
 

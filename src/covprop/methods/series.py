@@ -1,6 +1,6 @@
 """The paper's Theorem 1: a Hermite series in the correlation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -9,24 +9,31 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements, MatrixFunction, noting
+from covprop.activations.correlated import (
+    series_cross,
+    series_elements,
+    series_matrix,
+    series_pair,
+)
 from covprop.covariance import Covariance, Dense
 from covprop.covariance.base import Pairs
 from covprop.errors import ToleranceNotReached
 from covprop.flow.lineage import Replacements
-from covprop.kernels import compiled, compiled_moments
 from covprop.kernels.normal import correlation, inverse_deviation
-from covprop.kernels.polynomials import flushed, in_units, power_series, series_units
 from covprop.kernels.rounding import REMAINDER
-from covprop.methods.comparison.independent_maxima import MaximaOption
+from covprop.methods.layerwise import LayerwiseMethod
 
 DEFAULT_ORDER = 4
 LARGEST_ORDER = 512
 """Where `Series(tolerance=...)` gives up: pairs with |rho| = 1 may need far more."""
 
 
+SERIES_PAIRS = Pairs(series_pair, series_matrix)
+
+
 @final
 @dataclass(frozen=True)
-class Series(MaximaOption):
+class Series(LayerwiseMethod):
     """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
 
     Args:
@@ -100,8 +107,8 @@ class Series(MaximaOption):
         # Never below the truncated sum, or the matrix would not be positive semi-definite; above
         # it for every true activation.
         output = torch.maximum(output, truncated) if self.exact_variance else truncated
-        elements = _series_elements(coefficients, variance, covariance.dtype)
-        return result.to(mean.dtype), covariance.pairwise(_PAIRS, elements, output)
+        elements = series_elements(coefficients, variance, covariance.dtype)
+        return result.to(mean.dtype), covariance.pairwise(SERIES_PAIRS, elements, output)
 
     def observed(self, activation: Activation, note: Callable[[int], None]) -> Activation:
         """As many coefficients as there are terms."""
@@ -110,53 +117,6 @@ class Series(MaximaOption):
     def cross(self, left: Activated, right: Activated, covariance: Tensor) -> Tensor:
         """The theorem needs neither the same function nor the same vector."""
         return series_cross(left, right, covariance, self.order or LARGEST_ORDER // 8)
-
-
-def series_cross(left: Activated, right: Activated, covariance: Tensor, order: int) -> Tensor:
-    """Cov(g(y_i), h(w_j)) = c_ij sum_k rho^(k-1) (a_k / sigma)_i (b_k / sigma)_j."""
-
-    def elements(side: Activated) -> Elements:
-        found = _series_elements(side.coefficients(order), side.variance, covariance.dtype)
-        return tuple(element.to(covariance) for element in found)
-
-    rows = tuple(t[..., :, None] for t in elements(left))
-    columns = tuple(t[..., None, :] for t in elements(right))
-    return _series_pair(rows, columns, covariance)
-
-
-def _series_elements(coefficients: Tensor, variance: Tensor, dtype: torch.dtype) -> Elements:
-    """1 / sigma, coefficients and their unit."""
-    if compiled.usable(coefficients, variance):
-        limits = compiled_moments.SeriesLimits.of(dtype)
-        bound = compiled.Bound((), accuracy=1.0)  # every term counts, whatever the correlation
-        found = compiled_moments.series_numbers(coefficients, variance, variance, bound, limits)
-        return found.inverse, found.coefficients, found.units
-    units = series_units(coefficients, dtype)
-    return inverse_deviation(variance), flushed(coefficients / units, dtype), units
-
-
-def _series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
-    if compiled.usable(covariance, *left, *right):
-        rows, columns = (t.squeeze(-1) for t in left), (t.squeeze(-2) for t in right)
-        return compiled.pairs(_side(*rows), _side(*columns), covariance)[0]
-    rho = correlation(covariance, left[0], right[0])
-    return in_units(covariance, left[2], right[2]) * power_series(rho, left[1], right[1])
-
-
-def _series_matrix(
-    elements: Sequence[Tensor], covariance: Tensor, variance: Tensor
-) -> Tensor | None:
-    if not compiled.usable(covariance, variance, *elements):
-        return None
-    side = _side(*elements)
-    return compiled.pairs(side, side, covariance, diagonal=variance)[0]
-
-
-def _side(inverse: Tensor, coefficients: Tensor, units: Tensor) -> compiled.Series:
-    return compiled.Series(inverse, None, coefficients, units)
-
-
-_PAIRS = Pairs(_series_pair, _series_matrix)
 
 
 def _squares(coefficients: Tensor, variance: Tensor) -> Tensor:

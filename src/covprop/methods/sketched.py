@@ -14,13 +14,15 @@ from covprop.carriers.sketched_activations import ORDERS
 from covprop.carriers.tangents import PlannedTangents
 from covprop.covariance import Dense
 from covprop.covariance.semidefinite import EXACT_CHECK, nearest_semidefinite
+from covprop.error_estimate import SamplingError
 from covprop.errors import TooLarge
 from covprop.flow.lineage import Lineage, Replacements, Watcher, free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
-from covprop.gaussian import Gaussian, SamplingError
-from covprop.methods.base import Gains, LayerwiseMethod, Method, check_generator
-from covprop.methods.call import Call, finite
+from covprop.gaussian import Gaussian
+from covprop.methods.base import Gains, Method, check_generator
+from covprop.methods.call import Call, checked_result
+from covprop.methods.layerwise import LayerwiseMethod
 from covprop.methods.root import Root
 from covprop.methods.sketched_backward import expected_jacobians, output_moments
 from covprop.text_table import in_bytes
@@ -153,7 +155,7 @@ class Sketched(LayerwiseMethod):
     def finish(self, y: GaussianTensor) -> Gaussian:
         """The Gaussian of an output, by the backward pass."""
         mean, matrix = output_moments(y, self.outputs, self._budget(y.device))
-        return finite(mean, Dense(matrix), self)
+        return checked_result(mean, Dense(matrix), self)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
         """By a pass that remembers no tangents, and the backward pass."""

@@ -16,7 +16,14 @@ from covprop.carriers.cross_covariance import ancestors
 from covprop.carriers.innovation import Innovation, joint_quadratic
 from covprop.carriers.sketch import Sketch
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
-from covprop.flow.carrier import Along, Carrier, Scaled, Taken, Times, Transfer
+from covprop.flow.carrier import (
+    Carrier,
+    DiagonalTransfer,
+    IndexTransfer,
+    LinearTransfer,
+    ScalarTransfer,
+)
+from covprop.flow.lineage import Transfer
 from covprop.flow.tensor import GaussianTensor
 
 COPIES = 4
@@ -172,7 +179,7 @@ def _backward(node: Carrier, rows: Tensor) -> Iterator[tuple[Carrier, Tensor]]:
 
 def transposed(transfer: Transfer, rows: Tensor, size: int) -> Tensor:
     """A^T of rows (*batch, p, m), for a linear map A of columns (*batch, size, p)."""
-    if isinstance(transfer, Along | Scaled | Taken | Times):
+    if isinstance(transfer, LinearTransfer | DiagonalTransfer | IndexTransfer | ScalarTransfer):
         known = transfer.transposed(rows)
         if known is not None:
             return known

@@ -9,15 +9,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from covprop.covariance import Covariance, LowRank
+from covprop.error_estimate import SamplingError
 from covprop.errors import TooLarge, UnsupportedOperation
 from covprop.flow.lineage import free_bytes
 from covprop.flow.nests import leaves, map_leaves
-from covprop.gaussian import Gaussian, SamplingError
+from covprop.gaussian import Gaussian
 from covprop.kernels.polynomials import hermite_rule
 from covprop.kernels.rounding import COMPONENT_MEAN, rounding
 from covprop.methods.base import Method, WrappingMethod, is_skewed
 from covprop.methods.call import Call
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers
 from covprop.methods.linearized import gains_of
 from covprop.methods.root import Root
 from covprop.mixture import Mixture

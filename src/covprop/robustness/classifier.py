@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from covprop.diagnostics.verdict import allowed_errors
 from covprop.errors import ApproximationWarning, UnsupportedOperation, warn_user
-from covprop.gaussian import Gaussian, check_gaussian
+from covprop.gaussian import Gaussian
 from covprop.methods import Network, Root
-from covprop.methods.arguments import check_module
+from covprop.propagate import check_gaussian, check_module
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import check_count, class_numbers
 

@@ -19,10 +19,9 @@ from covprop.kernels.normal import inverse_deviation
 from covprop.kernels.rounding import LOGITS
 from covprop.methods import Auto, LayerwiseMethod, Method, Network
 from covprop.methods.accuracy import Estimator
-from covprop.methods.arguments import checked
 from covprop.methods.choice import FEW_DIRECTIONS, POINT_WORK
 from covprop.methods.quasi_monte_carlo import QuasiMonteCarlo
-from covprop.propagate import propagate
+from covprop.propagate import checked_call, propagate
 from covprop.robustness.classifier import Model
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (
@@ -130,7 +129,7 @@ def _counting(model: Model, x: Gaussian, method: Method) -> QuasiMonteCarlo | No
     """
     if not isinstance(method, Auto):
         return None
-    call, _ = checked(model, (x,), method, {})
+    call, _ = checked_call(model, (x,), method, {})
     estimator = Estimator(call, method.seed)
     if estimator.network is None or not 0 < estimator.directions <= FEW_DIRECTIONS:
         return None
@@ -303,7 +302,7 @@ def _paired(
     matrix = torch.cat([identity, identity[first] - identity[second]])
     try:
         with approximations_ignored():
-            call, _ = checked(_WithDifferences(model, matrix), (x,), method, {}, errors=True)
+            call, _ = checked_call(_WithDifferences(model, matrix), (x,), method, {}, errors=True)
             found = method.run(call)
     except CovpropError:  # too large, or the classes are not in its last dimension
         return logits

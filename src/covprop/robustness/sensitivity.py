@@ -9,9 +9,9 @@ from torch import Tensor
 
 from covprop.covariance import Dense, Diagonal
 from covprop.errors import UnsupportedOperation
-from covprop.gaussian import Gaussian, check_gaussian
+from covprop.gaussian import Gaussian
 from covprop.methods import Method
-from covprop.propagate import GAUSSIAN_LAYERS, propagate
+from covprop.propagate import GAUSSIAN_LAYERS, check_gaussian, propagate
 from covprop.robustness.classifier import Ball, Classifier, Model, refuse_inference_mode
 from covprop.robustness.estimates import Probabilities
 from covprop.robustness.logits import (

@@ -3,11 +3,11 @@
 from covprop.rules import (
     affine,
     aten,
-    clamp,
     composed,
     composition,
     elementwise,
     joint,
+    layers,
     maximum,
     movement,
     noise,
@@ -16,18 +16,17 @@ from covprop.rules import (
     radius,
     recurrent,
     rounding,
-    scatter,
     smooth,
 )
 
 __all__ = [
     "affine",
     "aten",
-    "clamp",
     "composed",
     "composition",
     "elementwise",
     "joint",
+    "layers",
     "maximum",
     "movement",
     "noise",
@@ -36,11 +35,10 @@ __all__ = [
     "radius",
     "recurrent",
     "rounding",
-    "scatter",
     "smooth",
 ]
 
-composition.register_operations(elementwise.apply)  # of functions that have rules by now
+elementwise.register_operations()  # of functions that have rules by now
 rounding.register_rounded_division()
-clamp.register_bounds()
+elementwise.register_bounds()
 radius.register_radii()

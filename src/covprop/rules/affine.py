@@ -4,7 +4,6 @@ Mean: the function itself. Covariance: its linear part, that is the function wit
 offset (a bias, a running mean, the value of a padding) left out, on the rows and on the columns.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -17,17 +16,16 @@ from covprop.errors import UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, position_in
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
-from covprop.rules import layers
 from covprop.rules.joint import bilinear, join, labels_of, matrix_product, product, weighted_sum
 from covprop.rules.operands import (
+    as_unary,
     at_means,
     batch_error,
     check_batch_is_separate,
     check_batch_shape,
     gaussians,
-    of_slots,
-    of_tensor,
-    the_gaussian,
+    single_gaussian,
+    unary_of_slots,
     with_slots,
     without_constants,
 )
@@ -65,9 +63,9 @@ def affine(
         cp.rule(torch.trapezoid)(cp.extending.affine)
         cp.propagate(torch.trapezoid, x, cp.GaussianLayers())
     """
-    x = the_gaussian(function, args, kwargs)
-    leads = leads_with(x, args, kwargs)
-    call = of_tensor(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
+    leads = is_input(x, args, kwargs)
+    call = as_unary(function, args, kwargs)
     loc = call(x.loc)
     if x.batch_shape:
         check_batch_shape(function, x, loc.shape)
@@ -78,7 +76,7 @@ def affine(
             raise UnsupportedOperation(
                 f"{name_of(function)} has a rule for a Gaussian input, not for a Gaussian bias"
             )
-        linear = of_tensor(function, *stripped)
+        linear = as_unary(function, *stripped)
     known = squared = None
     if leads and layer is not None:
         squared = _with_squared_weight(function, *stripped)
@@ -99,12 +97,12 @@ def _with_squared_weight(
         weight, others = args[1], args[2:]
         return lambda vector: function(vector, weight.square(), *others, **kwargs)
     slots, named = with_slots((args, kwargs))
-    return lambda vector: of_slots(function, slots, {**named, "weight": named["weight"].square()})(
-        vector
-    )
+    return lambda vector: unary_of_slots(
+        function, slots, {**named, "weight": named["weight"].square()}
+    )(vector)
 
 
-def leads_with(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_input(x: GaussianTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the Gaussian is the input of a function, and not one of its parameters."""
     return (args[0] if args else kwargs.get("input")) is x
 
@@ -113,18 +111,18 @@ def scaling(
     function: Callable[..., Any], *args: Any, strip: Strip | None = None, **kwargs: Any
 ) -> GaussianTensor:
     """An affine function that multiplies each element by a number of its own."""
-    x = the_gaussian(function, args, kwargs)
-    linear = of_tensor(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
+    linear = as_unary(function, args, kwargs)
     loc = linear(x.loc)
     if loc.shape != x.shape:  # a constant that broadcasts the event
         return affine(function, *args, strip=strip, **kwargs)
     if strip is not None:
-        linear = of_tensor(function, *strip(args, kwargs))
+        linear = as_unary(function, *strip(args, kwargs))
     factor = linear(torch.ones_like(x.loc)).reshape(x.flat.shape)
     return GaussianTensor(loc, x.carrier.scale(loc, factor))
 
 
-def without(position: int, name: str, value: Any = None) -> Strip:
+def without_argument(position: int, name: str, value: Any = None) -> Strip:
     """Set one argument, given by position or by name, to the value that makes it disappear."""
 
     def strip(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,57 +147,37 @@ def without_terms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(zero(item) for item in args), others
 
 
-def _linear(
-    *names: str,
-    strip: Strip | None = None,
-    layer: Callable[..., Layer | None] | None = None,
-    entries: Callable[..., float | None] | None = None,
-    last: int | None = None,
-) -> None:
-    """One line: every spelling of a torch function that is linear once stripped.
+def entries_of_sum(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
+    """Sums and copies: every entry is one or zero."""
+    return 1.0
 
-    last: how many dimensions at the end it is a function of, each by itself before them.
-    """
+
+def entries_of_mean(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
+    """Means over windows that divide the input evenly."""
+    sizes = zip(reversed(x.event_shape), reversed(loc.shape), strict=False)
+    even = loc.dim() != x.dim() or all(size % out == 0 for size, out in sizes)
+    return loc.numel() / x.numel() if even else None
+
+
+def register_linear(*names: str, **facts: Any) -> None:
+    """One line: every spelling of a torch function, linear with the `facts` of `affine`."""
 
     @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
           batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-        moved = last is not None and hasattr(function, "batch_at")
-        if moved and in_front_of(last or 0, function, *gaussians(args, kwargs)):
-            function = inspect.unwrap(function)
-        return affine(
-            function,
-            *args,
-            strip=strip,
-            layer=layer,
-            entries=entries,
-            **kwargs,
-        )
+        return affine(function, *args, **facts, **kwargs)
 
 
-_linear("linear", strip=without(2, "bias"), layer=layers.linear, last=1)
-_linear("conv1d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv2d", strip=without(2, "bias"), layer=layers.convolution)
-_linear("conv3d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv_transpose1d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv_transpose2d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("conv_transpose3d", strip=without(2, "bias"), layer=layers.no_layer)
-_linear("avg_pool1d", entries=layers.entries_of_windows)
-_linear("avg_pool2d", entries=layers.entries_of_windows)
-_linear("avg_pool3d", entries=layers.entries_of_windows)
-_linear("adaptive_avg_pool1d", entries=layers.entries_of_mean)
-_linear("adaptive_avg_pool2d", entries=layers.entries_of_mean)
-_linear("adaptive_avg_pool3d", entries=layers.entries_of_mean)
-_linear("pad", strip=without(3, "value", 0.0), entries=layers.entries_of_sum)
-_linear("unfold", entries=layers.entries_of_sum)
-_linear("fold", entries=layers.entries_of_sum)
-_linear("sum", entries=layers.entries_of_sum)
-_linear("mean", entries=layers.entries_of_mean)
-_linear("cumsum")
-_linear("diff", strip=lambda *arguments: without_constants(arguments))
-_linear("sum_to_size")
-_linear("gather")
-_linear("take_along_dim")
+register_linear("pad", strip=without_argument(3, "value", 0.0), entries=entries_of_sum)
+register_linear("unfold", entries=entries_of_sum)
+register_linear("fold", entries=entries_of_sum)
+register_linear("sum", entries=entries_of_sum)
+register_linear("mean", entries=entries_of_mean)
+register_linear("cumsum")
+register_linear("diff", strip=lambda *arguments: without_constants(arguments))
+register_linear("sum_to_size")
+register_linear("gather")
+register_linear("take_along_dim")
 
 
 @rule(*spellings("matmul", "__rmatmul__", "mm", "mv", "bmm"), kind=Kind.PRODUCT, treatment=PRODUCT,
@@ -208,12 +186,12 @@ def matmul(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A matrix product: with a constant, or of two tensors that both vary."""
     if len(tensors := gaussians(args, kwargs)) <= 1:
         return affine(function, *args, **kwargs)
-    if not in_front_of(2, function, *tensors):
+    if not keeps_last_dims(2, function, *tensors):
         raise batch_error(function, tensors[0])
     return matrix_product(*tensors)
 
 
-def in_front_of(count: int, function: Callable[..., Any], *tensors: GaussianTensor) -> bool:
+def keeps_last_dims(count: int, function: Callable[..., Any], *tensors: GaussianTensor) -> bool:
     """Whether the last so many dimensions of tensors are the same as those that the model sees."""
     at = position_in(function)
     dims = {tensor.dim() - (at.share > 1) for tensor in tensors}
@@ -294,9 +272,9 @@ def shift(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
             first, second = second, first
         weight = float(kwargs.get("alpha", 1.0)) * (-1 if "sub" in function.__name__ else 1)
         return weighted_sum(loc, [(first, 1.0), (second, weight)])
-    x = the_gaussian(function, args, kwargs)
-    if leads_with(x, args, kwargs) and "rsub" not in function.__name__:
-        loc = of_tensor(function, args, kwargs)(x.loc)
+    x = single_gaussian(function, args, kwargs)
+    if is_input(x, args, kwargs) and "rsub" not in function.__name__:
+        loc = as_unary(function, args, kwargs)(x.loc)
         if loc.shape == x.shape:
             return x.moved(loc)
     return scaling(function, *args, strip=without_terms, **kwargs)

@@ -1,7 +1,7 @@
 """Operators of exported programs and traced graphs that torch's functions do not have as such.
 
 Where an operator has the name and the signature of a torch function, as most have,
-`dispatch.spelled` finds that function's rule; what is here is written in terms of such.
+`flow.table.as_torch_function` finds that function's rule; what is here is written in terms of such.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,13 +12,13 @@ from torch import Tensor
 from covprop.activations import in_place_spellings, spellings
 from covprop.activations.base import CLOSED
 from covprop.flow.batch_position import FIRST, position_in
-from covprop.flow.table import Batch, Kind, composes, rule
+from covprop.flow.table import Batch, Kind, register_composer, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import (
     PRODUCT,
     QUOTIENT,
     affine,
-    in_front_of,
+    keeps_last_dims,
 )
 from covprop.rules.operands import batch_error, gaussians
 from covprop.rules.placement import linear_in_both
@@ -106,9 +106,9 @@ def _in_steps(steps: Callable[..., Any], by_last: bool = False) -> Callable[...,
     return compose
 
 
-composes(spellings("addcmul"), _in_steps(_addcmul))
-composes(spellings("addcdiv"), _in_steps(_addcdiv, by_last=True))
-composes(spellings("lerp"), _in_steps(_lerp, by_last=True))
+register_composer(spellings("addcmul"), _in_steps(_addcmul))
+register_composer(spellings("addcdiv"), _in_steps(_addcdiv, by_last=True))
+register_composer(spellings("lerp"), _in_steps(_lerp, by_last=True))
 
 
 @rule(*spellings("addmm", "addmv", "baddbmm"), kind=Kind.PRODUCT, treatment=PRODUCT,
@@ -121,7 +121,7 @@ def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: An
     given = gaussians((input, first, second), {})
     if (at := position_in(function)) != FIRST:
         several = len(given) > 1
-        if named if not several else not in_front_of(2, function, first, second):
+        if named if not several else not keeps_last_dims(2, function, first, second):
             raise batch_error(function, given[0])
         if several and not isinstance(input, GaussianTensor):
             shape = at.shape(torch.Size((*first.shape[:-1], second.shape[-1])))

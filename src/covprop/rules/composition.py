@@ -12,35 +12,32 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from covprop.activations import Activation, spellings
+from covprop.activations import Activation
 from covprop.activations.composite import by_quadrature, closed_form
 from covprop.activations.expression import (
-    ADD,
-    CHOOSE,
-    COMPARE,
-    COMPARE_OR_EQUAL,
-    DIVIDE,
-    MULTIPLY,
-    SUBTRACT,
     Expression,
     Operation,
     OperationKind,
     Parameter,
 )
+from covprop.covariance.base import is_finite
 from covprop.errors import (
     ApproximationWarning,
     CovpropError,
+    MomentOverflow,
     QuadratureError,
     UnsupportedOperation,
     name_of,
     warn_user,
 )
 from covprop.flow.batch_position import FIRST
+from covprop.flow.lineage import calling_module
 from covprop.flow.nests import map_leaves
 from covprop.flow.pending import Pending
-from covprop.flow.table import composes
+from covprop.flow.table import register_composer
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain, run_rule
 from covprop.kernels.normal import standard_deviation
+from covprop.rules.operands import check_finite
 
 FINITE = ("alpha", "beta", "negative_slope", "scale", "input_scale", "value", "lower", "upper")
 """Options that may not be infinite; bounds may."""
@@ -56,17 +53,12 @@ class Application(NamedTuple):
     in_place: bool = False
 
 
-Reading: TypeAlias = Callable[..., Application | None]
+Parser: TypeAlias = Callable[..., Application | None]
 """Arguments of the torch function -> the call as an operation, if it is one here."""
 
-Carry: TypeAlias = Callable[[Callable[..., Any], Activation, GaussianTensor], GaussianTensor]
-"""A Gaussian through an activation."""
 
-
-def register_reading(
-    functions: Sequence[Callable[..., Any]], reading: Reading, carry: Carry
-) -> None:
-    """Let torch functions extend a function of a tensor, which `carry` evaluates in the end."""
+def register_parser(functions: Sequence[Callable[..., Any]], parse: Parser) -> None:
+    """Let torch functions extend a function of a tensor, which is evaluated in the end."""
 
     def composer(
         function: Callable[..., Any],
@@ -75,12 +67,12 @@ def register_reading(
         tensors: Sequence[GaussianTensor],
     ) -> GaussianTensor | None:
         try:
-            call = reading(*args, **kwargs)
+            call = parse(*args, **kwargs)
         except (TypeError, ValueError, CovpropError):  # which the rule tells of
             return None
-        return None if call is None else _composed(function, args, kwargs, tensors, call, carry)
+        return None if call is None else _composed(function, args, kwargs, tensors, call)
 
-    composes(functions, composer)
+    register_composer(functions, composer)
 
 
 def _composed(
@@ -89,7 +81,6 @@ def _composed(
     kwargs: dict[str, Any],
     given: Sequence[GaussianTensor],
     call: Application,
-    carry: Carry,
 ) -> GaussianTensor | None:
     """The result of an element-wise operation on functions of one tensor, yet to be evaluated.
 
@@ -107,19 +98,18 @@ def _composed(
     expression = Expression(call.operation, tuple(arguments))
     if call.operation.partial and all(one.affine for one in expression.inner):
         return None
-    evaluate = partial(_evaluated, carry=carry)
-    result = _pending(function, args, kwargs, given, base, expression, evaluate)
+    result = _pending(function, args, kwargs, given, base, expression)
     if not call.in_place:
         return result
     given[0].become(result)
     return given[0]
 
 
-def recast(x: GaussianTensor, pending: Pending, like: Tensor) -> GaussianTensor:
+def cast_pending(x: GaussianTensor, pending: Pending, like: Tensor) -> GaussianTensor:
     """A pending function with the dtype and device of `like`: the same, of a cast argument."""
     place = (like.device, like.dtype)
     base = dispatch(Tensor.to, (pending.base, *place), {})
-    return _pending(Tensor.to, (x, *place), {}, [x], base, pending.expression, pending.evaluate)
+    return _pending(Tensor.to, (x, *place), {}, [x], base, pending.expression)
 
 
 def _pending(
@@ -129,11 +119,11 @@ def _pending(
     given: Sequence[GaussianTensor],
     base: GaussianTensor,
     expression: Expression,
-    evaluate: Callable[[Pending], GaussianTensor],
 ) -> GaussianTensor:
     """The result of a torch function on given tensors, yet to be evaluated.
 
-    It holds handles of its own, which operations in place on the tensors do not change.
+    It remembers the modes of autograd, and holds handles of its own, which operations in place on
+    the tensors do not change.
     """
     aliases = {id(tensor): tensor.alias() for tensor in given}
     held = tuple([aliases.get(id(argument), argument) for argument in args])
@@ -142,9 +132,12 @@ def _pending(
         Pending(
             aliases.get(id(base), base),  # no program holds that of a pending function
             expression,
-            evaluate,
+            _evaluated,
             partial(run_rule, function, held, named, list(aliases.values())),
-            partial(_again, function, held, named),
+            partial(_reapplied, function, held, named),
+            torch.is_inference_mode_enabled(),
+            torch.is_grad_enabled(),
+            calling_module(),
         )
     )
 
@@ -168,7 +161,7 @@ def _of_one_dtype(call: Application) -> tuple[Any, ...]:
     )
 
 
-def _again(
+def _reapplied(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -207,14 +200,32 @@ def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None
     return Parameter(values.reshape(*base.batch_shape, base.event_shape.numel()))
 
 
-def _evaluated(pending: Pending, carry: Carry) -> GaussianTensor:
+def _evaluated(pending: Pending) -> GaussianTensor:
+    """The tensor with numbers; what it raises names the module that asked for the function."""
+    if pending.evaluated is None:
+        modes = pending.inference, pending.gradients
+        if modes != (torch.is_inference_mode_enabled(), torch.is_grad_enabled()):
+            with torch.inference_mode(modes[0]), torch.set_grad_enabled(modes[1]):
+                return _evaluated(pending)
+        try:
+            pending.evaluated = _value(pending)
+            pending.evaluated.materialize()
+        except CovpropError as error:
+            error.layer = error.layer or pending.layer
+            raise
+    result: GaussianTensor = pending.evaluated
+    return result
+
+
+def _value(pending: Pending) -> GaussianTensor:
     """Operation by operation where that is exact and simple, else as one function."""
-    expression, base, one_by_one = pending.expression, pending.base, pending.one_by_one
+    expression, base, stepwise = pending.expression, pending.base, pending.stepwise
     operation = expression.operation
     first = base.with_batch_at(FIRST)
-    if expression.known is not None and operation is not None:
+    alone = operation is not None and expression.arguments == (ITSELF,) and not operation.replaced
+    if operation is not None and alone and operation.activation is not None:
         base.lineage.collect()
-        return carry(operation.function, expression.known, first).with_batch_at(base.batch_at)
+        return apply(operation.function, operation.activation, first).with_batch_at(base.batch_at)
     # A function of a Gaussian, or a product of two: coefficients of y^k would cancel far from zero.
     plain = operation is not None and operation.kind in (
         OperationKind.FUNCTION,
@@ -223,16 +234,16 @@ def _evaluated(pending: Pending, carry: Carry) -> GaussianTensor:
     of_gaussians = plain and all(one.affine for one in expression.inner)
     scaled = expression.linear and len(expression.inner) == 1
     if expression.affine or expression.replaced or of_gaussians or scaled:
-        return one_by_one()
+        return stepwise()
     activation = closed_form(expression)
     if activation is None and expression.stepwise:
-        return one_by_one()
+        return stepwise()
     try:
         if activation is not None:
-            return carry(expression, activation, first).with_batch_at(base.batch_at)
-        return _integrated(expression, first, carry).with_batch_at(base.batch_at)
+            return apply(expression, activation, first).with_batch_at(base.batch_at)
+        return _integrated(expression, first).with_batch_at(base.batch_at)
     except (QuadratureError, UnsupportedOperation):
-        result = one_by_one()
+        result = stepwise()
         warn_user(
             f"{name_of(expression)} has no moments that could be found for the function as a "
             "whole; its operations are taken one by one, as if Gaussian in between, which may be "
@@ -242,28 +253,49 @@ def _evaluated(pending: Pending, carry: Carry) -> GaussianTensor:
         return result
 
 
-def _integrated(expression: Expression, x: GaussianTensor, carry: Carry) -> GaussianTensor:
+def apply(
+    function: Callable[..., Any], activation: Activation, x: GaussianTensor
+) -> GaussianTensor:
+    """Carry a Gaussian through an activation, of this function, as its carrier does."""
+    try:
+        mean, carrier = x.carrier.activation(activation, x.flat)
+    except UnsupportedOperation as error:
+        raise UnsupportedOperation(f"{name_of(function)}: {error}") from error
+    except QuadratureError:
+        check_finite(function, x)  # it may not be the function's fault
+        raise
+    if not (is_finite(mean) and is_finite(carrier.variances())):
+        check_finite(function, x)
+        raise MomentOverflow(
+            f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
+            "convert model and Gaussian to float64"
+        )
+    shape = x.loc.shape
+    return GaussianTensor(mean if mean.shape == shape else mean.reshape(shape), carrier)
+
+
+def _integrated(expression: Expression, x: GaussianTensor) -> GaussianTensor:
     """By quadrature; a function that jumps is the sum of a continuous one and of steps."""
     mean = x.flat.detach().double()
     stddev = standard_deviation(x.variances.detach().double())
-    first, *rest = [carry(expression, one, x) for one in by_quadrature(expression, mean, stddev)]
+    first, *rest = [apply(expression, one, x) for one in by_quadrature(expression, mean, stddev)]
     for other in rest:
         first = dispatch(torch.add, (first, other), {})
         first.materialize()
     return first
 
 
-def activation_reading(
+def activation_parser(
     function: Callable[..., Any],
     signature: inspect.Signature,
     factory: Callable[..., Activation],
     spelled: Sequence[Callable[..., Any]],
-) -> Reading:
+) -> Parser:
     """How the calls of an activation are read: its first argument, and options."""
     names = list(signature.parameters)
     place = names.index("inplace") if "inplace" in names else len(names)
 
-    def reading(*args: Any, **kwargs: Any) -> Application | None:
+    def parse(*args: Any, **kwargs: Any) -> Application | None:
         x, options = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
         in_place = kwargs.pop("inplace", False) if place < len(names) else False
         if len(options) > place:
@@ -279,7 +311,7 @@ def activation_reading(
         operation = make(function, factory, replaced, options, tuple(kwargs.items()))
         return Application(operation, (x,), bool(in_place))
 
-    return reading
+    return parse
 
 
 @lru_cache(maxsize=1024)
@@ -313,88 +345,3 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> N
                 f"{name_of(function)} with {name} = {value:g} has no finite moments; use a finite "
                 "number"
             )
-
-
-def _partial(function: Callable[[Tensor], Tensor]) -> Operation:
-    return Operation(OperationKind.FUNCTION, function, partial=True)
-
-
-_RECIPROCAL, _SQRT = _partial(torch.reciprocal), _partial(torch.sqrt)
-_RSQRT, _LOG = _partial(torch.rsqrt), _partial(torch.log)
-
-
-@lru_cache(maxsize=256)
-def _power(exponent: float) -> Operation:
-    return _partial(partial(torch.pow, exponent=exponent))
-
-
-def power_reading(whole: Reading) -> Reading:
-    """Whole exponents are activations; others are of what stays positive."""
-
-    def reading(input: Any, exponent: Any) -> Application | None:
-        single = not isinstance(exponent, Tensor) or exponent.numel() == 1
-        number = float(exponent) if single else math.nan
-        if number.is_integer() and number >= 0:
-            return whole(input, number)
-        # The rule refuses what is no number.
-        return Application(_power(number), (input,)) if math.isfinite(number) else None
-
-    return reading
-
-
-def _sum(operation: Operation, swapped: bool = False) -> Reading:
-    def reading(input: Any, other: Any, *, alpha: float = 1) -> Application | None:
-        operands = (other, input) if swapped else (input, other)
-        return Application(operation, operands) if alpha == 1 else None
-
-    return reading
-
-
-def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Application | None:
-    if rounding_mode is not None:
-        return None
-    if isinstance(other, GaussianTensor) and not isinstance(input, GaussianTensor):
-        affine = other.pending is None or other.pending.expression.affine
-        return None if affine else Application(DIVIDE, (input, other))
-    return Application(DIVIDE, (input, other))
-
-
-def _choose(condition: Any, input: Any, other: Any) -> Application | None:
-    return Application(CHOOSE, (condition, input, other)) if _is_condition(condition) else None
-
-
-def _is_condition(operand: Any) -> bool:
-    if not isinstance(operand, GaussianTensor) or operand.pending is None:
-        return False
-    operation = operand.pending.expression.operation
-    return operation is not None and operation.kind is OperationKind.COMPARE
-
-
-def register_operations(carry: Carry) -> None:
-    """Arithmetic, comparisons and choices."""
-    readings: dict[tuple[str, ...], Reading] = {
-        ("add",): _sum(ADD),
-        ("sub", "subtract"): _sum(SUBTRACT),
-        ("rsub", "__rsub__"): _sum(SUBTRACT, swapped=True),
-        ("mul", "multiply"): lambda input, other: Application(MULTIPLY, (input, other)),
-        ("div", "divide", "true_divide"): _divide,
-        ("__rtruediv__",): lambda input, other: _divide(other, input),
-        ("neg", "negative"): lambda input: Application(MULTIPLY, (-1.0, input)),
-        ("reciprocal",): lambda input: Application(_RECIPROCAL, (input,)),
-        ("sqrt",): lambda input: Application(_SQRT, (input,)),
-        ("rsqrt",): lambda input: Application(_RSQRT, (input,)),
-        ("log",): lambda input: Application(_LOG, (input,)),
-        ("gt",): lambda input, other: Application(COMPARE, (input, other)),
-        ("lt",): lambda input, other: Application(COMPARE, (other, input)),
-        ("ge",): lambda input, other: Application(COMPARE_OR_EQUAL, (input, other)),
-        ("le",): lambda input, other: Application(COMPARE_OR_EQUAL, (other, input)),
-    }
-    for names, reading in readings.items():
-        register_reading(spellings(*names), reading, carry)
-    register_reading([torch.where], _choose, carry)
-    register_reading([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other), carry)
-    register_reading(
-        spellings("masked_fill"),
-        lambda input, mask, value: _choose(mask, value, input),
-        carry,
-    )

@@ -3,55 +3,70 @@
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from covprop.activations import DECLARATIONS, Activation, Quadrature, expression, spellings
+from covprop.activations import DECLARATIONS, Activation, Quadrature, spellings
 from covprop.activations.base import CLOSED, INTEGRAL, Factory
+from covprop.activations.expression import (
+    ADD,
+    CHOOSE,
+    COMPARE,
+    COMPARE_OR_EQUAL,
+    DIVIDE,
+    MULTIPLY,
+    SUBTRACT,
+    Operation,
+    OperationKind,
+)
 from covprop.activations.rectifiers import prelu
 from covprop.errors import (
-    MomentOverflow,
-    QuadratureError,
     UnsupportedOperation,
     name_of,
 )
 from covprop.flow.batch_position import FIRST
-from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.table import TABLE, Batch, Kind, register_composer, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
-from covprop.kernels.normal import is_finite
 from covprop.rules.composition import (
     Application,
-    activation_reading,
+    Parser,
+    activation_parser,
+    apply,
     check_options,
-    power_reading,
-    register_reading,
+    register_parser,
 )
-from covprop.rules.operands import check_finite
+from covprop.rules.operands import gaussians
 
 
-def apply(
-    function: Callable[..., Any], activation: Activation, x: GaussianTensor
-) -> GaussianTensor:
-    """Carry a Gaussian through an activation, of this function, as its carrier does."""
-    try:
-        mean, carrier = x.carrier.activation(activation, x.flat)
-    except UnsupportedOperation as error:
-        raise UnsupportedOperation(f"{name_of(function)}: {error}") from error
-    except QuadratureError:
-        check_finite(function, x)  # it may not be the function's fault
-        raise
-    if not (is_finite(mean) and is_finite(carrier.variances())):
-        check_finite(function, x)
-        raise MomentOverflow(
-            f"the moments of {name_of(function)} overflow {x.dtype} here; scale its input down, or "
-            "convert model and Gaussian to float64"
-        )
-    shape = x.loc.shape
-    return GaussianTensor(mean if mean.shape == shape else mean.reshape(shape), carrier)
+def _partial(function: Callable[[Tensor], Tensor]) -> Operation:
+    return Operation(OperationKind.FUNCTION, function, partial=True)
+
+
+_RECIPROCAL, _SQRT = _partial(torch.reciprocal), _partial(torch.sqrt)
+_RSQRT, _LOG = _partial(torch.rsqrt), _partial(torch.log)
+
+
+@lru_cache(maxsize=256)
+def _power(exponent: float) -> Operation:
+    return _partial(partial(torch.pow, exponent=exponent))
+
+
+def power_parser(whole: Parser) -> Parser:
+    """Whole exponents are activations; others are of what stays positive."""
+
+    def parse(input: Any, exponent: Any) -> Application | None:
+        single = not isinstance(exponent, Tensor) or exponent.numel() == 1
+        number = float(exponent) if single else math.nan
+        if number.is_integer() and number >= 0:
+            return whole(input, number)
+        # The rule refuses what is no number.
+        return Application(_power(number), (input,)) if math.isfinite(number) else None
+
+    return parse
 
 
 def register(
@@ -91,8 +106,8 @@ def register(
         return x
 
     for function in functions:
-        reading = activation_reading(function, signature, factory, functions)
-        register_reading([function], power_reading(reading) if name == "pow" else reading, apply)
+        parse = activation_parser(function, signature, factory, functions)
+        register_parser([function], power_parser(parse) if name == "pow" else parse)
 
 
 for _declaration in DECLARATIONS:
@@ -202,14 +217,12 @@ def activated_rule(
     return apply(function, Quadrature(function, tuple(kinks)), x)
 
 
-def _read_activated(x: Any, function: Any, kinks: Sequence[float]) -> Application:
+def _parse_activated(x: Any, function: Any, kinks: Sequence[float]) -> Application:
     known, places = Quadrature(function, tuple(kinks)), tuple(map(float, kinks))
-    return Application(
-        expression.Operation(expression.OperationKind.FUNCTION, function, known, places), (x,)
-    )
+    return Application(Operation(OperationKind.FUNCTION, function, known, places), (x,))
 
 
-register_reading([activated], _read_activated, apply)
+register_parser([activated], _parse_activated)
 
 
 def register_activation(
@@ -255,3 +268,105 @@ def find_activation(function: Callable[..., Any], **options: Any) -> Activation:
         if function in declaration.functions:
             return declaration.factory(**options)
     return Quadrature(partial(function, **options) if options else function)
+
+
+def _sum(operation: Operation, swapped: bool = False) -> Parser:
+    def parse(input: Any, other: Any, *, alpha: float = 1) -> Application | None:
+        operands = (other, input) if swapped else (input, other)
+        return Application(operation, operands) if alpha == 1 else None
+
+    return parse
+
+
+def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Application | None:
+    if rounding_mode is not None:
+        return None
+    if isinstance(other, GaussianTensor) and not isinstance(input, GaussianTensor):
+        affine = other.pending is None or other.pending.expression.affine
+        return None if affine else Application(DIVIDE, (input, other))
+    return Application(DIVIDE, (input, other))
+
+
+def _choose(condition: Any, input: Any, other: Any) -> Application | None:
+    return Application(CHOOSE, (condition, input, other)) if _is_condition(condition) else None
+
+
+def _is_condition(operand: Any) -> bool:
+    if not isinstance(operand, GaussianTensor) or operand.pending is None:
+        return False
+    operation = operand.pending.expression.operation
+    return operation is not None and operation.kind is OperationKind.COMPARE
+
+
+def register_operations() -> None:
+    """Arithmetic, comparisons and choices."""
+    parsers: dict[tuple[str, ...], Parser] = {
+        ("add",): _sum(ADD),
+        ("sub", "subtract"): _sum(SUBTRACT),
+        ("rsub", "__rsub__"): _sum(SUBTRACT, swapped=True),
+        ("mul", "multiply"): lambda input, other: Application(MULTIPLY, (input, other)),
+        ("div", "divide", "true_divide"): _divide,
+        ("__rtruediv__",): lambda input, other: _divide(other, input),
+        ("neg", "negative"): lambda input: Application(MULTIPLY, (-1.0, input)),
+        ("reciprocal",): lambda input: Application(_RECIPROCAL, (input,)),
+        ("sqrt",): lambda input: Application(_SQRT, (input,)),
+        ("rsqrt",): lambda input: Application(_RSQRT, (input,)),
+        ("log",): lambda input: Application(_LOG, (input,)),
+        ("gt",): lambda input, other: Application(COMPARE, (input, other)),
+        ("lt",): lambda input, other: Application(COMPARE, (other, input)),
+        ("ge",): lambda input, other: Application(COMPARE_OR_EQUAL, (input, other)),
+        ("le",): lambda input, other: Application(COMPARE_OR_EQUAL, (other, input)),
+    }
+    for names, parse in parsers.items():
+        register_parser(spellings(*names), parse)
+    register_parser([torch.where], _choose)
+    register_parser([Tensor.where], lambda x, chosen, other: _choose(chosen, x, other))
+    register_parser(
+        spellings("masked_fill"),
+        lambda input, mask, value: _choose(mask, value, input),
+    )
+
+
+def _bounded(compose: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Bounds that are tensors: constants by functions of one tensor, others by maxima."""
+
+    def composer(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
+        given = dict(zip(("input", "min", "max"), args, strict=False)) | kwargs
+        if function.__name__ == "clamp_max" and len(args) > 1:
+            given["max"] = given.pop("min")
+        bounds = given.get("min"), given.get("max")
+        if not any(_is_tensor(bound) for bound in bounds):
+            return compose(function, args, kwargs, tensors) if compose else None
+        return _between(given["input"], *bounds)
+
+    return composer
+
+
+def _is_tensor(bound: Any) -> bool:
+    """Whether a bound is more than a number."""
+    if isinstance(bound, GaussianTensor):
+        return True
+    return isinstance(bound, Tensor) and (bound.numel() != 1 or bound.requires_grad)
+
+
+def _between(x: Any, low: Any, high: Any) -> Any:
+    """x between bounds that are numbers or tensors, either of which may be missing."""
+    like = {"dtype": x.dtype, "device": x.device}
+    low, high = (
+        bound if bound is None or isinstance(bound, Tensor) else torch.tensor(float(bound), **like)
+        for bound in (low, high)
+    )
+    if low is None:
+        return torch.minimum(x, high)
+    if high is None:
+        return torch.maximum(x, low)
+    if gaussians((low, high), {}):
+        return torch.minimum(torch.maximum(x, low), high)
+    low = torch.minimum(low, high)  # torch: min > max makes all max
+    return x + torch.relu(low - x) - torch.relu(x - high)
+
+
+def register_bounds() -> None:
+    """Tensors as bounds, of functions that have rules by now."""
+    for function in spellings("clamp", "clip", "clamp_min", "clamp_max"):
+        register_composer([function], _bounded(TABLE[function].compose))

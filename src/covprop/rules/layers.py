@@ -1,22 +1,35 @@
-"""Layers with a weight: what is known of their linear maps A beyond applying them.
+"""Layers with a weight, and means over windows: rules, and what is known of their maps A.
 
 Short ways to diag(A H), to only some of the outputs, and to the squares of the entries. Where
 torch has no fast kernel, convolutions of many images are few large matrix products.
 """
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covprop.activations import spellings
+from covprop.covariance import LinearMap
 from covprop.covariance.congruence import TOGETHER
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.table import Batch, Kind, rule
+from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.kernels.gradients import followed
+from covprop.rules.affine import (
+    EXACT,
+    affine,
+    entries_of_mean,
+    keeps_last_dims,
+    register_linear,
+    without_argument,
+)
+from covprop.rules.operands import gaussians
 
 IMAGE = 3
 """Channels, rows and columns."""
@@ -255,11 +268,6 @@ class Convolution:
         return tuple((side - gap * (k - 1) - 1) // step + 1 for side, k, gap, step in sides)
 
 
-def linear(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:
-    """The layer of a call of `F.linear`."""
-    return Linear(weight) if weight.dim() > 1 and x.event_shape else None
-
-
 def convolution(
     x: GaussianTensor,
     input: Any,
@@ -276,22 +284,6 @@ def convolution(
     around = padding if isinstance(padding, str) else _pair(padding)
     image = x.event_shape[-IMAGE:]
     return Convolution(weight, image, _pair(stride), around, _pair(dilation), groups)
-
-
-def no_layer(*args: Any, **kwargs: Any) -> None:
-    """Layers with a weight of which nothing more is known."""
-
-
-def entries_of_sum(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float:
-    """Sums and copies: every entry is one or zero."""
-    return 1.0
-
-
-def entries_of_mean(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -> float | None:
-    """Means over windows that divide the input evenly."""
-    sizes = zip(reversed(x.event_shape), reversed(loc.shape), strict=False)
-    even = loc.dim() != x.dim() or all(size % out == 0 for size, out in sizes)
-    return loc.numel() / x.numel() if even else None
 
 
 def entries_of_windows(
@@ -319,3 +311,48 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
         return value, value
     first, *others = value
     return first, others[0] if others else first
+
+
+def no_layer(*args: Any, **kwargs: Any) -> None:
+    """Layers with a weight of which nothing more is known."""
+
+
+def linear_layer(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:
+    """What is known of a call of `F.linear`."""
+    return Linear(weight) if weight.dim() > 1 and x.event_shape else None
+
+
+@rule(*spellings("linear"), kind=Kind.LINEAR, treatment=EXACT, name="linear", batch=Batch.ANYWHERE)
+def linear(
+    function: Callable[..., Any], input: Any, weight: Any, bias: Any = None
+) -> GaussianTensor:
+    """W x + b, directly for a tensor with its batch first."""
+    if hasattr(function, "batch_at") and keeps_last_dims(
+        1, function, *gaussians((input, weight, bias), {})
+    ):  # the last dimension is the same
+        function = inspect.unwrap(function)
+    plain = is_plain(weight) and (bias is None or is_plain(bias))
+    layer = linear_layer(input, input, weight) if plain and function is F.linear else None
+    if layer is None:
+        return affine(
+            function, input, weight, bias, strip=without_argument(2, "bias"), layer=linear_layer
+        )
+    mapped = LinearMap(
+        partial(F.linear, weight=weight), input.event_shape, layer=layer,
+        squared=lambda vector: F.linear(vector, weight.square()),
+    )  # fmt: skip
+    return input.through(F.linear(input.loc, weight, bias), mapped)
+
+
+register_linear("conv1d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv2d", strip=without_argument(2, "bias"), layer=convolution)
+register_linear("conv3d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv_transpose1d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv_transpose2d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("conv_transpose3d", strip=without_argument(2, "bias"), layer=no_layer)
+register_linear("avg_pool1d", entries=entries_of_windows)
+register_linear("avg_pool2d", entries=entries_of_windows)
+register_linear("avg_pool3d", entries=entries_of_windows)
+register_linear("adaptive_avg_pool1d", entries=entries_of_mean)
+register_linear("adaptive_avg_pool2d", entries=entries_of_mean)
+register_linear("adaptive_avg_pool3d", entries=entries_of_mean)

@@ -181,7 +181,7 @@ def commute_with_monotone(x: Any, extreme: Callable[[Any], Any]) -> Any:
     if pending is None or not pending.expression.nondecreasing:
         return extreme(x)
     return pending.base.carrier.monotone_maximum(
-        lambda: pending.of(extreme(pending.base)), lambda: extreme(x)
+        lambda: pending.rebased(extreme(pending.base)), lambda: extreme(x)
     )
 
 

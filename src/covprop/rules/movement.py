@@ -16,16 +16,16 @@ from covprop.activations import in_place_spellings, spellings
 from covprop.activations.expression import OperationKind
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
 from covprop.flow.batch_position import FIRST
-from covprop.flow.table import Batch, Kind, composes, rule
+from covprop.flow.table import Batch, Kind, register_composer, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.affine import affine
-from covprop.rules.composition import recast
+from covprop.rules.composition import cast_pending
 from covprop.rules.operands import (
+    as_unary,
     at_means,
     batch_error,
     check_batch_shape,
-    of_tensor,
-    the_gaussian,
+    single_gaussian,
 )
 from covprop.rules.radius import follow
 
@@ -46,11 +46,11 @@ def movement(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         cp.rule(torch.take)(cp.extending.movement)
         cp.propagate(lambda x: torch.take(x, torch.tensor([2, 0])), x, cp.GaussianLayers())
     """
-    x = the_gaussian(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
     moved_argument = args[0] if args else kwargs.get("input")
     if moved_argument is not x:  # constant.expand_as(x): only the shape of x matters
         return at_means(function, args, kwargs)
-    move = of_tensor(function, args, kwargs)
+    move = as_unary(function, args, kwargs)
     moved = move(x.loc)
     size = x.event_shape.numel()
     numbers = torch.arange(x.numel(), dtype=torch.float64, device=x.device).reshape(x.shape)
@@ -260,14 +260,14 @@ def _still_pending(
     if function in _DETACH and torch.is_grad_enabled():  # it leaves autograd's graph
         return None
     if (result.dtype, result.device) != (x.dtype, x.device):
-        return recast(x, x.pending, result)
+        return cast_pending(x, x.pending, result)
     # torch returns the tensor itself where nothing changes, as it does not for comparisons.
     compared = x.pending.expression.kind is OperationKind.COMPARE
     itself = result.is_set_to(x.base.shown) and not compared
     return x if itself else x.alias()
 
 
-composes([*_COPIES, *_CONVERSIONS, Tensor.type, *_DETACH], _still_pending)
+register_composer([*_COPIES, *_CONVERSIONS, Tensor.type, *_DETACH], _still_pending)
 
 
 _METADATA = spellings(

@@ -16,9 +16,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from covprop.errors import DropoutWarning, RandomDraws, UnsupportedOperation, warn_user
 from covprop.flow.batch_position import FIRST
+from covprop.flow.lineage import calling_module
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
-from covprop.modules import calling_module, in_modes
+from covprop.modules import in_modes
 from covprop.rules.operands import batch_error
 
 NOISY = (

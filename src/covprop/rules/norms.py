@@ -20,7 +20,7 @@ from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.rules.affine import affine, scaling
-from covprop.rules.operands import batch_error, the_gaussian
+from covprop.rules.operands import batch_error, single_gaussian
 from covprop.rules.smooth import WITHIN, delta, groups_of, lengths, normalised
 
 MATRIX = 2
@@ -149,7 +149,7 @@ def _power(total: Tensor, exponent: float) -> Tensor:
       batch=Batch.STEPWISE)  # fmt: skip
 def norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """Euclidean and Frobenius norms, and the other smooth ones of vectors."""
-    x = the_gaussian(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
     _, order, dim, keepdim, *_ = *args, *(None,) * 4
     order, dim = kwargs.get("p", kwargs.get("ord", order)), kwargs.get("dim", dim)
     keepdim = bool(kwargs.get("keepdim", keepdim))

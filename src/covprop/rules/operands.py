@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covprop.covariance.base import is_finite
 from covprop.errors import BatchDimensionError, MomentOverflow, UnsupportedOperation, name_of
 from covprop.flow.carrier import Carrier
 from covprop.flow.nests import instances, map_leaves
 from covprop.flow.tensor import GaussianTensor, dispatch, is_plain
-from covprop.kernels.normal import is_finite
 from covprop.kernels.rounding import SUMMATION_ORDER
 
 PROBE_SCALES = 31
@@ -48,7 +48,7 @@ def in_dtype(nest: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def the_gaussian(function: Callable[..., Any], args: Any, kwargs: Any) -> GaussianTensor:
+def single_gaussian(function: Callable[..., Any], args: Any, kwargs: Any) -> GaussianTensor:
     """The one in-flight Gaussian among the arguments."""
     tensors = gaussians(args, kwargs)
     if len(tensors) > 1:
@@ -95,7 +95,7 @@ def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def of_tensor(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Tensor], Any]:
+def as_unary(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Tensor], Any]:
     """The torch function as a function of what stands where the one Gaussian stands.
 
     It does not hold the Gaussian, which would keep its covariance alive.
@@ -104,10 +104,10 @@ def of_tensor(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[
         if isinstance(argument, GaussianTensor):
             before, after = args[:place], args[place + 1 :]
             return lambda value: function(*before, value, *after, **kwargs)
-    return of_slots(function, *with_slots((args, kwargs)))
+    return unary_of_slots(function, *with_slots((args, kwargs)))
 
 
-def of_slots(function: Callable[..., Any], slots: Any, named: Any) -> Callable[[Tensor], Any]:
+def unary_of_slots(function: Callable[..., Any], slots: Any, named: Any) -> Callable[[Tensor], Any]:
     """The same, of arguments with a slot where the Gaussian stands."""
     return lambda value: function(*fill(slots, lambda _: value), **fill(named, lambda _: value))
 

@@ -21,7 +21,7 @@ from covprop.errors import ApproximationWarning, warn_user
 from covprop.flow.algebra import Groups
 from covprop.flow.batch_position import FIRST
 from covprop.flow.carrier import Carrier
-from covprop.flow.table import TABLE, composes
+from covprop.flow.table import TABLE, register_composer
 from covprop.flow.tensor import GaussianTensor, run_rule
 from covprop.rules.norms import arranged, dimensions
 from covprop.rules.smooth import groups_of, lengths, normalised
@@ -243,7 +243,7 @@ def register_radii() -> None:
         (("div", "divide", "true_divide"), _divided),
     ):
         for function in spellings(*names):
-            composes([function], _first(found, TABLE[function].compose))
+            register_composer([function], _first(found, TABLE[function].compose))
 
 
 def _first(one: Callable[..., Any], other: Callable[..., Any] | None) -> Callable[..., Any]:

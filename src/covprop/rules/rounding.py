@@ -14,11 +14,10 @@ from torch import Tensor
 from covprop.activations import Piecewise, in_place_spellings, spellings
 from covprop.activations.expression import Operation, OperationKind
 from covprop.errors import UnsupportedOperation
-from covprop.flow.table import TABLE, Batch, Kind, composes, rule
+from covprop.flow.table import TABLE, Batch, Kind, register_composer, rule
 from covprop.flow.tensor import GaussianTensor
 from covprop.kernels.normal import standard_deviation
-from covprop.rules.composition import Application, register_reading
-from covprop.rules.elementwise import apply
+from covprop.rules.composition import Application, apply, register_parser
 
 REACH = 9.0
 """Standard deviations beyond which jumps do not count: a probability of 1e-19."""
@@ -76,14 +75,14 @@ def _ends(low: Tensor, high: Tensor) -> tuple[int, int] | None:
     return int(low.min().floor()) - 1, int(high.max().ceil()) + 1
 
 
-def _read(name: str) -> Callable[..., Application | None]:
-    def reading(input: GaussianTensor, *, decimals: int = 0) -> Application | None:
+def _parser(name: str) -> Callable[..., Application | None]:
+    def parse(input: GaussianTensor, *, decimals: int = 0) -> Application | None:
         ends = _ends(*_reach(input))
         if decimals or ends is None or ends[1] - ends[0] > MOST:
             return None
         return Application(_stairs(name, *ends), (input,))
 
-    return reading
+    return parse
 
 
 def _around_means(name: str, x: GaussianTensor) -> GaussianTensor:
@@ -114,7 +113,7 @@ def _rounded(name: str) -> None:
             return torch.round(input * 10.0**decimals) / 10.0**decimals
         return _around_means(name, input)
 
-    register_reading(functions, _read(name), apply)
+    register_parser(functions, _parser(name))
 
 
 for _name in ("floor", "ceil", "round"):
@@ -130,7 +129,7 @@ def trunc(function: Callable[..., Any], input: Any) -> Any:
     return torch.where(input.shown.detach() < 0, up, down)
 
 
-register_reading(spellings("trunc", "fix"), _read("trunc"), apply)
+register_parser(spellings("trunc", "fix"), _parser("trunc"))
 
 
 @rule(*spellings("frac"), kind=Kind.ELEMENTWISE, treatment=STEPS, name="frac",
@@ -175,6 +174,6 @@ def _divided(compose: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def register_rounded_division() -> None:
-    """Once division has its reading."""
+    """Once division has its parser."""
     functions = spellings("div", "divide", "true_divide")
-    composes(functions, _divided(TABLE[functions[0]].compose))
+    register_composer(functions, _divided(TABLE[functions[0]].compose))

@@ -29,12 +29,12 @@ from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.kernels.gradients import jvp
 from covprop.rules.operands import (
+    as_unary,
     batch_error,
     check_batch_is_separate,
     check_batch_shape,
     check_finite,
-    of_tensor,
-    the_gaussian,
+    single_gaussian,
 )
 
 AWAY_FROM_ZERO = 5.0
@@ -61,8 +61,8 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
         cp.rule(torch.logcumsumexp)(cp.extending.delta)
         cp.propagate(lambda x: torch.logcumsumexp(x, -1), x, cp.GaussianLayers())
     """
-    x = the_gaussian(function, args, kwargs)
-    call = of_tensor(function, args, kwargs)
+    x = single_gaussian(function, args, kwargs)
+    call = as_unary(function, args, kwargs)
     value = call(x.loc)
     check_batch_shape(function, x, value.shape)
     # In float64, as p (1 - p) of a probability near one cancels. And not x itself, which what

@@ -1,39 +1,18 @@
 """Maxima of elements that are taken as independent, whatever is known (Gast & Roth 2018)."""
 
-from abc import ABC
 from collections.abc import Callable
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
-from covprop.carriers import Full, Ledger, Planned
+from covprop.carriers import Full, Planned
 from covprop.carriers.planned import PRODUCT
 from covprop.carriers.variances import independent_maximum
 from covprop.covariance import Dense
 from covprop.covariance.planned import Cost
-from covprop.flow.carrier import Carrier, Scaled, Transfer
-from covprop.flow.lineage import Lineage
-from covprop.gaussian import Gaussian
-from covprop.methods.base import LayerwiseMethod
-
-
-class MaximaOption(LayerwiseMethod, ABC):
-    """A method of full covariances that can take the arguments of maxima as independent."""
-
-    independent_maxima: bool
-
-    def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
-        """What an input carries."""
-        if not self.independent_maxima:
-            return super().carrier(x, lineage)
-        return IndependentMaxima(x.covariance, lineage, self)
-
-    def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
-        """What a plan carries in its place."""
-        if not self.independent_maxima:
-            return super().planned_carrier(x, lineage, ledger)
-        return PlannedIndependentMaxima(x.covariance.planned(), x.mean.detach(), lineage, ledger)
+from covprop.flow.carrier import Carrier, DiagonalTransfer
+from covprop.flow.lineage import Transfer
 
 
 @final
@@ -45,12 +24,15 @@ class IndependentMaxima(Full):
     ) -> tuple[Tensor, Carrier]:
         """Cov_ij = (1 - p_i)(1 - p_j) A_ij + p_i p_j B_ij, and Clark's variance on the diagonal."""
         a, b, mean, other_mean = pair()
-        a._expect(mean)
+        a._reserve(mean)
         found = independent_maximum(a, b, mean, other_mean)
         first, second = 1 - found.share, found.share
         parts = a.covariance.scale(first), b.covariance.scale(second)
         matrix = parts[0].matrix() + parts[1].matrix() + torch.diag_embed(found.added)
-        edges: list[tuple[Carrier, Transfer]] = [(a, Scaled(first)), (b, Scaled(second))]
+        edges: list[tuple[Carrier, Transfer]] = [
+            (a, DiagonalTransfer(first)),
+            (b, DiagonalTransfer(second)),
+        ]
         return found.mean, self._new(Dense(matrix), edges)
 
     def monotone_maximum(self, inside: Callable[[], Any], outside: Callable[[], Any]) -> Any:

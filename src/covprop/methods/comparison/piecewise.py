@@ -14,11 +14,11 @@ from covprop.covariance import Dense
 from covprop.covariance.base import symmetric
 from covprop.errors import UnsupportedOperation
 from covprop.flow.nests import leaves
-from covprop.flow.table import spelled
+from covprop.flow.table import as_torch_function
 from covprop.gaussian import Gaussian
 from covprop.methods.base import FunctionMethod
 from covprop.methods.call import Advance
-from covprop.methods.gaussian_layers import GaussianLayers
+from covprop.methods.layerwise import GaussianLayers
 from covprop.methods.linearized import linearize, pushed
 from covprop.methods.network import Estimate, Network
 from covprop.methods.probes import Dependence
@@ -147,7 +147,7 @@ class _AtRelu(TorchFunctionMode):
     ) -> Any:
         del types
         given = kwargs or {}
-        if spelled(func) not in SPELLINGS:
+        if as_torch_function(func) not in SPELLINGS:
             return func(*args, **given)
         number, self.count = self.count, self.count + 1
         tensor = args[0] if args else given["input"]

@@ -1,7 +1,8 @@
-"""The closed forms of deterministic variational inference: Wu et al. (2019).
+"""Published approximations: those of deterministic variational inference, and a sigmoid.
 
-In place of the integrals K0 and K1 (`plackett`) they take a Gaussian bump of the two standardised
-means a and b. Its height and curvature are those of the integral at a = b = 0, where it is exact:
+Wu et al. (2019) take a Gaussian bump of the two standardised means a and b in place of the
+integrals K0 and K1 (`plackett`). Its height and curvature are those of the integral at a = b = 0,
+where it is exact:
 
     K1 ~ rho^2 G / (2 pi) exp(-(a^2 + b^2) / (2 G (1 + q)) + rho A3 / G  a b)
     K0 ~ theta   / (2 pi) exp(-rho / (theta q) [(a^2 + b^2) / 2 - rho / (1 + q)  a b])
@@ -11,7 +12,7 @@ G = A1 - 1 / (1 + q). All four are even in rho and regular at rho = 0.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
@@ -22,14 +23,17 @@ from torch import Tensor
 from covprop.activations import Activated, Activation
 from covprop.activations.base import Elements, Segments
 from covprop.activations.piecewise import RELU
+from covprop.activations.quadrature import Quadrature
 from covprop.covariance import Covariance
 from covprop.errors import UnsupportedOperation
 from covprop.flow.lineage import Replacements
 from covprop.kernels.normal import correlation, standard_deviation
 from covprop.kernels.plackett import gap_to_one
 from covprop.kernels.rounding import DEGENERATE
-from covprop.methods.comparison.independent_maxima import MaximaOption
+from covprop.methods.layerwise import LayerwiseMethod
 
+FITTED = 0.368
+"""Daunizeau's alpha (2017); pi / 8 comes from matching tanh to erf."""
 HEAVISIDE = Segments((0.0,), (0.0, 0.0), 0.0, (1.0,))
 
 Bump = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -45,7 +49,7 @@ ARCSINE = [
 
 @final
 @dataclass(frozen=True)
-class Wu2019(MaximaOption):
+class Wu2019(LayerwiseMethod):
     """Wu et al. (2019): closed approximations of the covariances of ReLUs, and of steps.
 
     Exact means and variances; exact covariances where both means are zero, elsewhere a Gaussian
@@ -161,3 +165,68 @@ def _arcsine(rho: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     ratio = torch.atan2(far, torch.where(near, 0, root)) / far
     ratio = torch.where(near, 1 + square * cubic, ratio)
     return ratio, torch.where(near, cubic, (ratio - 1) / far.square())
+
+
+@final
+@dataclass(frozen=True)
+class DaunizeauSigmoid(Activation):
+    """E[sigmoid(y)] ~ sigmoid(mu / beta), beta = sqrt(1 + alpha sigma^2), and its derivatives.
+
+    Its series is asymptotic: use it at the paper's low orders, with `cp.Series`. The variance on
+    the diagonal is the accurate one, or the truncated sum where the approximation exceeds it.
+
+    Args:
+        alpha: The constant of beta.
+
+    Example:
+        series = cp.Series(order=2, activations={torch.sigmoid: cp.DaunizeauSigmoid()})
+        cp.propagate(torch.sigmoid, x, series)
+    """
+
+    alpha: float = FITTED
+
+    def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """sigmoid(mu / beta)."""
+        return torch.sigmoid(mean / self._beta(variance))
+
+    def variance(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """The variance of the true sigmoid, by quadrature."""
+        return Quadrature(torch.sigmoid).variance(mean, variance)
+
+    def coefficients(self, mean: Tensor, variance: Tensor, order: int) -> Tensor:
+        """a_k = (sigma / beta)^k sigmoid^(k)(mu / beta) / sqrt(k!)."""
+        beta = self._beta(variance)
+        value = torch.sigmoid(mean / beta)
+        ratio, factor = standard_deviation(variance) / beta, 1 / beta
+        polynomial, rows = [0.0, 1.0, -1.0], []  # s' = s - s^2, as coefficients of powers of s
+        for k in range(1, order + 1):
+            factor = factor / math.sqrt(k)
+            derivative = torch.zeros_like(value)
+            for coefficient in reversed(polynomial):
+                derivative = derivative * value + coefficient
+            rows.append(factor * derivative)
+            factor = factor * ratio
+            slopes = [p * c for p, c in enumerate(polynomial)]
+            polynomial = [c - d for c, d in zip([*slopes, 0.0], [0.0, *slopes], strict=True)]
+        return torch.stack(rows)
+
+    @property
+    def key(self) -> Hashable:
+        """The constant."""
+        return self.alpha
+
+    def elements(self, mean: Tensor, variance: Tensor) -> Elements:
+        """There is no exact covariance of an approximation."""
+        del mean, variance
+        raise UnsupportedOperation(
+            "Daunizeau's sigmoid has no exact covariance; use cp.Series(order=...) with it, or the "
+            "accurate sigmoid"
+        )
+
+    def pair(self, left: Elements, right: Elements, covariance: Tensor) -> Tensor:
+        """There is no exact covariance of an approximation."""
+        del left, right, covariance
+        raise UnsupportedOperation("Daunizeau's sigmoid has no exact covariance; use cp.Series")
+
+    def _beta(self, variance: Tensor) -> Tensor:
+        return (1 + self.alpha * variance.clamp(min=0)).sqrt()
