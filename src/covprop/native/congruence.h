@@ -90,6 +90,18 @@ void congruence(const T* a, const T* turned, const T* s, T* result, int64_t m, i
             result[i * m + j] = result[j * m + i] = found[i * long_m + j];
 }
 
+// The smallest variance of matrices (m x m), NaN if one is.
+template <class T> double least_variance(const T* matrices, int64_t batch, int64_t m) {
+    double least = matrices[0];
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < m; i++) {
+            const T variance = matrices[b * m * m + i * (m + 1)];
+            if (!(variance >= least)) least = variance;
+            if (variance != variance) return least;
+        }
+    return least;
+}
+
 // A S A^T of a batch; the smallest of the variances, NaN if one is.
 template <class T>
 double congruences(int64_t batch, int64_t m, int64_t n, const T* a, const T* s, T* result,
@@ -103,14 +115,7 @@ double congruences(int64_t batch, int64_t m, int64_t n, const T* a, const T* s, 
     run<CongruenceSpace<T>>(batch, threads, [&](int64_t b, CongruenceSpace<T>& w) {
         congruence(a, across, s + b * n * n, result + b * m * m, m, n, w);
     });
-    double least = result[0];
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t i = 0; i < m; i++) {
-            const T variance = result[b * m * m + i * (m + 1)];
-            if (!(variance >= least)) least = variance;
-            if (variance != variance) return least;
-        }
-    return least;
+    return least_variance(result, batch, m);
 }
 
 }  // namespace
