@@ -57,6 +57,12 @@ INLINE void turn(const T* from, int64_t stride, T* to, int64_t to_stride, int64_
     for (int i = 0; i < WIDTH<T>; i++) store(to + i * to_stride, block[i]);
 }
 
+// Asks for memory that is read or written soon, where the processor cannot see it coming.
+constexpr int TILES = 4, ROWS = 32;  // how far ahead
+template <class T, bool WRITTEN> INLINE void fetch(const T* from, int64_t count) {
+    for (int64_t k = 0; k < count; k += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + k, WRITTEN);
+}
+
 template <class T> struct ConvolutionSpace {
     std::vector<T> panel, found;
 };
@@ -139,6 +145,8 @@ void whole_panel(const Convolution& f, const T* weight, const T* half, int64_t a
     if (count < SIDE<T>) std::fill(w.panel.begin(), w.panel.end(), T(0));
     for (int64_t j = 0; j < n; j += WIDTH<T>) {
         const T* tile = half + (j / SIDE<T> * m + at) * SIDE<T> + j % SIDE<T>;
+        if (j % SIDE<T> == 0 && j + TILES * SIDE<T> < n)
+            fetch<T, false>(tile + TILES * m * SIDE<T>, count * SIDE<T>);
         T block[WIDTH<T> * SIDE<T>];
         const int64_t here = std::min<int64_t>(WIDTH<T>, n - j);
         for (int64_t i = 0; i < count; i += WIDTH<T>)
@@ -155,8 +163,10 @@ void whole_panel(const Convolution& f, const T* weight, const T* half, int64_t a
     convolve(f, weight, w.panel.data(), own + 1, 0, within, found);
     for (int64_t r = at; r < at + count; r++)
         for (int64_t c = at; c <= r; c++) result[r * m + c] = result[c * m + r] = found[r * SIDE<T> + c - at];
-    for (int64_t r = at + count; r < m; r++)
+    for (int64_t r = at + count; r < m; r++) {
+        if (r + ROWS < m) fetch<T, true>(result + (r + ROWS) * m + at, count);
         std::memcpy(result + r * m + at, found + r * SIDE<T>, count * sizeof(T));
+    }
     for (int64_t r = at + count; r < m; r += WIDTH<T>)
         for (int64_t c = 0; c < count; c += WIDTH<T>)
             turn(found + r * SIDE<T> + c, SIDE<T>, result + (at + c) * m + r, m,
