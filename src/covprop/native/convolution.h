@@ -6,11 +6,9 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "congruence.h"
-#include "lanes.h"
 #include "pairs.h"
 #include "threads.h"
 
@@ -28,34 +26,6 @@ namespace {
 // Images of a panel, and outputs whose sums stay in registers.
 template <class T> constexpr int64_t SIDE = 2 * WIDTH<T>;
 constexpr int TOGETHER = VECTOR_BYTES == 64 ? 12 : 6;
-
-// One step of transposing: the blocks of H lanes above and below the diagonal change places.
-template <class T, int H, size_t... I>
-INLINE void exchange(Vec<T>& x, Vec<T>& y, std::index_sequence<I...>) {
-    const Vec<T> first{(I & H ? y[I & ~size_t(H)] : x[I])...}, second{(I & H ? y[I] : x[I | H])...};
-    x = first;
-    y = second;
-}
-
-template <class T, int H = WIDTH<T> / 2> INLINE void transpose(Vec<T>* rows) {
-    for (int i = 0; i < WIDTH<T>; i++)
-        if (!(i & H)) exchange<T, H>(rows[i], rows[i + H], std::make_index_sequence<WIDTH<T>>());
-    if constexpr (H > 1) transpose<T, H / 2>(rows);
-}
-
-// Up to WIDTH rows and columns of a matrix, turned.
-template <class T>
-INLINE void turn(const T* from, int64_t stride, T* to, int64_t to_stride, int64_t rows, int64_t columns) {
-    if (rows < WIDTH<T> || columns < WIDTH<T>) {
-        for (int64_t i = 0; i < rows; i++)
-            for (int64_t j = 0; j < columns; j++) to[j * to_stride + i] = from[i * stride + j];
-        return;
-    }
-    Vec<T> block[WIDTH<T>];
-    for (int i = 0; i < WIDTH<T>; i++) block[i] = load(from + i * stride);
-    transpose<T>(block);
-    for (int i = 0; i < WIDTH<T>; i++) store(to + i * to_stride, block[i]);
-}
 
 // Asks for memory that is read or written soon, where the processor cannot see it coming.
 constexpr int TILES = 4, ROWS = 32;  // how far ahead
