@@ -1,6 +1,7 @@
 """A model with its arguments, and its passes over Gaussians in flight."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian, SamplingError
-from covprop.kernels.normal import is_finite
 from covprop.methods.plan import Step
 from covprop.modules import EagerMode, eagerly, in_modes, path_of, raising_module
 
@@ -256,27 +256,26 @@ def finite(
     notes: Sequence[str] = (),
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    if not (is_finite(mean) and covariance.finite()):
+    largest = float(mean.detach().abs().max()) if mean.numel() else 0.0
+    if not (math.isfinite(largest) and covariance.finite()):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights and constants, or convert model and Gaussian to float64"
         )
-    _warn_of_underflow(mean.detach(), covariance)
+    _warn_of_underflow(largest, covariance)
     return Gaussian(
         mean, covariance, validate_args=False, method=method, sampling=error, skewness=skewness,
         notes=notes,
     )  # fmt: skip
 
 
-@torch.no_grad()
-def _warn_of_underflow(mean: Tensor, covariance: Covariance) -> None:
+def _warn_of_underflow(largest: float, covariance: Covariance) -> None:
     """Warn where the whole output is so small that squares of its size are no numbers."""
-    least = torch.finfo(mean.dtype).tiny
-    largest = float(mean.abs().max()) if mean.numel() else 0.0
+    least = torch.finfo(covariance.dtype).tiny
     if 0 < largest < least**0.5 and not bool((covariance.diagonal() > least).any()):
         warn_user(
             f"the output is at most {largest:.1g}, and variances of that size are below the "
-            f"smallest numbers of {mean.dtype}: they come out as zero, or too small; convert model "
+            f"smallest numbers of {covariance.dtype}: they come out as zero, or too small; convert model "
             "and Gaussian to float64, or scale the output up",
             ApproximationWarning,
         )

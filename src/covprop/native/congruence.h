@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "pairs.h"
 #include "threads.h"
 
 namespace {
@@ -143,6 +144,7 @@ template <class T>
 double congruences(int64_t batch, int64_t m, int64_t n, const T* a, const T* s, T* result,
                    int threads) {
     const int64_t stride = padded<T>(m);
+    large_pages(result, size_t(batch * m * m) * sizeof(T));
     static thread_local std::vector<T> turned;
     turned.assign(n * stride, T(0));
     constexpr int64_t W = WIDTH<T>;
