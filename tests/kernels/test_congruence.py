@@ -80,7 +80,7 @@ def test_a_network_has_the_same_moments_without_it(dtype: torch.dtype) -> None:
     with torch.no_grad():
         found = cp.propagate(model.to(dtype), x, cp.GaussianLayers())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("covprop.covariance.dense.small_congruence", lambda *_: None)
+            patch.setattr("covprop.rules.layers.small_congruence", lambda *_: None)
             expected = cp.propagate(model, x, cp.GaussianLayers())
     allowed = 1000 * torch.finfo(dtype).eps
     assert bool(((found.mean - expected.mean).abs() <= allowed * expected.stddev).all())
@@ -100,7 +100,7 @@ def test_what_is_followed_large_or_no_plain_matrix_is_left_to_torch() -> None:
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("covprop.covariance.dense.small_congruence", seen)
+            patch.setattr("covprop.rules.layers.small_congruence", seen)
             x = cp.Gaussian(torch.zeros(len(covariance), dtype=covariance.dtype), covariance)
             cp.propagate(lambda y: nn.functional.linear(y, weight), x, cp.GaussianLayers())
         return made == [True]

@@ -90,9 +90,11 @@ class Layer(Protocol):
     def without_buffers(self) -> "Layer":
         """The same without its buffers."""
 
-    @property
-    def matrix(self) -> Tensor | None:
-        """A of the last dimension of the event, if it is held as a matrix (m, n)."""
+    def outputs(self, size: int) -> int:
+        """How many it makes of an event of so many elements."""
+
+    def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
+        """A S A^T of S (*batch, n, n) and the smallest of its variances, where it is compiled."""
 
 
 @final

@@ -147,9 +147,9 @@ class Dense(Covariance):
 
     def push(self, linear: LinearMap) -> Covariance:
         """A S A^T: the map on the rows, then on the columns; where that is far wider, on demand."""
-        weight = None if linear.layer is None else linear.layer.matrix
-        if weight is not None and not streams(self.size, len(weight), self.batch_shape):
-            found = small_congruence(self.values, weight)
+        layer = linear.layer
+        if layer is not None and not streams(self.size, layer.outputs(self.size), self.batch_shape):
+            found = layer.congruence(self.values)
             if found is not None:
                 return Dense(found[0], nonnegative=found[1] >= 0)
         small = self.values.numel() <= congruence.ROWS

@@ -6,6 +6,7 @@ code of its callers computes, to rounding: that code is the reference, and runs 
 """
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ NAMES = {torch.float32: "float32", torch.float64: "float64"}
 PLAIN = (Tensor, torch.nn.Parameter)
 PARALLEL = 2**15
 """Pairs from which threads are worth starting."""
+PANEL = 32
+"""Rows that a kernel may take together at most."""
 FORMULAS = ("", "knots", "probit", "gelu")
 """Direct formulas for pairs that the series does not reach."""
 
@@ -101,6 +104,19 @@ class _Argument(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
 
 
+class Convolution(NamedTuple):
+    """What `F.conv2d` is given beside its weight, and the places of its result.
+
+    image: channels, rows, columns; above, left: zeros around them.
+    """
+
+    image: tuple[int, ...]
+    stride: tuple[int, ...]
+    above: int
+    left: int
+    sides: tuple[int, ...]
+
+
 class _SeriesBackward(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "rows", "columns", "order")),
@@ -119,6 +135,9 @@ def load(path: Path) -> ctypes.CDLL:
         largest.argtypes = (count, count, pointer, count, count, threads)
         congruence.argtypes = (*(count,) * 3, pointer, pointer, pointer, threads)
         largest.restype = congruence.restype = ctypes.c_double
+        convolved = getattr(found, f"convolved_{name}")
+        convolved.argtypes = (pointer, count, *(pointer,) * 4, threads)
+        convolved.restype = ctypes.c_double
         for layer, given in (("piecewise_layer", 5), ("piecewise_layer_backward", 6)):
             getattr(found, f"{layer}_{name}").argtypes = (*(pointer,) * given, threads)
             getattr(found, f"{layer}_{name}").restype = count
@@ -248,6 +267,21 @@ def congruence(covariance: Tensor, weight: Tensor) -> tuple[Tensor, float]:
     least: float = function("congruence", result)(
         batch.numel(), m, n, weight.data_ptr(), covariance.data_ptr(), result.data_ptr(),
         threads(covariance.numel()),
+    )  # fmt: skip
+    return result, least
+
+
+def convolved(covariance: Tensor, weight: Tensor, layer: Convolution) -> tuple[Tensor, float]:
+    """A S A^T of a convolution A and S (*batch, n, n); the smallest variance, NaN if one is."""
+    batch, (outputs, _, *kernel) = covariance.shape[:-2], weight.shape
+    size, features = covariance.shape[-1], outputs * math.prod(layer.sides)
+    result = torch.empty((*batch, features, features), dtype=weight.dtype)
+    covariance, weight = covariance.contiguous(), weight.contiguous()
+    half = torch.empty((batch.numel() * (size + PANEL) * features,), dtype=weight.dtype)
+    numbers = *layer.image, outputs, *kernel, *layer.stride, layer.above, layer.left, *layer.sides
+    least: float = function("convolved", result)(
+        (ctypes.c_int64 * len(numbers))(*numbers), batch.numel(), weight.data_ptr(),
+        covariance.data_ptr(), half.data_ptr(), result.data_ptr(), threads(covariance.numel()),
     )  # fmt: skip
     return result, least
 

@@ -1,6 +1,7 @@
 """A model with its arguments, and its passes over Gaussians in flight."""
 
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from covprop.carriers import Work
 from covprop.covariance import Covariance, Dense
-from covprop.covariance.base import is_finite
 from covprop.error_estimate import Deferred, ErrorEstimate, SamplingError
 from covprop.errors import (
     ApproximationWarning,
@@ -256,12 +256,13 @@ def checked_result(
     notes: Sequence[str] = (),
 ) -> Gaussian:
     """The result, unless it has overflown."""
-    if not (is_finite(mean) and covariance.finite()):
+    largest = float(mean.detach().abs().max()) if mean.numel() else 0.0
+    if not (math.isfinite(largest) and covariance.finite()):
         raise MomentOverflow(
             f"the output's moments are not finite in {mean.dtype}; look for NaN or infinity "
             "in the model's weights and constants, or convert model and Gaussian to float64"
         )
-    _warn_of_underflow(mean.detach(), covariance)
+    _warn_of_underflow(largest, covariance)
     count, batch = len(covariance.batch_shape), covariance.batch_shape
     fits = mean.shape[:count] == batch and mean.shape[count:].numel() == covariance.size
     if not fits or mean.dtype is not covariance.dtype or covariance.shape_flaw() is not None:
@@ -271,16 +272,14 @@ def checked_result(
     )
 
 
-@torch.no_grad()
-def _warn_of_underflow(mean: Tensor, covariance: Covariance) -> None:
+def _warn_of_underflow(largest: float, covariance: Covariance) -> None:
     """Warn where the whole output is so small that squares of its size are no numbers."""
-    least = torch.finfo(mean.dtype).tiny
-    largest = float(mean.abs().max()) if mean.numel() else 0.0
+    least = torch.finfo(covariance.dtype).tiny
     if 0 < largest < least**0.5 and not bool((covariance.diagonal() > least).any()):
         warn_user(
             f"the output is at most {largest:.1g}, and variances of that size are below the "
-            f"smallest numbers of {mean.dtype}: they come out as zero, or too small; convert model "
-            "and Gaussian to float64, or scale the output up",
+            f"smallest numbers of {covariance.dtype}: they come out as zero, or too small; convert "
+            "model and Gaussian to float64, or scale the output up",
             ApproximationWarning,
         )
 

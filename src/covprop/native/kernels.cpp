@@ -4,6 +4,7 @@
 // Tensors are contiguous but for strides that are arguments; counts are in elements.
 
 #include "congruence.h"
+#include "convolution.h"
 #include "elementwise.h"
 #include "gradients.h"
 #include "quadrature.h"
@@ -26,6 +27,10 @@
     EXPORTED double congruence_##NAME(int64_t batch, int64_t m, int64_t n, const T* a, const T* s,  \
                                       T* result, int threads) {                                    \
         return congruences(batch, m, n, a, s, result, threads);                                    \
+    }                                                                                              \
+    EXPORTED double convolved_##NAME(const Convolution* f, int64_t batch, const T* weight, const T* s, \
+                                     T* half, T* result, int threads) {                             \
+        return convolved(*f, batch, weight, s, half, result, threads);                              \
     }                                                                                              \
     EXPORTED int64_t piecewise_layer_##NAME(const PiecewiseLayer* function, const Vectors<T>* x,   \
                                             const double* values, double* centre, T* result,        \

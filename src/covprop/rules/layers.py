@@ -17,9 +17,10 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.covariance.congruence import TOGETHER
+from covprop.covariance.congruence import TOGETHER, small_congruence
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, is_plain
+from covprop.kernels import compiled
 from covprop.kernels.gradients import followed
 from covprop.rules.affine import (
     EXACT,
@@ -139,10 +140,13 @@ class Linear:
             return rows @ self.weight
         return (rows.unflatten(-1, (-1, self.weight.shape[0])) @ self.weight).flatten(-2)
 
-    @property
-    def matrix(self) -> Tensor:
-        """W."""
-        return self.weight
+    def outputs(self, size: int) -> int:
+        """Of each group of inputs that it takes."""
+        return size // self.weight.shape[1] * len(self.weight)
+
+    def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
+        """Of small matrices."""
+        return small_congruence(values, self.weight)
 
     def without_buffers(self) -> "Linear":
         """It needs no buffers."""
@@ -176,9 +180,19 @@ class Convolution:
             )  # fmt: skip
         return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
 
-    @property
-    def matrix(self) -> None:
-        """There is none."""
+    def outputs(self, size: int) -> int:
+        """Those of every image."""
+        return size // self.image.numel() * len(self.weight) * self.places
+
+    def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
+        """Of one image, where every output sees all channels."""
+        if values.shape[-1] != self.image.numel() or not self._simple:
+            return None
+        if not compiled.usable(values, self.weight):
+            return None
+        left, _, above, _ = self._widths
+        layer = compiled.Convolution(self.image, self.stride, above, left, self._sides)
+        return compiled.convolved(values, self.weight, layer)
 
     def transposed(self, rows: Tensor) -> Tensor | None:
         """A transposed convolution; one sided padding has no torch function for it."""
@@ -213,8 +227,12 @@ class Convolution:
     @property
     def _by_products(self) -> bool:
         """Whether torch's own convolution is slower: it has a fast one for float32 on the CPU."""
-        simple = self.groups == 1 and self.dilation == (1, 1)
-        return simple and self.weight.dtype == torch.float64 and self.weight.device.type == "cpu"
+        place = self.weight.device.type
+        return self._simple and self.weight.dtype == torch.float64 and place == "cpu"
+
+    @property
+    def _simple(self) -> bool:
+        return self.groups == 1 and self.dilation == (1, 1)
 
     def diagonal(self, half: Tensor) -> Tensor | None:
         """Each output sees the patch of its own place: gather that instead of multiplying."""
