@@ -14,6 +14,8 @@ STANDARD_ERRORS = 2.4
 ROUNDINGS = 1.0
 """Last bits by which the mean of evaluations is off, beside what last bits of the input
 change: 98 % of 371 outputs of networks in float32 were within both."""
+SHOWN = 1e-6
+"""The smallest error that is printed: a few last bits of float32."""
 
 
 @final
@@ -88,7 +90,7 @@ def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
 class ErrorEstimate:
     """How far means and standard deviations may be off: 92 to 94 % of errors were smaller.
 
-    Printed, it is one line with the largest of each.
+    Printed, it shows the largest of each, and what the estimate is from.
 
     Args:
         mean: Errors of the means in standard deviations, in the shape of the mean.
@@ -126,10 +128,21 @@ class ErrorEstimate:
         return ErrorEstimate(function(self.mean), function(self.stddev), self.basis)
 
     def __str__(self) -> str:
-        """One line."""
+        """Two lines: the largest errors, and the basis."""
+        return f"{self._largest_errors()}\n({self.basis})"
+
+    @property
+    def sentence(self) -> str:
+        """What is printed, on one line."""
+        return f"{self._largest_errors()} ({self.basis})"
+
+    def _largest_errors(self) -> str:
+        mean, stddev = max(self.largest_mean, SHOWN), max(self.largest_stddev, SHOWN)
+        if math.isnan(mean) and math.isnan(stddev):
+            return "estimated error: not known"
         return (
-            f"estimated error: means up to {in_deviations(self.largest_mean)}, standard "
-            f"deviations up to {in_percent(self.largest_stddev)} ({self.basis})"
+            f"estimated error: means up to {in_deviations(mean)}, standard deviations up to "
+            f"{in_percent(stddev)}"
         )
 
 
@@ -230,7 +243,7 @@ def in_percent(share: float) -> str:
     """A share in two digits: 0.034 %, 1.2 %, 12 %, beyond 1,000 % a factor."""
     if share == 0:
         return "0 %"
-    if share < 1e-6:  # noqa: PLR2004
+    if share < SHOWN:
         return "0.0001 %"
     if share >= 10:  # noqa: PLR2004
         return "a factor of 10 or more" if share == float("inf") else f"a factor of {share:.2g}"

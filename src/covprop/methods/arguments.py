@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from covprop.errors import BatchWarning, UnsupportedOperation, warn_user
-from covprop.gaussian import Gaussian
+from covprop.gaussian import Gaussian, how_to_make
 from covprop.kernels.rounding import SUMMATION_ORDER
 from covprop.methods.accuracy import Estimator
 from covprop.methods.assumed import AssumedDensity
@@ -220,10 +220,7 @@ def _check_inputs(call: Call) -> None:
     if not inputs:
         items = (*call.arguments, *call.named_arguments.values())
         kinds = ", ".join(type(item).__name__ for item in items) or "nothing"
-        raise TypeError(
-            f"propagate takes a cp.Gaussian, not {kinds}; make one of a tensor with "
-            "cp.Gaussian.isotropic(x, stddev=...)"
-        )
+        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}; {how_to_make(items[:1])}")
     if len({id(x) for x in inputs}) < len(inputs):
         raise ValueError(
             "the same Gaussian is given twice; for one variable in two places use "
@@ -293,11 +290,11 @@ def _warn_of_batch(call: Call) -> None:
     if not _treats_rows_alike(eager(call.on_tensors), x):
         return
     warn_user(
-        f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
-        f"joint Gaussian of all {x.event_shape.numel():,} features will be computed; give it "
-        "batch_dims=1 (--batch-dims 1 on the command line), as in "
-        "cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), for a batch of "
-        f"{rows:,} Gaussians with the same numbers",
+        "the Gaussian has no batch dimension, but the model seems to treat its first dimension, of "
+        f"{rows:,}, as a batch. The result is one joint Gaussian of all "
+        f"{x.event_shape.numel():,} features, with the same numbers as {rows:,} separate ones. For "
+        "these, which are cheaper, write cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), or "
+        "--batch-dims 1 on the command line",
         BatchWarning,
     )
 

@@ -277,7 +277,7 @@ def _by_itself(content: Content) -> Trust | None:
 def _error_line(content: Content) -> str:
     """The estimated error of the output as a sentence, or nothing."""
     error = None if content.y is None else known_error(content.y)
-    return "" if error is None else _sentence(str(error))
+    return "" if error is None else _sentence(error.sentence)
 
 
 def _by_estimate(content: Content) -> Trust | None:

@@ -336,7 +336,7 @@ def _error_notes(result: Robustness) -> list[str]:
     else:
         what = "the distribution that is assumed of the logits, and of integration"
     notes = [f"± of probabilities: estimated error of {what}"]
-    return notes if result.error is None else [*notes, f"{result.method}: {result.error}"]
+    return notes if result.error is None else [*notes, f"{result.method}: {result.error.sentence}"]
 
 
 def _budget_note(result: Robustness) -> str:
