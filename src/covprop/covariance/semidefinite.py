@@ -270,6 +270,6 @@ def singular() -> InvalidGaussian:
     """The error for a covariance without a density."""
     return InvalidGaussian(
         "there is no density: it needs a positive definite covariance, and this one is singular "
-        "within rounding; .sample() works all the same, and .marginal() leaves out elements that depend "
-        "on others or do not vary"
+        "within rounding; .sample() works all the same, and .marginal() leaves out elements that "
+        "depend on others or do not vary"
     )
