@@ -90,12 +90,12 @@ def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
 class ErrorEstimate:
     """How far means and standard deviations may be off: 92 to 94 % of errors were smaller.
 
-    Printed, it shows the largest of each, and what the estimate is from.
+    `print` shows the largest of each, and the basis.
 
     Args:
-        mean: Errors of the means in standard deviations, in the shape of the mean.
-        stddev: Relative errors of the standard deviations, in the shape of the mean.
-        basis: What the estimate is from, in a few words.
+        mean: Errors of the means, in standard deviations.
+        stddev: Relative errors of the standard deviations.
+        basis: What the estimate is based on, in a few words.
 
     Example:
         y = cp.propagate(model, x)
@@ -187,29 +187,28 @@ class Accuracy:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the method did, and where it could not do what was asked, in sentences."""
+        """Sentences on what the method did, and what it could not do."""
         return self._notes
 
     @property
     def error(self) -> ErrorEstimate | None:
-        """How far means and standard deviations may be off, None where nothing is known of it.
+        """How far means and standard deviations may be off, or None.
 
-        Results of `cp.Auto`, the default, have it, and those of samples have it from their standard
-        errors. For those of other methods that go from layer to layer it is computed when it is
-        first asked for, with the model in the mode of the call; it is None where weights have
-        changed since. Ask before you pickle such a result, for the copy has no model and knows what
-        was asked for.
+        The default, `cp.Auto`, and sampling methods set it. For other layerwise methods it is
+        computed when you first ask for it, with the model in the mode of the call; it is None if
+        the weights have changed since. Ask before you pickle such a result, because the copy has no
+        model.
         """
         return self._error.value if isinstance(self._error, Deferred) else self._error
 
     @property
     def sampling_error(self) -> SamplingError | None:
-        """How far it may be off, if it was sampled."""
+        """Standard errors, if it was sampled."""
         return self._sampling
 
     @property
     def samples(self) -> int | None:
-        """How many samples were taken for it, else None."""
+        """The number of samples, or None."""
         return None if self._sampling is None else self._sampling.samples
 
     @property

@@ -56,7 +56,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         error: The estimated error, if there is one.
 
     Raises:
-        InvalidGaussian: Where shapes, dtypes or values do not describe a Gaussian.
+        InvalidGaussian: If shapes, dtypes or values do not describe a Gaussian.
 
     Example:
         cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
@@ -265,7 +265,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
             covariance: Its covariance `(m, m)`, in place of both.
 
         Raises:
-            InvalidGaussian: Where shapes or values do not fit.
+            InvalidGaussian: If shapes or values do not fit.
 
         Example:
             x = cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))

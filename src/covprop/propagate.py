@@ -75,25 +75,25 @@ def propagate(
 ) -> Any:
     """The mean and covariance of a network's output for Gaussian input.
 
-    Runs under the caller's autograd mode: wrap it in `torch.no_grad()` unless you want gradients.
+    It follows the autograd mode of the caller: use `torch.no_grad()` if you need no gradients.
 
     Args:
         module: An `nn.Module` in evaluation mode, or any function of tensors.
-        inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
-            also in tuples, lists, dicts and dataclasses.
-        method: A method such as `cp.Cumulants()`, also as the last positional argument, or its name
-            on the command line, such as "auto:0.01"; by default `cp.Auto()`, which chooses one.
-        progress: Whether to show a bar.
-        named_inputs: The same, by name.
+        inputs: Arguments of the module: `Gaussian`s, which are independent of each other, and other
+            values, also in tuples, lists, dicts and dataclasses.
+        method: A method such as `cp.Cumulants()`, or its name on the command line, such as
+            "auto:0.01". A method object may also be the last positional argument. The default,
+            `cp.Auto()`, chooses one.
+        progress: Whether to show a progress bar.
+        named_inputs: Keyword arguments of the module.
 
     Returns:
-        A `Gaussian`, or the nest of tuples, lists, dicts and dataclasses of them that the module
-        returns, with the batch first wherever the module has put it. Its `error` estimates how far
-        it may be off.
+        A `Gaussian`, or the tuples, lists, dicts and dataclasses of them that the module returns,
+        with the batch first. Its `error` estimates how far it may be off.
 
     Raises:
-        TooLarge: Where memory would not suffice, with a plan.
-        UnsupportedOperation: Where an operation has no rule and the method needs one.
+        TooLarge: If memory does not suffice; the message has a plan.
+        UnsupportedOperation: If an operation has no rule and the method needs one.
 
     Example:
         model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -127,15 +127,15 @@ def plan(
     method: Method | str = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
-    """What `propagate` would take with the same arguments: shapes, memory and time, step by step.
+    """Plan a call of `propagate`: shape, memory and time of every step.
 
-    Runs the means through the module, and nothing of the covariances.
+    It runs the module on means alone, without covariances.
 
     Args:
         module: As for `propagate`.
         inputs: As for `propagate`.
-        method: A method that goes from layer to layer, such as `cp.GaussianLayers()`; of
-            `cp.Auto()`, the one that it would take.
+        method: A layerwise method such as `cp.GaussianLayers()`; for `cp.Auto()`, the one that it
+            would choose.
         named_inputs: As for `propagate`.
 
     Returns:
@@ -151,7 +151,7 @@ def plan(
 def joint(
     module: nn.Module | Callable[..., Any], x: Gaussian, method: Method | str = AUTO
 ) -> Gaussian:
-    """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
+    """The joint Gaussian of x and f(x), both flattened: n elements of x, then m of f(x).
 
     With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
 

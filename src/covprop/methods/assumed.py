@@ -13,17 +13,17 @@ from covprop.methods.base import LayerwiseMethod
 @final
 @dataclass(frozen=True)
 class AssumedDensity(LayerwiseMethod):
-    """Assumed density filtering, as of Gast & Roth (2018): means and variances, in O(n).
+    """Assumed density filtering (Gast & Roth 2018): means and variances only, in O(n).
 
-    Exact moments of every nonlinearity, but all dependence between features and between branches is
-    left out. For comparison, and never an answer: on trained networks its standard deviations were
-    84 to 97 % too small, because units that share inputs move together (docs/large.md). Where
+    The moments of every nonlinearity are exact, but features and branches are treated as
+    independent. This is for comparison only: on trained networks its standard deviations were 84 to
+    97 % too small, because units that share inputs are correlated (docs/large.md). Where
     `GaussianLayers` does not fit, use `Sketched`.
 
     Args:
-        activations: As of `GaussianLayers`.
-        independent_maxima: Without effect, and gone with the next release: maxima take their
-            arguments as independent in any case.
+        activations: As for `GaussianLayers`.
+        independent_maxima: Deprecated, without effect: maxima treat their arguments as independent
+            in any case.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)

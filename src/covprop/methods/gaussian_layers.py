@@ -17,17 +17,17 @@ from covprop.methods.series import series_cross
 @final
 @dataclass(frozen=True)
 class GaussianLayers(MaximaOption):
-    """Exact mean, variance and covariance of each layer, given that its input is Gaussian.
+    """Exact mean, variance and covariance of each layer, if its input is Gaussian.
 
-    Behind an activation a tensor is not Gaussian, so the moments of a network are exact with one
-    layer of activations, and with more as accurate as the inputs of its layers are Gaussian.
-    `cp.Exact` is the same class.
+    The output of an activation is not Gaussian. So networks with one layer of activations are
+    exact, and deeper ones are as accurate as the inputs of their layers are Gaussian. `cp.Exact` is
+    the same class.
 
     Args:
-        activations: What to use in place of declared activations, by torch function: an
-            `Activation`, or a factory that takes the function's options.
-        independent_maxima: Take the arguments of a maximum as independent, as Gast & Roth (2018)
-            do; for comparison (docs/operations.md has the errors).
+        activations: Replacements of registered activations, by torch function: an `Activation`, or
+            a factory that takes the function's options.
+        independent_maxima: Treat the arguments of a maximum as independent, as Gast & Roth (2018)
+            do. This is for comparison (errors are in docs/operations.md).
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)

@@ -35,7 +35,7 @@ NOISY = (
 def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
     """Switch a model's dropout on, and nothing else, for a `with` block.
 
-    That of dropout layers, and of attention and recurrent layers that have some of their own.
+    This includes dropout inside attention and recurrent layers.
 
     Args:
         model: The module.
