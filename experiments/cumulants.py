@@ -331,10 +331,10 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
         _scatter(axes[0, 1], images, colour, marker, f"noise {noise}")
     axes[0, 1].set_title("digit classifier, each logit", fontsize=drawing.FONT)
     for panel in axes[0]:
-        panel.set(xscale="log", yscale="log", xlabel="stds of Exact() are off by, %")
+        panel.set(xscale="log", yscale="log", xlabel="GaussianLayers(): error, %")
         panel.axline((1, 1), (10, 10), color="0.5", linewidth=0.8)
         panel.legend(frameon=False, fontsize=drawing.FONT - 1, loc="upper left")
-    axes[0, 0].set_ylabel("stds of Cumulants() are off by, %")
+    axes[0, 0].set_ylabel("Cumulants(): error, %")
     return {NAME: figure}
 
 

@@ -213,8 +213,9 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def _figure(rows: Rows, label: str) -> Figure:
-    figure, axes = drawing.panels(1, len(NOISES), width=4.4, height=3.8)
-    for panel, noise in zip(axes[0], NOISES, strict=True):
+    noises = [noise for noise in NOISES if points_of(rows, label, noise)]
+    figure, axes = drawing.panels(1, len(noises), width=3.6, height=4.4)
+    for panel, noise in zip(axes[0], noises, strict=True):
         _draw(panel, rows, label, noise)
     axes[0, 0].set_ylabel("error of standard deviations", fontsize=drawing.FONT)
     shown = {
@@ -222,13 +223,14 @@ def _figure(rows: Rows, label: str) -> Figure:
         for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }  # fmt: skip
     figure.legend(
-        shown.values(), shown, loc="outside lower center", ncols=4, frameon=False,
-        fontsize=drawing.FONT - 1,
+        shown.values(), shown, loc="outside lower center", ncols=2 if len(noises) == 1 else 5,
+        frameon=False, fontsize=drawing.FONT,
     )  # fmt: skip
     return figure
 
 
 def _draw(panel: Axes, rows: Rows, label: str, noise: float) -> None:
+    """One noise: every method a mark, those of the frontier with a number and a key below."""
     points = {
         name: (seconds, max(error, FLOOR))
         for name, (seconds, error) in points_of(rows, label, noise).items()
@@ -236,35 +238,39 @@ def _draw(panel: Axes, rows: Rows, label: str, noise: float) -> None:
     }
     groups = (
         ("covprop", drawing.BLUE, "*", lambda name: name in OURS),
-        ("samples and points", drawing.SKY, ".", lambda name: name.startswith(SAMPLED)),
-        ("rivals", drawing.VERMILION, "x", lambda _: True),
+        ("samples and points", drawing.SKY, "o", lambda name: name.startswith(SAMPLED)),
+        ("other methods", drawing.VERMILION, "x", lambda _: True),
     )
     left = dict(points)
     for group, colour, marker, belongs in groups:
         own = {name: left.pop(name) for name in list(left) if belongs(name)}
         if own:
             times, errors = zip(*own.values(), strict=True)
+            size = 20 if marker == "o" else 44
             panel.scatter(
-                times, errors, s=36, color=colour, marker=marker, label=group, linewidths=1
+                times, errors, s=size, color=colour, marker=marker, label=group, linewidths=1.2
             )
     kept = frontier(points)
-    if kept:
-        panel.step(
-            [points[name][0] for name in kept], [points[name][1] for name in kept],
-            where="post", color="0.6", linewidth=0.8, zorder=0, label="frontier",
-        )  # fmt: skip
-    for place, name in enumerate(kept):
-        last = place == len(kept) - 1
+    panel.step(
+        [points[name][0] for name in kept], [points[name][1] for name in kept],
+        where="post", color="0.6", linewidth=0.8, zorder=0, label="frontier",
+    )  # fmt: skip
+    for number, name in enumerate(kept, 1):
         panel.annotate(
-            name, points[name], (3, -9 if place % 2 else 4), textcoords="offset points",
-            fontsize=6, horizontalalignment="right" if last else "left",
+            str(number), points[name], (-4, -4), textcoords="offset points",
+            fontsize=drawing.FONT, fontweight="bold", horizontalalignment="right",
+            verticalalignment="top",
         )  # fmt: skip
-    if points:
-        truth = median((row["truth"] for row in chosen(rows, label, noise=noise)), "stddev")
-        panel.axhline(max(truth, FLOOR), color="0.8", linestyle=":", label=TRUTH)
-        panel.set(xscale="log", yscale="log")
+    truth = median((row["truth"] for row in chosen(rows, label, noise=noise)), "stddev")
+    panel.axhline(max(truth, FLOOR), color="0.6", linestyle=":", label=TRUTH)
+    panel.set(xscale="log", yscale="log")
+    panel.margins(0.1)
+    key = "\n".join(f"{number}  {name}" for number, name in enumerate(kept, 1))
     panel.set_xlabel("seconds of one core", fontsize=drawing.FONT)
-    panel.set_title(f"{label}, noise {noise}", fontsize=drawing.FONT)
+    panel.text(
+        0, -0.2, key, transform=panel.transAxes, fontsize=drawing.FONT, verticalalignment="top"
+    )
+    panel.set_title(f"{label}, noise {noise}", fontsize=drawing.FONT + 1)
     panel.tick_params(labelsize=drawing.FONT - 1)
 
 

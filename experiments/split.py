@@ -70,8 +70,8 @@ SKETCHES = tuple(Way(nodes, count, sketched=True) for nodes, count in ((1, 1), (
 LINES: dict[str, dict[str, tuple[Way, ...]]] = {
     "MLP": {"one direction, more nodes": MORE_NODES, "3 nodes, more directions": MORE_DIRECTIONS,
             "9 nodes, more directions": (ONE, Way(9, 1), Way(9, 2))},
-    "CNN": {"Exact(), 3 nodes, more directions": MORE_DIRECTIONS[:3],
-            f"Sketched({TANGENTS}), the same": SKETCHES},
+    "CNN": {"GaussianLayers(), 3 nodes, more directions": MORE_DIRECTIONS[:3],
+            f"Sketched({TANGENTS}), 3 nodes, more directions": SKETCHES},
 }  # fmt: skip
 """By network, the lines of the figure; what is on one is in the table."""
 STYLES = ((drawing.VERMILION, "s"), (drawing.BLUE, "o"), (drawing.ORANGE, "^"))
@@ -216,13 +216,14 @@ def _table(network: str, by_noise: dict[str, list[dict[str, Any]]]) -> Table:
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Errors of standard deviations over components, a panel for each network and noise."""
     groups = grouped(record)
-    figure, axes = drawing.panels(1, len(groups), width=3.1, height=2.9)
-    for panel, ((network, noise), images) in zip(axes[0], groups.items(), strict=True):
+    columns = 2
+    figure, axes = drawing.panels(-(-len(groups) // columns), columns, width=4.2, height=2.9)
+    for panel, ((network, noise), images) in zip(axes.flat, groups.items(), strict=True):
         _lines(panel, network, images)
         panel.set_title(f"{network}, noise {noise}", fontsize=drawing.FONT)
         panel.set_xlabel("components")
-        panel.legend(frameon=False, fontsize=drawing.FONT - 2, loc="lower left")
-    axes[0, 0].set_ylabel("standard deviations are off by, %")
+        panel.legend(frameon=False, fontsize=drawing.FONT - 1, loc="lower left")
+    figure.supylabel("error of standard deviations, %", fontsize=drawing.FONT + 1)
     return {NAME: figure}
 
 

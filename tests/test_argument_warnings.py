@@ -89,7 +89,7 @@ def test_what_is_no_batch_is_not_taken_for_one(name: str) -> None:
 
 DROPOUTS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
     "layer": (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2), nn.Dropout(0.3)), (3,),
-              r"dropout of 1 \(Dropout, p = 0.2\) is in training mode"),
+              r"module 1 \(Dropout, p = 0.2\) is in training mode"),
     "attention": (nn.MultiheadAttention(4, 2, dropout=0.1), (5, 4), r"\(MultiheadAttention, p"),
     "recurrent": (nn.GRU(3, 4, num_layers=2, dropout=0.25), (2, 3), r"\(GRU, p = 0.25\)"),
 }  # fmt: skip

@@ -235,6 +235,17 @@ def test_a_tensor_in_the_place_of_a_gaussian_gets_a_sentence(name: str) -> None:
         TAKES_A_GAUSSIAN[name](torch.zeros(3))
 
 
+def test_advice_suits_what_is_given_in_the_place_of_a_gaussian() -> None:
+    normal = torch.distributions.MultivariateNormal(torch.zeros(3), torch.eye(3))
+    with pytest.raises(TypeError, match=r"Gaussian.from_torch\(x\) makes one"):
+        cp.propagate(MODEL, normal)
+    space = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
+    state = cp.Gaussian.isotropic(torch.zeros(2), stddev=1.0)
+    updated = space.update(state, torch.ones(2))
+    with pytest.raises(TypeError, match=r"not Update; pass its \.state"):
+        space.predict(updated)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", [cp.Auto(), cp.GaussianLayers(), cp.MonteCarlo(10)])
 def test_half_precision_gets_a_sentence(dtype: torch.dtype, method: Any) -> None:

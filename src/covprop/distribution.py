@@ -43,7 +43,7 @@ class Distribution(ABC):
 
     @property
     def loc(self) -> Tensor:
-        """The mean, by the name that torch.distributions has for it."""
+        """The mean, as torch.distributions calls it."""
         return self.mean
 
     @property
@@ -63,7 +63,7 @@ class Distribution(ABC):
 
     @property
     def correlation_matrix(self) -> Tensor:
-        """Correlations (*batch, n, n): 1 on the diagonal, 0 with an element that does not vary."""
+        """Correlations (*batch, n, n): 1 on the diagonal, 0 for elements that do not vary."""
         inverse = inverse_deviation(self.covariance.diagonal())
         matrix = correlation(self.covariance_matrix, inverse[..., :, None], inverse[..., None, :])
         return torch.diagonal_scatter(matrix, torch.ones_like(inverse), dim1=-2, dim2=-1)
@@ -75,7 +75,7 @@ class Distribution(ABC):
 
     @property
     def event_shape(self) -> torch.Size:
-        """The shape of one draw."""
+        """The shape of one sample."""
         return self.mean.shape[len(self.batch_shape) :]
 
     @property
@@ -85,7 +85,7 @@ class Distribution(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where mean and covariance are."""
+        """The device of mean and covariance."""
         return self.mean.device
 
     def __len__(self) -> int:
@@ -115,11 +115,11 @@ class Distribution(ABC):
     ) -> Tensor:
         """Draw samples `(*sample_shape, *batch, *event)`, without gradients.
 
-        Gaussian ones, whatever skewness is known. A singular covariance is no obstacle.
+        The samples are Gaussian, even if a skewness is known. The covariance may be singular.
 
         Args:
-            sample_shape: How many, as a number or a shape; one draw by default.
-            generator: Of the random numbers; torch's own by default.
+            sample_shape: The number of samples, or a shape; by default one sample.
+            generator: A random generator, by default torch's global one.
 
         Example:
             x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
@@ -131,11 +131,11 @@ class Distribution(ABC):
     def rsample(
         self, sample_shape: int | Sequence[int] = (), generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw the samples of `sample` as functions of mean and covariance, with gradients.
+        """Draw samples like `sample`, with gradients of mean and covariance.
 
         Args:
-            sample_shape: How many, as a number or a shape; one draw by default.
-            generator: Of the random numbers; torch's own by default.
+            sample_shape: The number of samples, or a shape; by default one sample.
+            generator: A random generator, by default torch's global one.
 
         Example:
             mean = torch.zeros(3, requires_grad=True)
@@ -146,7 +146,7 @@ class Distribution(ABC):
         return self.mean + noise.reshape(*shape, *self.mean.shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The logarithm of the density at values, which is that of a normal distribution.
+        """The log-density of a normal distribution at these values.
 
         Args:
             value: A tensor `(*sample_shape, *batch, *event)`, or one that broadcasts to it.
@@ -155,7 +155,7 @@ class Distribution(ABC):
             A tensor `(*sample_shape, *batch)`.
 
         Raises:
-            InvalidGaussian: Where the covariance is singular, or a shape is wrong.
+            InvalidGaussian: If the covariance is singular, or a shape is wrong.
 
         Example:
             x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
@@ -176,7 +176,7 @@ class Distribution(ABC):
         """The differential entropy `(*batch)` of a normal distribution, in nats.
 
         Raises:
-            InvalidGaussian: Where the covariance is singular.
+            InvalidGaussian: If the covariance is singular.
 
         Example:
             cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).entropy()
@@ -187,17 +187,16 @@ class Distribution(ABC):
         """MultivariateNormal over the flattened event, or its low-rank or independent kind.
 
         Raises:
-            InvalidGaussian: Where the covariance is singular, so that there is no density.
+            InvalidGaussian: If the covariance is singular, so that there is no density.
         """
         return self.covariance.to_torch(self.mean)
 
     def cdf(self, value: float | Tensor) -> Tensor:
-        """P(element <= value) of each element by itself, computed in float64.
+        """The cumulative distribution function of each element, computed in float64.
 
-        Of a normal distribution, or where the skewness is known of Pearson's type III, a shifted
-        gamma distribution with the same three moments, which is monotone for every skewness. An
-        element that does not vary jumps from 0 to 1. Differentiable, with a skewness once (by it,
-        by differences of fourth order).
+        It is that of a normal distribution or, if the skewness is known, of a Pearson type III
+        distribution (a shifted gamma distribution) with the same three moments. An element that
+        does not vary jumps from 0 to 1. Differentiable, with a skewness once only.
 
         Args:
             value: A number, or a tensor that broadcasts with the mean.
@@ -216,7 +215,7 @@ class Distribution(ABC):
         return torch.where(varies, below, (at >= mean).double()).to(self.mean.dtype)
 
     def icdf(self, value: float | Tensor) -> Tensor:
-        """The number that each element is below with a given probability: the inverse of `cdf`.
+        """The quantile function of each element, the inverse of `cdf`.
 
         Args:
             value: A probability, or a tensor of them that broadcasts with the mean.
@@ -231,7 +230,7 @@ class Distribution(ABC):
         return self._at(torch.special.ndtri(probability))
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The ends of the central interval of each element, with half of the rest on either side.
+        """The ends of the central interval of each element.
 
         Args:
             level: The probability of the interval, between 0 and 1.
@@ -261,9 +260,9 @@ class Distribution(ABC):
         return (mean + moved).to(self.mean.dtype)
 
     def plot(self) -> Any:
-        """A matplotlib figure of mean and 95 % intervals, and of the correlations if not too many.
+        """A matplotlib figure of means with 95 % intervals, and of correlations if there are few.
 
-        Needs the extra `plots`. Of a batch, choose one: `y[0].plot()`.
+        It needs the extra `plots`. For a batch, choose one element: `y[0].plot()`.
 
         Example:
             cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]])).plot()

@@ -14,6 +14,8 @@ STANDARD_ERRORS = 2.4
 ROUNDINGS = 1.0
 """Last bits by which the mean of evaluations is off, beside what last bits of the input
 change: 98 % of 371 outputs of networks in float32 were within both."""
+SHOWN = 1e-6
+"""The smallest error that is printed: a few last bits of float32."""
 
 
 @final
@@ -88,12 +90,12 @@ def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
 class ErrorEstimate:
     """How far means and standard deviations may be off: 92 to 94 % of errors were smaller.
 
-    Printed, it is one line with the largest of each.
+    `print` shows the largest of each, and the basis.
 
     Args:
-        mean: Errors of the means in standard deviations, in the shape of the mean.
-        stddev: Relative errors of the standard deviations, in the shape of the mean.
-        basis: What the estimate is from, in a few words.
+        mean: Errors of the means, in standard deviations.
+        stddev: Relative errors of the standard deviations.
+        basis: What the estimate is based on, in a few words.
 
     Example:
         y = cp.propagate(model, x)
@@ -126,10 +128,21 @@ class ErrorEstimate:
         return ErrorEstimate(function(self.mean), function(self.stddev), self.basis)
 
     def __str__(self) -> str:
-        """One line."""
+        """Two lines: the largest errors, and the basis."""
+        return f"{self._largest_errors()}\n({self.basis})"
+
+    @property
+    def sentence(self) -> str:
+        """What is printed, on one line."""
+        return f"{self._largest_errors()} ({self.basis})"
+
+    def _largest_errors(self) -> str:
+        mean, stddev = max(self.largest_mean, SHOWN), max(self.largest_stddev, SHOWN)
+        if math.isnan(mean) and math.isnan(stddev):
+            return "estimated error: not known"
         return (
-            f"estimated error: means up to {in_deviations(self.largest_mean)}, standard "
-            f"deviations up to {in_percent(self.largest_stddev)} ({self.basis})"
+            f"estimated error: means up to {in_deviations(mean)}, standard deviations up to "
+            f"{in_percent(stddev)}"
         )
 
 
@@ -172,29 +185,28 @@ class Accuracy:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the method did, and where it could not do what was asked, in sentences."""
+        """Sentences on what the method did, and what it could not do."""
         return self._notes
 
     @property
     def error(self) -> ErrorEstimate | None:
-        """How far means and standard deviations may be off, None where nothing is known of it.
+        """How far means and standard deviations may be off, or None.
 
-        Results of `cp.Auto`, the default, have it, and those of samples have it from their standard
-        errors. For those of other methods that go from layer to layer it is computed when it is
-        first asked for, with the model in the mode of the call; it is None where weights have
-        changed since. Ask before you pickle such a result, for the copy has no model and knows what
-        was asked for.
+        The default, `cp.Auto`, and sampling methods set it. For other layerwise methods it is
+        computed when you first ask for it, with the model in the mode of the call; it is None if
+        the weights have changed since. Ask before you pickle such a result, because the copy has no
+        model.
         """
         return self._error.value if isinstance(self._error, Deferred) else self._error
 
     @property
     def sampling_error(self) -> SamplingError | None:
-        """How far it may be off, if it was sampled."""
+        """Standard errors, if it was sampled."""
         return self._sampling
 
     @property
     def samples(self) -> int | None:
-        """How many samples were taken for it, else None."""
+        """The number of samples, or None."""
         return None if self._sampling is None else self._sampling.samples
 
     @property
@@ -224,7 +236,7 @@ def in_percent(share: float) -> str:
     """A share in two digits: 0.034 %, 1.2 %, 12 %, beyond 1,000 % a factor."""
     if share == 0:
         return "0 %"
-    if share < 1e-6:  # noqa: PLR2004
+    if share < SHOWN:
         return "0.0001 %"
     if share >= 10:  # noqa: PLR2004
         return "a factor of 10 or more" if share == float("inf") else f"a factor of {share:.2g}"

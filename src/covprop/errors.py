@@ -31,7 +31,7 @@ class InvalidGaussian(CovpropError, ValueError):
 
 
 class UnsupportedOperation(CovpropError, NotImplementedError):
-    """An operation on an in-flight Gaussian that has no rule, or that no rule could do right."""
+    """An operation without a rule, or one that no rule can compute correctly."""
 
 
 class MissingAttribute(UnsupportedOperation, AttributeError):
@@ -51,7 +51,7 @@ class OutsideDomain(UnsupportedOperation):
 
 
 class QuadratureError(CovpropError, ArithmeticError):
-    """A function whose moments quadrature cannot find to the accuracy promised."""
+    """A function whose moments quadrature cannot compute accurately."""
 
 
 class MomentOverflow(CovpropError, OverflowError):
@@ -73,7 +73,7 @@ class InconsistentBranches(CovpropError, ArithmeticError):
 
 
 class TooLarge(CovpropError, MemoryError):
-    """A propagation whose covariances do not fit into the memory that is free."""
+    """A propagation whose covariances do not fit into free memory."""
 
 
 class ToleranceNotReached(CovpropError, ArithmeticError):
@@ -81,11 +81,11 @@ class ToleranceNotReached(CovpropError, ArithmeticError):
 
 
 class TrainingDiverged(CovpropError, ArithmeticError):
-    """A training whose loss is no longer a number."""
+    """A training whose loss became NaN or infinite."""
 
 
 class InvalidFile(CovpropError, ValueError):
-    """A file that is damaged, or of something else."""
+    """A file that is damaged, or of another kind."""
 
 
 class LostRank(CovpropError, RuntimeError):
@@ -98,11 +98,11 @@ class LostRank(CovpropError, RuntimeError):
 
 
 class ApproximationWarning(UserWarning):
-    """An approximation that is likely to be rough for this input."""
+    """An approximation that is probably inaccurate for this input."""
 
 
 class BatchWarning(UserWarning):
-    """A Gaussian whose first dimension looks like a batch and was not given as one."""
+    """The first dimension of a Gaussian looks like a batch, and was not given as one."""
 
 
 class DropoutWarning(UserWarning):

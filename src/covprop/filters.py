@@ -37,12 +37,13 @@ INDEFINITE = 1e-4
 
 @final
 class Update(NamedTuple):
-    """What a reading makes of a state.
+    """A state after an update.
 
     Attributes:
         state: The Gaussian of the state, given the reading.
-        reading: The Gaussian of the reading before it was seen, with its noise.
-        log_likelihood: Of what was seen of it, (*batch,); 0 where nothing was.
+        reading: The predicted Gaussian of the reading, including its noise.
+        log_likelihood: The log-likelihood of the measured elements, (*batch,); 0 if all are
+            missing.
 
     Example:
         model = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
@@ -63,7 +64,7 @@ class FilterResult:
     Attributes:
         predicted: The state x_t, given the readings before t, (time, *batch).
         filtered: The state x_t, given the readings up to t.
-        readings: The reading y_t with its noise, given the readings before t.
+        readings: The predicted reading y_t, including its noise, given the readings before t.
         log_likelihoods: log p(y_t | readings before t), (time, *batch).
         transitions: The states x_{t-1} and x_t together, 2 n elements, given the readings before t.
 
@@ -112,18 +113,19 @@ class FilterResult:
 
 @final
 class StateSpace(nn.Module):
-    """Two networks or functions with additive Gaussian noise: how a state moves, what is read.
+    """A state-space model: two networks or functions, with additive Gaussian noise.
 
-    A module: parameters of both functions, and noises that are parameters, are its parameters. It
-    is trained by the gradient of `filter(...).log_likelihood`; name a method for it, as the values
-    of the default may come from points, and its gradients from layers.
+    It is a module, whose parameters are those of both functions and of the noises. Train it with
+    the gradient of `filter(...).log_likelihood`, and with an explicit method: the default may take
+    values from points and gradients from layers.
 
     Args:
-        transition: From a state `(*batch, n)` to the next, without noise.
-        measurement: From a state to its reading `(*batch, m)`, without noise.
-        process_stddev: Standard deviations of the noise q of a step: one number, or `(n,)`.
-        process_covariance: Its covariance `(n, n)` or `(*batch, n, n)`; there is none without both.
-        measurement_stddev: Standard deviations of the noise r of a reading: one number, or `(m,)`.
+        transition: Maps a state `(*batch, n)` to the next, without noise.
+        measurement: Maps a state to its reading `(*batch, m)`, without noise.
+        process_stddev: Standard deviation of the noise of a step: one number, or `(n,)`.
+        process_covariance: Its covariance `(n, n)` or `(*batch, n, n)`, in place of stddev. Without
+            both there is no process noise.
+        measurement_stddev: Standard deviation of the noise of a reading: one number, or `(m,)`.
         measurement_covariance: Its covariance `(m, m)` or `(*batch, m, m)`, in place of stddev.
 
     Example:
@@ -156,7 +158,7 @@ class StateSpace(nn.Module):
         self.measurement_covariance = measurement_covariance
 
     def predict(self, state: Gaussian, method: Method | str = AUTO) -> Gaussian:
-        """The state one step later, with the noise of the step.
+        """The state one step later, including process noise.
 
         Args:
             state: A Gaussian of `(n,)`, or a batch of them.
@@ -170,15 +172,15 @@ class StateSpace(nn.Module):
         return _second(self._predict(state, _checked_method(method)))
 
     def update(self, state: Gaussian, reading: Tensor, method: Method | str = AUTO) -> Update:
-        """The state, given a reading of it.
+        """The state, given a reading.
 
         Args:
             state: A Gaussian of `(n,)`, or a batch of them.
-            reading: What was read, `(*batch, m)`; NaN where an element is missing.
+            reading: The measured values `(*batch, m)`, with NaN for missing elements.
             method: As for `cp.propagate`.
 
         Raises:
-            InvalidGaussian: Where a shape is wrong, or a reading cannot vary.
+            InvalidGaussian: If a shape is wrong, or a reading cannot vary.
 
         Example:
             model = cp.filters.StateSpace(torch.sin, torch.cos, measurement_stddev=0.1)
@@ -191,11 +193,12 @@ class StateSpace(nn.Module):
     def filter(
         self, state: Gaussian, readings: Tensor, method: Method | str = AUTO
     ) -> FilterResult:
-        """Predict and update, reading by reading.
+        """Filter a sequence of readings: predict and update for each.
 
         Args:
-            state: That one step *before* the first reading; a single one stands for a batch.
-            readings: A tensor `(time, *batch, m)`, NaN where something is missing.
+            state: The state one step *before* the first reading, for a whole batch or for each
+                sequence.
+            readings: A tensor `(time, *batch, m)`, with NaN for missing elements.
             method: As for `cp.propagate`: "linearized" is the extended Kalman filter.
 
         Example:

@@ -33,30 +33,28 @@ from covprop.validation import (
 class Gaussian(Arithmetic, Accuracy, Stored):
     """A Gaussian over tensors, or a batch of them.
 
-    The mean is `(*batch, *event)`, the covariance `(*batch, n, n)` with `n = prod(event)`.
+    The mean has the shape `(*batch, *event)`, the covariance `(*batch, n, n)` with
+    `n = prod(event)`. The leading dimensions of the covariance say which of the mean's are a batch.
 
-    The covariance is a tensor, a `DTensor` whose rows are sharded (docs/scale.md) or a structure
-    (`covprop.covariance`); its batch shape says which dimensions of the mean are the batch. A
-    matrix that rounding left asymmetric is replaced by its symmetric part: what products such as
-    `A @ A.mT` round differently above and below the diagonal differs between machines.
-    Immutable: other tensors are not copied, and those of a result may be those of an input, so do
-    not write into them.
+    A matrix is replaced by its symmetric part, because rounding in products such as `A @ A.mT`
+    differs between machines. Tensors are not copied, and a result may share those of its input:
+    do not write into them.
 
     Args:
         mean: A tensor of float32 or float64.
-        covariance: A matrix for each element of the batch, or a structure.
+        covariance: A tensor, a `DTensor` with sharded rows, or a structure of `cp.covariance`.
         validate_args: Whether to check that values are finite and the covariance is symmetric and
             positive semi-definite.
-        method: What computed it, if anything did.
-        sampling: Its standard errors, if it was sampled.
-        mixture: The mixture that it has the moments of, if there is one.
-        skewness: Normalised third central moments of the elements, in the shape of the mean, zero
-            where an element does not vary; None where they are not known.
-        notes: What the method did, and where it could not do what was asked, in sentences.
-        error: How far it may be off, if that was estimated.
+        method: The method that computed it, if one did.
+        sampling: Standard errors, if it was sampled.
+        mixture: The mixture with these moments, if there is one.
+        skewness: Skewness of the elements, in the shape of the mean; zero where an element does not
+            vary, None where it is not known.
+        notes: Sentences on what the method did, and what it could not do.
+        error: The estimated error, if there is one.
 
     Raises:
-        InvalidGaussian: Where shapes, dtypes or values do not describe a Gaussian.
+        InvalidGaussian: If shapes, dtypes or values do not describe a Gaussian.
 
     Example:
         cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
@@ -120,9 +118,8 @@ class Gaussian(Arithmetic, Accuracy, Stored):
 
         Args:
             mean: The mean.
-            stddev: The standard deviation: a number, or a tensor with one for each Gaussian of the
-                batch.
-            variance: The same as variance, in place of stddev.
+            stddev: A number, or a tensor with one for each Gaussian of the batch.
+            variance: The variance, in place of stddev.
             batch_dims: How many leading dimensions of the mean are a batch.
 
         Example:
@@ -173,13 +170,13 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         variance: Tensor | None = None,
         batch_dims: int = 0,
     ) -> "Gaussian":
-        """Few directions of noise, and independent noise beside them or none.
+        """Noise along a few directions, and optional independent noise.
 
         Args:
             mean: The mean.
-            factor: The directions `(*batch, *event, k)`, each as long as its standard deviation.
-            stddev: Of the independent noise, in the shape of the mean.
-            variance: The same as variances, in place of stddev.
+            factor: k directions `(*batch, *event, k)`; the covariance is `factor @ factor.mT`.
+            stddev: Standard deviations of the independent noise, in the shape of the mean.
+            variance: Variances, in place of stddev.
             batch_dims: How many leading dimensions of the mean are a batch.
 
         Example:
@@ -194,11 +191,11 @@ class Gaussian(Arithmetic, Accuracy, Stored):
 
     @classmethod
     def constant(cls, value: Tensor, batch_dims: int = 0) -> "Gaussian":
-        """A value that does not vary, and no matrix that says so: what varies is in the model.
+        """A value without noise, for models whose weights are random.
 
         Args:
             value: The value.
-            batch_dims: How many leading dimensions of it are a batch.
+            batch_dims: How many of its leading dimensions are a batch.
         """
         check_tensors(value, value)
         check_batch_dims(value, batch_dims)
@@ -206,7 +203,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
 
     @classmethod
     def from_torch(cls, distribution: Distribution) -> "Gaussian":
-        """From MultivariateNormal, LowRankMultivariateNormal, Independent(Normal)."""
+        """Convert a MultivariateNormal, LowRankMultivariateNormal or Independent(Normal)."""
         return Gaussian(distribution.mean, covariance_of(distribution), validate_args=False)
 
     @property
@@ -226,17 +223,14 @@ class Gaussian(Arithmetic, Accuracy, Stored):
 
     @property
     def mixture(self) -> Any:
-        """The `cp.Mixture` that this has the moments of, if `cp.Split` made it, else None.
-
-        Marginals, elements of a batch and copies have theirs; what is conditioned has none.
-        """
+        """The `cp.Mixture` with these moments, if `cp.Split` computed them, else None."""
         return self._mixture
 
     @property
     def skewness(self) -> Tensor | None:
-        """Normalised third central moments of the elements, in the shape of the mean, if known.
+        """Skewness E[(y - E y)^3] / stddev^3 of the elements, in the shape of the mean, if known.
 
-        E[(y - E y)^3] / stddev^3, which `cdf`, `icdf` and `interval` use.
+        `cdf`, `icdf` and `interval` use it.
         """
         return self._skewness
 
@@ -268,21 +262,21 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         variance: float | Tensor | None = None,
         covariance: Tensor | None = None,
     ) -> "Gaussian":
-        """The Gaussian of the other elements, given that these have (nearly) this value.
+        """The Gaussian of the other elements, given an observation of these.
 
-        What is observed may be singular: directions in which it cannot vary tell nothing. The
-        result has no mixture and no skewness: it is mean and covariance that are conditioned.
+        The covariance of the observed elements may be singular. Mean and covariance are
+        conditioned; a mixture and the skewness are dropped.
 
         Args:
-            elements: An index of the flattened event, of m elements.
-            value: What they were observed to be, `(*batch, m)`.
+            elements: An index of the flattened event, for m elements.
+            value: The observed values, `(*batch, m)`.
             noise: Deprecated: variance or covariance, by its shape.
-            stddev: Of an error of the observation: one number, or `(m,)`.
-            variance: The same as variance, in place of stddev.
-            covariance: The covariance `(m, m)` of such errors, in place of both.
+            stddev: Standard deviation of the observation's error: a number, or `(m,)`.
+            variance: Its variance, in place of stddev.
+            covariance: Its covariance `(m, m)`, in place of both.
 
         Raises:
-            InvalidGaussian: Where shapes or values do not fit.
+            InvalidGaussian: If shapes or values do not fit.
 
         Example:
             x = cp.Gaussian(torch.zeros(2), torch.tensor([[1.0, 0.3], [0.3, 0.5]]))
@@ -333,10 +327,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         covariance: Covariance | None = None,
         skewness: Tensor | None = None,
     ) -> Self:
-        """The same with another mean, covariance or skewness, unchecked.
-
-        Standard errors, the estimated error and the mixture are those of the old one, and dropped.
-        """
+        """Replace mean, covariance or skewness, unchecked; errors and mixture are dropped."""
         return self._like(
             self._mean if mean is None else mean,
             self._covariance if covariance is None else covariance,
@@ -357,16 +348,16 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         return self._map(lambda tensor: tensor.reshape(*shape, *tensor.shape[count:]), mixture)
 
     def detach(self) -> "Gaussian":
-        """Leave the graph of autograd."""
+        """Detach all tensors from the autograd graph."""
         return self._map(torch.Tensor.detach, self._mixture and self._mixture.detach())
 
     def __getitem__(self, index: Any) -> "Gaussian":
-        """Index the batch; the event is whole in every element of it."""
+        """Index the batch dimensions."""
         check_batch_index(index, self.batch_shape)
         return self._map(lambda tensor: tensor[index], self._mixture and self._mixture[index])
 
     def __iter__(self) -> Iterator["Gaussian"]:
-        """Along the first batch dimension."""
+        """Iterate over the first batch dimension."""
         return iter([self[i] for i in range(len(self))])
 
     def _map(self, function: Callable[[Tensor], Tensor], mixture: Any) -> "Gaussian":
@@ -382,7 +373,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
     def with_error(
         self, error: ErrorEstimate | Deferred | None, notes: Sequence[str] = ()
     ) -> "Gaussian":
-        """The same with an estimate of its error, and further notes."""
+        """Add an estimate of the error, and notes."""
         parts = self._mean, self._covariance, self._skewness, self._sampling, self._mixture
         result = self._like(*parts, error)
         result._notes = (*self._notes, *notes)

@@ -32,13 +32,13 @@ class Stored:
     __slots__ = ()
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file of safetensors, without a mixture and with its method as text.
+        """Save to a safetensors file, without the mixture and with the method as text.
 
-        An estimate of the error that needs the model, and was not asked for, is left out, which
-        `notes` of what is read say: ask for `error` first.
+        An error estimate that has not been computed is left out, because it needs the model, and
+        `notes` of what is loaded say so. Ask for `error` first to keep it.
 
         Args:
-            path: Of the file, which is replaced if it exists.
+            path: The file, which is replaced if it exists.
 
         Example:
             cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).save("x.safetensors")
@@ -47,14 +47,14 @@ class Stored:
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
-        """Read a file of `save`; no code of the file is run.
+        """Load a file of `save`; no code in the file is run.
 
         Args:
-            path: Of the file.
-            device: Where the tensors are put.
+            path: The file.
+            device: The device of the tensors.
 
         Raises:
-            InvalidFile: Where the file is damaged, or of something else.
+            InvalidFile: If the file is damaged, or is not such a file.
 
         Example:
             cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1).save("x.safetensors")

@@ -14,25 +14,25 @@ from covprop.rules.noise import dropout_active, dropout_probability
 def mc_dropout(
     model: nn.Module, x: Tensor | Gaussian, *, batch_dims: int = 1, method: Method | str = "auto"
 ) -> Any:
-    """The mean and covariance of a model's output over the masks of its dropout, without draws.
+    """Mean and covariance of a model's output over its dropout masks, without draws.
 
-    What stochastic passes converge to (Gal & Ghahramani 2016). Dropout is on for the call, and
-    nothing else: batch norm stays in evaluation mode.
+    This is the limit of Monte Carlo dropout (Gal & Ghahramani 2016). Only dropout is switched on
+    during the call: batch norm stays in evaluation mode.
 
-    Class probabilities are in `bayes.Categorical().predict(y)` of logits, with their mutual
-    information; a softmax inside the model is taken by the delta method, which is rougher.
+    For logits, `bayes.Categorical().predict(y)` has class probabilities and mutual information. A
+    softmax inside the model is less accurate, because it uses the delta method.
 
     Args:
         model: A model in evaluation mode, with dropout layers.
-        x: Its input, (*batch, ...): known, or a Gaussian whose noise then counts as well.
-        batch_dims: How many leading dimensions of a known x are a batch, each with its own masks.
+        x: Its input, (*batch, ...): a tensor, or a Gaussian whose noise is added.
+        batch_dims: How many leading dimensions of a tensor x are a batch, with separate masks.
         method: As for `cp.propagate`.
 
     Returns:
-        What `cp.propagate` returns. Its `error` estimates how far it may be off.
+        As from `cp.propagate`, with an estimate of its `error`.
 
     Raises:
-        UnsupportedOperation: Where the model has no dropout layer.
+        UnsupportedOperation: If the model has no dropout layer.
 
     Example:
         model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Dropout(0.2),

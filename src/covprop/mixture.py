@@ -18,10 +18,10 @@ from covprop.kernels.normal import inverse_deviation, standard_deviation
 @final
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of Gaussians, as `cp.Split` makes it of its input.
+    """A mixture of Gaussians, as from `cp.Split`.
 
     Args:
-        weights: Of the components, (components,), with sum 1.
+        weights: The weights of the components, (components,), which sum to 1.
         components: The Gaussians, a batch (components, *batch).
         offsets: The components' means less that of the mixture, (components, *batch, n), where they
             are known better than by the difference of rounded numbers.

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar, final, overload
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from covprop.carriers import Work
@@ -81,25 +82,25 @@ def propagate(
 ) -> Any:
     """The mean and covariance of a network's output for Gaussian input.
 
-    Runs under the caller's autograd mode: wrap it in `torch.no_grad()` unless you want gradients.
+    It follows the autograd mode of the caller: use `torch.no_grad()` if you need no gradients.
 
     Args:
         module: An `nn.Module` in evaluation mode, or any function of tensors.
-        inputs: What to call it with: `Gaussian`s, independent of each other, and anything else,
-            also in tuples, lists, dicts and dataclasses.
-        method: A method such as `cp.Cumulants()`, also as the last positional argument, or its name
-            on the command line, such as "auto:0.01"; by default `cp.Auto()`, which chooses one.
-        progress: Whether to show a bar.
-        named_inputs: The same, by name.
+        inputs: Arguments of the module: `Gaussian`s, which are independent of each other, and other
+            values, also in tuples, lists, dicts and dataclasses.
+        method: A method such as `cp.Cumulants()`, or its name on the command line, such as
+            "auto:0.01". A method object may also be the last positional argument. The default,
+            `cp.Auto()`, chooses one.
+        progress: Whether to show a progress bar.
+        named_inputs: Keyword arguments of the module.
 
     Returns:
-        A `Gaussian`, or the nest of tuples, lists, dicts and dataclasses of them that the module
-        returns, with the batch first wherever the module has put it. Its `error` estimates how far
-        it may be off.
+        A `Gaussian`, or the tuples, lists, dicts and dataclasses of them that the module returns,
+        with the batch first. Its `error` estimates how far it may be off.
 
     Raises:
-        TooLarge: Where memory would not suffice, with a plan.
-        UnsupportedOperation: Where an operation has no rule and the method needs one.
+        TooLarge: If memory does not suffice; the message has a plan.
+        UnsupportedOperation: If an operation has no rule and the method needs one.
 
     Example:
         model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -134,15 +135,15 @@ def plan(
     method: Method | str = GAUSSIAN_LAYERS,
     **named_inputs: Any,
 ) -> Plan:
-    """What `propagate` would take with the same arguments: shapes, memory and time, step by step.
+    """Plan a call of `propagate`: shape, memory and time of every step.
 
-    Runs the means through the module, and nothing of the covariances.
+    It runs the module on means alone, without covariances.
 
     Args:
         module: As for `propagate`.
         inputs: As for `propagate`.
-        method: A method that goes from layer to layer, such as `cp.GaussianLayers()`; of
-            `cp.Auto()`, the one that it would take.
+        method: A layerwise method such as `cp.GaussianLayers()`; for `cp.Auto()`, the one that it
+            would choose.
         named_inputs: As for `propagate`.
 
     Returns:
@@ -158,7 +159,7 @@ def plan(
 def joint(
     module: nn.Module | Callable[..., Any], x: Gaussian, method: Method | str = AUTO
 ) -> Gaussian:
-    """The Gaussian of (x, f(x)), both flattened: n + m elements, of which the first n are x.
+    """The joint Gaussian of x and f(x), both flattened: n elements of x, then m of f(x).
 
     With it, `Gaussian.condition` answers inverse problems and filters: what is x, given f(x)?
 
@@ -258,10 +259,7 @@ def _check_inputs(call: Call) -> None:
     if not inputs:
         items = (*call.arguments, *call.named_arguments.values())
         kinds = ", ".join(type(item).__name__ for item in items) or "nothing"
-        raise TypeError(
-            f"propagate takes a cp.Gaussian, not {kinds}; make one of a tensor with "
-            "cp.Gaussian.isotropic(x, stddev=...)"
-        )
+        raise TypeError(f"propagate takes a cp.Gaussian, not {kinds}; {_how_to_make(items[:1])}")
     if len({id(x) for x in inputs}) < len(inputs):
         raise ValueError(
             "the same Gaussian is given twice; for one variable in two places use "
@@ -275,10 +273,16 @@ def _check_inputs(call: Call) -> None:
 def check_gaussian(x: object) -> None:
     """Refuse an input that is no Gaussian."""
     if not isinstance(x, Gaussian):
-        raise TypeError(
-            f"the input is a cp.Gaussian, not {type(x).__name__}; make one of a tensor with "
-            "cp.Gaussian.isotropic(x, stddev=...)"
-        )
+        raise TypeError(f"the input is a cp.Gaussian, not {type(x).__name__}; {_how_to_make([x])}")
+
+
+def _how_to_make(given: Sequence[object]) -> str:
+    """How to make a Gaussian of what was given in its place."""
+    if given and isinstance(given[0], Distribution):
+        return "cp.Gaussian.from_torch(x) makes one of a normal distribution of torch"
+    if given and isinstance(getattr(given[0], "state", None), Gaussian):
+        return "pass its .state"
+    return "make one of a tensor with cp.Gaussian.isotropic(x, stddev=...)"
 
 
 def check_module(layers: Iterable[tuple[str, nn.Module]], x: Gaussian) -> None:
@@ -342,11 +346,11 @@ def _warn_of_batch(call: Call) -> None:
     if not _treats_rows_alike(eager(call.on_tensors), x):
         return
     warn_user(
-        f"this Gaussian has no batch, and to the model its first dimension, of {rows:,}, is one: a "
-        f"joint Gaussian of all {x.event_shape.numel():,} features will be computed; give it "
-        "batch_dims=1 (--batch-dims 1 on the command line), as in "
-        "cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), for a batch of "
-        f"{rows:,} Gaussians with the same numbers",
+        "the Gaussian has no batch dimension, but the model seems to treat its first dimension, of "
+        f"{rows:,}, as a batch. The result is one joint Gaussian of all "
+        f"{x.event_shape.numel():,} features, with the same numbers as {rows:,} separate ones. For "
+        "these, which are cheaper, write cp.Gaussian.isotropic(mean, stddev=..., batch_dims=1), or "
+        "--batch-dims 1 on the command line",
         BatchWarning,
     )
 

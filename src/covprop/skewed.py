@@ -22,19 +22,18 @@ Number = float | Tensor
 
 @final
 class Skewed(Gaussian):
-    """Independent elements of which mean, variance and skewness are known.
+    """Independent elements with a mean, a variance and a skewness.
 
-    The companion of `cp.Gaussian` for inputs that are not symmetric: `cp.Cumulants` and sampling
-    use the skewness, and other methods say that they do not. What counts are the first three
-    moments; `sample`, `cdf`, `icdf` and `interval` are those of Pearson's type III, a shifted gamma
-    distribution, that has them.
+    Use it in place of `cp.Gaussian` for inputs that are not symmetric. `cp.Cumulants` and sampling
+    use the skewness; other methods warn that they do not. `sample`, `cdf`, `icdf` and `interval`
+    use the Pearson type III distribution (a shifted gamma distribution) with these three moments.
 
     Args:
         mean: A tensor of float32 or float64.
         stddev: Standard deviations, in the shape of the mean.
         variance: Variances, in place of stddev.
-        skewness: E[(x - E x)^3] / stddev^3, a number for all or a tensor in the shape of the mean;
-            where the variance is zero it is taken as zero.
+        skewness: E[(x - E x)^3] / stddev^3, a number, or a tensor in the shape of the mean; zero
+            where the variance is zero.
         batch_dims: How many leading dimensions of the mean are a batch.
 
     Raises:
@@ -215,8 +214,8 @@ class Skewed(Gaussian):
         Those of mean and variance; the skewness is a constant to them.
 
         Args:
-            sample_shape: How many, as a number or a shape; one draw by default.
-            generator: Of the random numbers; torch's own by default.
+            sample_shape: The number of samples, or a shape; by default one sample.
+            generator: A random generator, by default torch's global one.
 
         Example:
             cp.Skewed.gamma(torch.ones(3), stddev=0.3).rsample((10,))

@@ -41,24 +41,24 @@ ROWS = 256
 
 
 def from_sklearn(estimator: Any) -> nn.Module:
-    """A fitted model of scikit-learn as a torch module with the same predictions.
+    """Convert a fitted model of scikit-learn to a torch module with the same predictions.
 
-    The module takes features (*batch, features), in float64, and returns (*batch, outputs), also of
-    one output. Of a regressor it is `predict`, of a classifier `predict_proba` with classes in the
-    order of `classes_`, of a scaler or a PCA `transform`. Its parameters need no gradients.
+    The module maps features (*batch, features) in float64 to (*batch, outputs): `predict` of a
+    regressor, `predict_proba` of a classifier in the order of `classes_`, `transform` of a scaler
+    or PCA. Its parameters need no gradients.
 
     Args:
         estimator: A fitted `MLPRegressor`, `MLPClassifier`, `LogisticRegression`, linear regressor
-            (`LinearRegression`, `Ridge`, `Lasso` and their like), `StandardScaler`, `MinMaxScaler`,
+            (such as `LinearRegression`, `Ridge` and `Lasso`), `StandardScaler`, `MinMaxScaler`,
             `MaxAbsScaler`, `RobustScaler`, `PCA`, `IncrementalPCA` or `TruncatedSVD`; or a
             `Pipeline`, `TransformedTargetRegressor`, `FrozenEstimator`, `GridSearchCV` or
-            `RandomizedSearchCV` of such.
+            `RandomizedSearchCV` of these.
 
     Returns:
         An `nn.Module` in evaluation mode, with copies of the numbers.
 
     Raises:
-        UnsupportedOperation: Where a step has no torch form; the message names it.
+        UnsupportedOperation: If a step cannot be converted; the message names it.
 
     Example:
         from sklearn.linear_model import Ridge
@@ -282,17 +282,17 @@ MODULES: dict[type, Callable[[Any], nn.Module]] = {
 
 @final
 class NoisyInputRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
-    """A regressor of scikit-learn whose features are measured with noise.
+    """A scikit-learn regressor whose features are measured with noise.
 
-    `fit` is that of the regressor. `predict` gives the mean of its predictions under independent
-    Gaussian noise on the features, and their standard deviation: what the noise of the features
-    does, without what the regressor does not know.
+    `fit` fits the regressor. `predict` returns the mean of its predictions under independent
+    Gaussian noise on the features, and their standard deviation. This is the effect of the noise
+    alone, without the regressor's own error.
 
     Args:
-        estimator: A regressor that `cp.from_sklearn` takes. It is cloned by `fit`; one that is
-            fitted already needs no `fit` here.
+        estimator: A regressor that `cp.from_sklearn` supports. `fit` clones it; a fitted one needs
+            no `fit`.
         X_stddev: Standard deviation of the noise, in units of `X`: a number, one for each feature,
-            or one for each row and feature. `predict` takes another.
+            or one for each row and feature. `predict` can override it.
         method: As for `cp.propagate`.
 
     Example:

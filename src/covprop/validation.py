@@ -28,7 +28,8 @@ def check_tensors(mean: object, covariance: object, name: str = "covariance") ->
     """Types, dtypes and devices of a mean and something else of this name."""
     if not isinstance(mean, Tensor):
         raise InvalidGaussian(
-            f"the mean must be a tensor, not {type(mean).__name__}; torch.as_tensor(mean) makes one"
+            f"the mean must be a tensor, not {type(mean).__name__}; make one in the model's dtype, "
+            "as with torch.as_tensor(mean, dtype=torch.float32)"
         )
     if is_distributed(mean):
         raise InvalidGaussian("the mean is whole on every process; use mean.full_tensor()")
@@ -44,7 +45,8 @@ def check_tensors(mean: object, covariance: object, name: str = "covariance") ->
             )
     if mean.dtype != covariance.dtype:
         raise InvalidGaussian(
-            f"the mean has dtype {mean.dtype} and the {name} {covariance.dtype}; convert one"
+            f"the mean has dtype {mean.dtype} and the {name} {covariance.dtype}; convert one to "
+            "the model's dtype, as with mean.to(torch.float32)"
         )
     if mean.device != covariance.device:
         raise InvalidGaussian(

@@ -117,7 +117,9 @@ def test_tables_print_what_is_lost_and_what_is_refused(rows):
     refused = made["What was refused"].rows
     assert {line[1] for line in refused} == {"small MLP", "CNN"}
     assert {line[0] for line in made["Without a row"].rows} == set(WITHOUT_ROW)
-    assert set(field_pages.figures(record)) == {"field-small-mlp", "field-cnn"}
+    figures = field_pages.figures(record)
+    assert set(figures) == {"field-small-mlp", "field-cnn"}
+    assert all(panel.has_data() for figure in figures.values() for panel in figure.axes)
 
 
 def test_the_overview_is_written_into_a_page(rows):

@@ -167,6 +167,20 @@ def test_shares_are_printed_in_two_digits(share: float, text: str) -> None:
     assert in_percent(share) == text
 
 
+def test_an_error_is_printed_on_two_short_lines_and_never_as_nothing() -> None:
+    """A page of 1,000 pixels shows 120 characters of code; rounding alone is not 0 %."""
+    error = cp.ErrorEstimate(torch.tensor([0.0, 1.74e-6]), torch.zeros(2), "from evaluations")
+    assert str(error).splitlines() == [
+        "estimated error: means up to 0.00017 % of a standard deviation, standard deviations up to "
+        "0.0001 %",
+        "(from evaluations)",
+    ]
+    assert error.sentence == str(error).replace("\n", " ")
+    unknown = torch.full((2,), torch.nan)
+    error = cp.ErrorEstimate(unknown, unknown, "nothing to compare with")
+    assert error.sentence == "estimated error: not known (nothing to compare with)"
+
+
 @pytest.mark.parametrize("stddev", [0.0, 0.1])
 def test_a_constant_output_has_no_error(stddev: float) -> None:
     """It is rounded, and has no deviation that the rounding could be counted in."""

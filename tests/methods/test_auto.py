@@ -342,7 +342,7 @@ def test_an_output_that_does_not_vary_costs_the_others_nothing() -> None:
 def test_gradients_of_rough_layers_are_warned_of() -> None:
     model = Cancelling(3)
     mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    with pytest.warns(cp.ApproximationWarning, match="gradients of this result are those of"):
+    with pytest.warns(cp.ApproximationWarning, match="gradients of this result come from"):
         y = cp.propagate(model, cp.Gaussian.isotropic(mean, stddev=1.0))
     assert y.mean.requires_grad
 

@@ -224,7 +224,7 @@ def test_the_estimated_error_is_at_the_head() -> None:
     x = gaussian()
     y = cp.propagate(network(), x)
     assert y.error is not None
-    line = f"E{str(y.error)[1:]}."
+    line = f"E{y.error.sentence[1:]}."
     text = Reader(page.render(model_name="m", x=x, y=y)).shown
     assert line in text
     half = torch.full_like(y.mean, 0.5)

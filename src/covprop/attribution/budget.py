@@ -46,23 +46,24 @@ Members = dict[str, list[Tensor]]
 @final
 @dataclass(frozen=True)
 class UncertaintyBudget(Tabular):
-    """How much of the variance of every output comes from which input; print it to see a table.
+    """The shares of the inputs in the variance of every output; print it to see a table.
 
     Tensors have the groups of inputs first, then the batch and the event of the output. Shares are
-    parts of the variance, NaN of an output that does not vary.
+    NaN for an output that does not vary.
 
     Attributes:
-        names: Those of the groups.
+        names: The names of the groups.
         output: The mean and covariance of the output.
-        stddev: The standard uncertainty of an input of one element, (groups, *batch); NaN of more.
+        stddev: The standard uncertainty of an input of one element, (groups, *batch); NaN for
+            several elements.
         coefficient: The sensitivity coefficient E[df/dx] of one element that varies; else NaN.
         contribution: The standard deviation of the linear part: |coefficient| stddev of one.
         first_order: Var(E[y | x_i]) / Var(y), Sobol's first-order index.
         total: E[Var(y | all but x_i)] / Var(y), his total index; noise of the model is not in it.
         share: Shapley effects; with `noise` they sum to 1.
-        noise: What the model itself adds, such as dropout, (*batch, *event).
-        error: How far the shares may be off, as estimated; NaN where nothing is known.
-        notes: How coefficients and shares were found, in sentences.
+        noise: The share of noise inside the model, such as dropout, (*batch, *event).
+        error: The estimated error of the shares; NaN where it is not known.
+        notes: Sentences on how coefficients and shares were computed.
 
     Example:
         x = cp.Gaussian.diagonal(torch.zeros(3), stddev=torch.tensor([0.1, 0.2, 0.3]))
@@ -151,36 +152,36 @@ def uncertainty_budget(
     progress: bool = False,
     **named_inputs: Any,
 ) -> UncertaintyBudget:
-    """The shares that inputs have in the variance of a network's output, as the GUM's table.
+    """The shares of the inputs in the variance of a network's output, as a GUM table.
 
     The share is the Shapley effect (Owen 2014): what an input adds to Var(E[y | x_S]), averaged
-    over the orders in which inputs join S. Shares are not negative and sum to 100 %, for nonlinear
-    networks and for correlated inputs: what interactions and correlations give to several inputs
-    is divided among them. Of a linear model of independent inputs they are (c_i u_i)^2 / u^2, the
-    GUM's. First-order and total indices are Sobol's; of correlated inputs the first has also what
-    an input tells of the others, and may exceed the total.
+    over the orders in which inputs join S. Shares are not negative and sum to 100 %, also for
+    nonlinear networks and correlated inputs, because the effects of interactions and correlations
+    are divided among the inputs. For a linear model of independent inputs they are (c_i u_i)^2 /
+    u^2, as in the GUM. First-order and total indices are Sobol's. If inputs are correlated, the
+    first-order index includes what an input says about the others, and may exceed the total.
 
-    A set of inputs takes a propagation of two evaluations of the model. Up to six inputs or groups
-    that vary take all of their sets; more take random orders, whose chance is part of the error.
+    Each set of inputs needs one propagation of two evaluations of the model. Up to six varying
+    inputs or groups use all sets; more use random orders, whose chance error is part of `error`.
 
     Args:
         module: As for `cp.propagate`; returns one tensor.
         inputs: As for `cp.propagate`.
         groups: By default each element of a single Gaussian, or each of several Gaussians. A list
-            of names for these, or a mapping of names to elements: an index of the flattened event
-            (of several Gaussians one after another), or one of the Gaussians. What no group has is
-            the group "others".
-        method: As for `cp.propagate`; one that knows covariances.
-        orders: How many random orders more than six groups take, each with its reverse.
-        seed: Of the orders.
-        progress: Whether to show a bar.
+            of names for these, or a mapping from names to elements: an index of the flattened event
+            (continued from one Gaussian to the next), or one of the Gaussians. Elements in no group
+            form the group "others".
+        method: As for `cp.propagate`; it must compute covariances.
+        orders: The number of random orders for more than six groups, each with its reverse.
+        seed: The seed of the orders.
+        progress: Whether to show a progress bar.
         named_inputs: As for `cp.propagate`.
 
     Returns:
         An `UncertaintyBudget`.
 
     Raises:
-        ValueError: Where groups do not fit, or an input has many elements and no groups are named.
+        ValueError: If groups do not fit, or an input has many elements and no groups are given.
 
     Example:
         x = cp.Gaussian.diagonal(torch.zeros(3), stddev=torch.tensor([0.1, 0.2, 0.3]))

@@ -116,7 +116,7 @@ class Poisson(Likelihood):
 @final
 @dataclass(frozen=True)
 class Delta:
-    """The second order of the Taylor expansion at the mean: cheap, and right for narrow logits.
+    """The second-order Taylor expansion at the mean: cheap, and accurate for narrow logits.
 
     Example:
         bayes.Categorical(expectation=bayes.Delta())

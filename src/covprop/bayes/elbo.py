@@ -20,10 +20,10 @@ Schedule: TypeAlias = Callable[[int], float]
 @final
 @dataclass(frozen=True)
 class LinearAnnealing:
-    """A weight of the divergence that grows linearly to 1.
+    """A weight of the KL divergence that grows linearly to 1.
 
     Args:
-        steps: After how many steps of training it is 1.
+        steps: The number of training steps until it is 1.
         start: The weight at step 0.
 
     Example:
@@ -72,19 +72,19 @@ class Terms:
 @final
 @dataclass(frozen=True)
 class ELBO:
-    """The evidence lower bound for one datum: mean E[log p(t | f)] - KL / data_size.
+    """The evidence lower bound per data point: mean E[log p(t | f)] - KL / data_size.
 
-    Without Bayesian layers the divergence is zero, and for uncertain inputs this is probabilistic
-    training as of Gast & Roth.
+    Without Bayesian layers the KL divergence is zero. With uncertain inputs, this is then the
+    training of Gast & Roth (2018).
 
     Args:
         likelihood: The distribution p(t | f) of the target given the outputs.
         data_size: The number of training data, not that of a batch; members of an ensemble may have
             their own, (members,).
-        annealing: The weight of the divergence at each step, 1 by default.
+        annealing: The weight of the KL divergence as a function of the step, by default 1.
         likelihood_temperature: T, for the likelihood p^(1/T).
-        kl_temperature: A factor of the divergence; below 1 the posterior is cold.
-        log: Called with the terms of every call, as numbers: a list's append, or your own writer.
+        kl_temperature: A factor of the KL divergence; values below 1 give a cold posterior.
+        log: A function that gets the terms of every call as numbers, such as a list's append.
 
     Example:
         elbo = bayes.ELBO(bayes.HomoskedasticGaussian(), data_size=100)

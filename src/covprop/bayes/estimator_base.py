@@ -83,7 +83,7 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
         """Write weights, scales and parameters to a safetensors file.
 
         Args:
-            path: Of the file, which is replaced.
+            path: The file, which is replaced if it exists.
         """
         check_is_fitted(self)
         write_tensors(Path(path), type(self).__name__, self._description(), self._tensors())
@@ -93,8 +93,8 @@ class BayesEstimator(_Fitted, BaseEstimator, ABC):
         """Read a file of `save`, without its history; no code of the file is run.
 
         Args:
-            path: Of the file.
-            device: Of the network.
+            path: The file.
+            device: The device of the network.
         """
         with reading_tensors(Path(path), cls.__name__, device) as (described, tensors):
             settings.check_numbers(tensors)

@@ -44,27 +44,26 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
     Args:
         hidden: Widths of hidden layers.
-        activation: A name: `relu`, `leaky_relu`, `elu`, `gelu`, `silu`, `softplus`, `sigmoid` or
-            `tanh`.
+        activation: `relu`, `leaky_relu`, `elu`, `gelu`, `silu`, `softplus`, `sigmoid` or `tanh`.
         likelihood: `heteroskedastic` (default: the noise depends on the features),
             `homoskedastic`, `poisson` for counts, or an object, whose noise is in units of y.
         prior: `he`, `wide-he`, `xavier`, `fixed`, `mixture`, `empirical-bayes`, or an object.
         method: `gaussian-layers` (also `exact`), `series`, `dvi`, `ddvi`, `mcvi`, or an object
             such as `cp.Series(order=2)`.
-        input_noise: Standard deviation of a sensor's noise on the features, in their units: a
-            number, one for each, or a covariance matrix, in training and prediction.
-        learning_rate: Of AdamW.
-        epochs: Passes over the rows.
-        batch_size: Rows of one step.
-        weight_decay: Of AdamW.
-        cooldown: The share of the steps of all epochs, at the end, in which the learning rate
-            falls to zero (early stopping may end before).
-        early_stopping: Hold out `validation_fraction` of the rows, end when their density has not
+        input_noise: Sensor noise on the features, in their units, for training and prediction: a
+            standard deviation, one for each feature, or a covariance matrix.
+        learning_rate: The learning rate of AdamW.
+        epochs: The number of passes over the rows.
+        batch_size: The number of rows in a step.
+        weight_decay: The weight decay of AdamW.
+        cooldown: The last part of all steps, in which the learning rate falls to zero (early
+            stopping may end before).
+        early_stopping: Hold out `validation_fraction` of the rows, stop when their density has not
             improved for `patience` epochs, and restore the best epoch.
-        validation_fraction: The share of rows to hold out.
+        validation_fraction: The fraction of rows to hold out.
         patience: Epochs without improvement before the training ends.
-        random_state: A seed, or a generator of numpy.
-        device: Of the network.
+        random_state: A seed, or a NumPy generator.
+        device: The device of the network.
         dtype: `float64` or `float32`.
         verbose: Whether to show a progress bar.
 
@@ -270,27 +269,26 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
 
     Args:
         hidden: Widths of hidden layers.
-        activation: A name: `relu`, `leaky_relu`, `elu`, `gelu`, `silu`, `softplus`, `sigmoid` or
-            `tanh`.
+        activation: `relu`, `leaky_relu`, `elu`, `gelu`, `silu`, `softplus`, `sigmoid` or `tanh`.
         likelihood: `bernoulli` (default for two classes), `categorical` (default for more), or an
             object such as `bayes.Categorical(bayes.Delta())`.
         prior: `he`, `wide-he`, `xavier`, `fixed`, `mixture`, `empirical-bayes`, or an object.
         method: `gaussian-layers` (also `exact`), `series`, `dvi`, `ddvi`, `mcvi`, or an object
             such as `cp.Series(order=2)`.
-        input_noise: Standard deviation of a sensor's noise on the features, in their units: a
-            number, one for each, or a covariance matrix, in training and prediction.
-        learning_rate: Of AdamW.
-        epochs: Passes over the rows.
-        batch_size: Rows of one step.
-        weight_decay: Of AdamW.
-        cooldown: The share of the steps of all epochs, at the end, in which the learning rate
-            falls to zero (early stopping may end before).
-        early_stopping: Hold out `validation_fraction` of the rows, end when their density has not
+        input_noise: Sensor noise on the features, in their units, for training and prediction: a
+            standard deviation, one for each feature, or a covariance matrix.
+        learning_rate: The learning rate of AdamW.
+        epochs: The number of passes over the rows.
+        batch_size: The number of rows in a step.
+        weight_decay: The weight decay of AdamW.
+        cooldown: The last part of all steps, in which the learning rate falls to zero (early
+            stopping may end before).
+        early_stopping: Hold out `validation_fraction` of the rows, stop when their density has not
             improved for `patience` epochs, and restore the best epoch.
-        validation_fraction: The share of rows to hold out.
+        validation_fraction: The fraction of rows to hold out.
         patience: Epochs without improvement before the training ends.
-        random_state: A seed, or a generator of numpy.
-        device: Of the network.
+        random_state: A seed, or a NumPy generator.
+        device: The device of the network.
         dtype: `float64` or `float32`.
         verbose: Whether to show a progress bar.
 

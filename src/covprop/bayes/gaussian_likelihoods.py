@@ -153,10 +153,10 @@ class HeteroskedasticGaussian(GaussianNoise):
 
 @final
 class HomoskedasticGaussian(nn.Module, GaussianNoise):
-    """t ~ N(f, s^2) with noise s of one size everywhere, learned or fixed.
+    """t ~ N(f, s^2) with constant noise s, learned or fixed.
 
     Args:
-        stddev: The noise to begin with: a number, one for each target (k,), or for each member of
+        stddev: The initial noise: a number, one for each target (k,), or for each member of
             an ensemble too (members, 1, k).
         learned: Whether its logarithm is a parameter.
 

@@ -199,9 +199,9 @@ class BayesLinear(BayesLayer):
         prior: The prior of the weights, `HePrior()` by default.
         members: How many networks are computed together, with parameters (members, ...) and inputs
             (members, batch, ...); None for one.
-        shared: Allow several uses in one pass, and take them as independent, which they are not.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        shared: Allow several uses in one pass, treated as independent although they are not.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Example:
         layer = bayes.BayesLinear(3, 2)
@@ -348,8 +348,8 @@ class BayesConv1d(_BayesConv):
         prior: The prior of the weights, `HePrior()` by default.
         members: How many networks are computed together, as for `BayesLinear`.
         shared: Allow several uses in one pass, as for `BayesLinear`.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Example:
         layer = bayes.BayesConv1d(1, 4, 3, prior=bayes.XavierPrior())
@@ -375,8 +375,8 @@ class BayesConv2d(_BayesConv):
         prior: The prior of the weights, `HePrior()` by default.
         members: How many networks are computed together, as for `BayesLinear`.
         shared: Allow several uses in one pass, as for `BayesLinear`.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
 
     Example:
         layer = bayes.BayesConv2d(3, 8, kernel_size=3, padding=1)

@@ -44,9 +44,10 @@ class Prediction:
     Attributes:
         mean: E[t], or the probabilities of the classes.
         aleatoric: E[Var[t | f]]: noise that would remain if the outputs f were known.
-        epistemic: Var[E[t | f]]: what not knowing the outputs f adds.
-        entropy: Of classes only, (*batch,): the entropy of the predicted class in nats.
-        expected_entropy: Of classes only, (*batch,): what knowing the outputs would leave of it.
+        epistemic: Var[E[t | f]]: the part that comes from uncertain outputs f.
+        entropy: For classes only, (*batch,): the entropy of the predicted class, in nats.
+        expected_entropy: For classes only, (*batch,): the expected entropy if the outputs were
+            known.
 
     Example:
         output = cp.Gaussian.isotropic(torch.zeros(5, 1), stddev=0.1, batch_dims=1)

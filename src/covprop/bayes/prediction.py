@@ -27,7 +27,7 @@ Data = TypeVar("Data", bound=Tensor | Gaussian)
 @final
 @dataclass(frozen=True)
 class LocalReparametrisation:
-    """Inference by draws of the outputs of every layer, of Kingma et al. (2015): MCVI.
+    """Inference by sampling the outputs of every layer (MCVI, Kingma et al. 2015).
 
     Args:
         samples: Draws for every element of the batch; one is enough to train with, a prediction

@@ -83,7 +83,7 @@ class Posterior:
 
 
 class Prior(ABC):
-    """The distribution of weights before data: a divergence for each layer's weights and biases.
+    """A prior of weights: it gives the KL divergence of each layer's weights and biases.
 
     Example:
         class Narrow(bayes.Prior):
@@ -264,7 +264,7 @@ def _integrals(
 @final
 @dataclass(frozen=True)
 class EmpiricalBayes(Prior):
-    """N(0, v) with a variance v of its own for the weights, and for the biases, of every layer.
+    """N(0, v), with a separate variance v for the weights, and for the biases, of every layer.
 
     v has an inverse-gamma hyperprior and is at its optimum, in closed form (Wu et al. 2019):
     v = (2 b + sum E w^2) / (2 a + 2 + count).  The divergence is KL(q || N(0, v)) - log p(v), so

@@ -29,7 +29,7 @@ FUSED = ("cpu", "cuda")
 @final
 @dataclass
 class History:
-    """The progress of a training: one entry for every epoch, a tensor () or (members,).
+    """The history of a training: one tensor, () or (members,), for every epoch.
 
     Attributes:
         elbo: The bound for one datum in nats, an average over the steps of the epoch.
@@ -91,7 +91,7 @@ def fit(
         epochs: Passes over the data.
         batch_size: Data of one step, of each member.
         learning_rate: One, or one for each member (members,), to compare them in one computation.
-        weight_decay: Of AdamW.
+        weight_decay: The weight decay of AdamW.
         cooldown: The share of the steps, at the end, in which the learning rate falls linearly to
             zero: the last epoch is then no longer moved about by single batches.
         weight: How much each datum counts, next to the others, (N,).

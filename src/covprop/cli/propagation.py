@@ -105,7 +105,7 @@ def table(y: Gaussian) -> Table:
     for number in range(min(SHOWN, means.numel())):
         cells = (in_digits(float(column[number]), DIGITS) for column in columns)
         rows.append((place_words(number, y.mean.shape), *cells))
-    notes = list(y.notes) if y.error is None else [str(y.error), *y.notes]
+    notes = list(y.notes) if y.error is None else [y.error.sentence, *y.notes]
     if means.numel() > SHOWN:
         notes.append(f"and {means.numel() - SHOWN:,} more: --out and --json have them all")
     undefined = stddevs.isnan().nonzero()[:, 0].tolist()

@@ -269,7 +269,7 @@ def check_regular(root: Tensor, variance: Tensor) -> None:
 def singular() -> InvalidGaussian:
     """The error for a covariance without a density."""
     return InvalidGaussian(
-        "there is no density: it needs a positive definite covariance, and this one is singular, "
-        "or so nearly that only rounding tells; .sample() works all the same, and .marginal() "
-        "leaves out elements that depend on others or do not vary"
+        "there is no density: it needs a positive definite covariance, and this one is singular "
+        "within rounding; .sample() works all the same, and .marginal() leaves out elements that "
+        "depend on others or do not vary"
     )

@@ -72,23 +72,24 @@ def compare(
 ) -> Comparison:
     """Compare methods with samples of this network and input: their errors, time and memory.
 
-    By default a control variate takes as few samples as have the standard errors of 75,000 plain
-    ones, if that is half of them or less; else plain samples are taken. The table says which.
+    The reference is 75,000 plain samples, or a control variate if that reaches the same standard
+    errors with at most half as many. The table says which.
 
     Args:
         module: a network or function, as for `cp.propagate`; it returns one tensor.
         inputs: its inputs, as for `cp.propagate`.
-        methods: a method, several, or a mapping from names to them; by default all that covprop
-            has. The verdict is on the first; those that refuse or fail say why.
-        samples: so many plain samples as the reference.
-        generator: random numbers of the reference.
-        reference: another way of sampling, such as cp.ControlVariate(5_000, cp.Linearized()).
+        methods: a method, several, or a mapping from names to methods; by default all methods of
+            covprop. The verdict is on the first. Methods that refuse or fail are listed with the
+            reason.
+        samples: use this many plain samples as the reference.
+        generator: a random generator for the reference.
+        reference: another sampling method, such as cp.ControlVariate(5_000, cp.Linearized()).
         show: whether to print verdict and table.
         progress: whether to show a progress bar.
         named_inputs: keyword arguments of the module.
 
     Returns:
-        Verdict, table and advice as str(), and every figure of every output.
+        A `Comparison`: verdict, table and advice as `str()`, and all numbers of every output.
 
     Example:
         comparison = cp.compare(model, x, methods=[cp.GaussianLayers(), cp.Linearized()])

@@ -107,8 +107,8 @@ class Trace(Tabular):
     Attributes:
         steps: the inputs, then every result of every operation.
         output: what `cp.propagate` returns.
-        samples: how many were drawn.
-        outputs: what each module returned at each of its calls, by its path, with `keep`.
+        samples: the number of samples.
+        outputs: with `keep`, what each module returned at each call, by its path.
 
     Example:
         trace = cp.trace(model, x, samples=10_000)

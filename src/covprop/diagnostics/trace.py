@@ -62,18 +62,18 @@ def trace(
 ) -> Trace:
     """Record the Gaussian after every operation of `cp.propagate`, without gradients.
 
-    Each step has mean, variance, the largest correlation, the orders that series used and the time.
-    With samples, each step also has the skewness, excess kurtosis and Kolmogorov distance of
-    samples, and how far their mean and variance are from those propagated.
+    Each step has mean, variance, the largest correlation, the orders of the series and the time.
+    With samples, it also has skewness, excess kurtosis and Kolmogorov distance, and the errors of
+    mean and variance against samples.
 
     Args:
         module: a network or function, as for `cp.propagate`.
         inputs: its inputs, as for `cp.propagate`; a method may be the last.
-        method: a method that goes from layer to layer.
-        samples: run the module also on so many samples, 100 or more.
-        generator: random numbers of the samples.
-        keep: keep the whole Gaussian of every step and module; or the path of a module, or several,
-            to keep what those return. `trace["layer1.0"]` gives it.
+        method: a layerwise method.
+        samples: run the module also on this many samples, at least 100.
+        generator: a random generator for the samples.
+        keep: the path of a module, or several, whose returned Gaussians are kept, as
+            `trace["layer1.0"]`; True keeps all Gaussians of steps and modules.
         named_inputs: keyword arguments of the module.
 
     Returns:

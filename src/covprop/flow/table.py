@@ -18,7 +18,7 @@ BodyType = TypeVar("BodyType", bound=Callable[..., Any])
 
 
 class Batch(Enum):
-    """Where a rule lets the batch of its tensors be.
+    """Where the batch dimensions of a rule's tensors may be.
 
     Attributes:
         FIRST: The first dimensions. A call with the batch elsewhere is refused.

@@ -335,13 +335,13 @@ def _combined(
             mean, stddev = (gap * (CUMULANTS + EXPANSION * gap) for gap in (mean, stddev))
         else:
             mean, stddev = LAYERS * mean, LAYERS * stddev
-        bases.append("the gap between orders")
+        bases.append("two orders of approximation")
     if check is not None and check.mean.shape == y.mean.shape:
         mean = _within(mean, (own.mean - check.mean).abs(), check.mean_error, check.stddev)
         stddev = _within(
             stddev, (own.stddev - check.stddev).abs(), check.stddev_error, check.stddev
         )
-        bases.append("a check at points")
+        bases.append("evaluations of the model")
     if mean is None or stddev is None:
         unknown = torch.full_like(own.mean, torch.nan)
         return ErrorEstimate(unknown, unknown, "nothing to compare with")

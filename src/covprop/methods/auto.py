@@ -20,27 +20,25 @@ SPREAD = (
 @final
 @dataclass(frozen=True)
 class Auto(Method):
-    """The best way for this network and its noise, with an estimate of the error of its answer.
+    """Choose the best method for this network and noise, and estimate the error of the answer.
 
-    Third cumulants are followed from layer to layer (`cp.Cumulants`); where a plan says that this
-    takes too much, Gaussian layers (`cp.GaussianLayers`) or sketches (`cp.Sketched`). With noise in
-    one to eight independent directions the network is evaluated at fixed points as well
-    (`cp.QuasiMonteCarlo`), with more where the estimated error of the layers is large. The answer
-    is the one with the smaller estimated error.
+    It propagates third cumulants from layer to layer (`cp.Cumulants`) or, where these cost too
+    much, uses `cp.GaussianLayers` or `cp.Sketched`. If the noise has at most eight independent
+    directions, or the estimated error of the layers is large, it also evaluates the network at
+    fixed points (`cp.QuasiMonteCarlo`). The answer is the one with the smaller estimated error.
 
-    `y.error` is the estimate, `y.method` the method that was used, `y.notes` say why. Where an
-    error above 5 % is estimated and nothing better was found, there is a warning. The choice is one
-    for all Gaussians of a batch: without a tolerance, as many points are taken as half of them need
-    for 0.5 % and nine of ten for 2 %, and `y.error` has the errors of all. So a batch and a loop
-    over it, which may take other numbers of points, agree within `y.error` only. Deterministic.
-    Gradients are those of the way from layer to layer.
+    `y.error` is the estimate, `y.method` the method that was used, and `y.notes` say why. If the
+    estimated error stays above 5 %, there is a warning. One choice is made for a whole batch:
+    without a tolerance, it takes the points that half of the batch needs for 0.5 % and nine tenths
+    for 2 %. A loop over the batch may take other numbers of points, so the results agree within
+    `y.error` only. Results are deterministic. Gradients come from the layers.
 
     Args:
-        tolerance: The largest error that is wanted, of means in standard deviations and of
-            standard deviations relatively: 0.01 is 1 %. The first way that is estimated to be
-            within it is taken, cheap ones first; where none is found there is a warning. None for a
-            good answer at moderate cost.
-        seed: Of the points.
+        tolerance: The largest acceptable error, of means in standard deviations and of standard
+            deviations relative to themselves: 0.01 is 1 %. Cheap methods come first, and the first
+            one whose estimate is within the tolerance is the answer; if there is none, there is a
+            warning. None stands for a good answer at moderate cost.
+        seed: The seed of the points.
 
     Example:
         y = cp.propagate(model, x, cp.Auto(tolerance=0.01))

@@ -318,9 +318,9 @@ class Choice:
             return nest
         if layers.error > ROUGH:
             warn_user(
-                f"gradients of this result are those of cp.{_name(layers)}, whose estimated error "
-                f"is {in_percent(layers.error)}; its values are not; call it under torch.no_grad() "
-                "if you want no gradients",
+                f"the gradients of this result come from cp.{_name(layers)}, whose estimated error "
+                f"is {in_percent(layers.error)}; its values are more accurate. If you need no "
+                "gradients, call propagate under torch.no_grad()",
                 ApproximationWarning,
                 every_time=True,
             )

@@ -33,23 +33,23 @@ samples are too few to know its coefficients, and are taken without it."""
 @final
 @dataclass(frozen=True)
 class ControlVariate(WrappingMethod):
-    """Moments by sampling, with the base's linearisation as control variate where that helps.
+    """Moments of samples, with a linear control variate.
 
-    With g = E[J] (x - m), whose moments are known, of the same samples:
+    For g = E[J] (x - m), whose moments are known, on the same samples:
 
         mean = mean(f - b g),  covariance = Cov(f) - c (Cov(g) - E[J] S E[J]^T)
 
-    where mean and Cov are those of the samples, and b and c, of each output and each pair of them,
-    are the coefficients of least variance: zero where g tells nothing of f, and the moments are
-    those of the samples alone. Whatever the base takes for E[J], both are right but for their
-    standard errors, which the result has as that of `cp.MonteCarlo`; the better it is, the less is
-    left to chance. An output that is the same for all samples, and that the base knows to vary, has
-    the moments of the base. The covariance is positive semi-definite. No gradients.
+    Here mean and Cov are sample moments, and b (for each output) and c (for each pair) are the
+    coefficients of least variance. They are zero where g says nothing about f; the result is then
+    plain sampling. The result is right within its standard errors, whatever E[J] the base computes;
+    a better base makes them smaller. An output that is the same for all samples, although the base
+    says that it varies, has the moments of the base. The covariance is positive semi-definite.
+    There are no gradients.
 
     Args:
-        samples: How many, rounded up to equal groups where outputs are many.
-        base: The method that E[J] is from.
-        generator: Where random numbers come from, torch's global one by default.
+        samples: The number of samples, rounded up to equal groups if there are many outputs.
+        base: The method that computes E[J].
+        generator: A random generator, by default torch's global one.
 
     Example:
         y = cp.propagate(model, x, cp.ControlVariate(1024, cp.GaussianLayers()))

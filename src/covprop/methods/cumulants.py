@@ -26,14 +26,14 @@ from covprop.skewed import Skewed
 class Cumulants(LayerwiseMethod):
     """Gaussian moments of each nonlinearity, corrected by the third cumulant of its input.
 
-    `GaussianLayers` takes the input of every layer as Gaussian. This follows its skewness as well,
-    to first order, and fourth cumulants of pairs, so that means, covariances and the `skewness` of
-    the outputs hold at larger noise. It costs 2 to 20 times as much. Where the expansion cannot be
-    trusted, an operation takes its input as Gaussian, warns and leaves a note in the result
-    (`y.notes`). Where fourth cumulants are large they count little, with a note.
+    `GaussianLayers` treats the input of every layer as Gaussian. This method also follows its
+    skewness and fourth cumulants of pairs, to first order, so it is accurate at larger noise, and
+    it computes the `skewness` of the outputs. It costs 2 to 20 times as much. Where the expansion
+    is not valid, an operation treats its input as Gaussian, warns, and leaves a note in `y.notes`.
+    Large fourth cumulants are reduced, with a note.
 
     Args:
-        activations: As of `GaussianLayers`.
+        activations: As for `GaussianLayers`.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=1.0)

@@ -206,17 +206,17 @@ def _expected_jvp(y: GaussianTensor, x: GaussianTensor, root: Root) -> Tensor:
 @final
 @dataclass(frozen=True)
 class GaussianLayers(LayerwiseMethod):
-    """Exact mean, variance and covariance of each layer, given that its input is Gaussian.
+    """Exact mean, variance and covariance of each layer, if its input is Gaussian.
 
-    Behind an activation a tensor is not Gaussian, so the moments of a network are exact with one
-    layer of activations, and with more as accurate as the inputs of its layers are Gaussian.
-    `cp.Exact` is the same class.
+    The output of an activation is not Gaussian. So networks with one layer of activations are
+    exact, and deeper ones are as accurate as the inputs of their layers are Gaussian. `cp.Exact` is
+    the same class.
 
     Args:
-        activations: What to use in place of declared activations, by torch function: an
-            `Activation`, or a factory that takes the function's options.
-        independent_maxima: Take the arguments of a maximum as independent, as Gast & Roth (2018)
-            do; for comparison (docs/operations.md has the errors).
+        activations: Replacements of registered activations, by torch function: an `Activation`, or
+            a factory that takes the function's options.
+        independent_maxima: Treat the arguments of a maximum as independent, as Gast & Roth (2018)
+            do. This is for comparison (errors are in docs/operations.md).
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
@@ -246,17 +246,17 @@ Exact = GaussianLayers
 @final
 @dataclass(frozen=True)
 class AssumedDensity(LayerwiseMethod):
-    """Assumed density filtering, as of Gast & Roth (2018): means and variances, in O(n).
+    """Assumed density filtering (Gast & Roth 2018): means and variances only, in O(n).
 
-    Exact moments of every nonlinearity, but all dependence between features and between branches is
-    left out. For comparison, and never an answer: on trained networks its standard deviations were
-    84 to 97 % too small, because units that share inputs move together (docs/large.md). Where
+    The moments of every nonlinearity are exact, but features and branches are treated as
+    independent. This is for comparison only: on trained networks its standard deviations were 84 to
+    97 % too small, because units that share inputs are correlated (docs/large.md). Where
     `GaussianLayers` does not fit, use `Sketched`.
 
     Args:
-        activations: As of `GaussianLayers`.
-        independent_maxima: Without effect, and gone with the next release: maxima take their
-            arguments as independent in any case.
+        activations: As for `GaussianLayers`.
+        independent_maxima: Deprecated, without effect: maxima treat their arguments as independent
+            in any case.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)

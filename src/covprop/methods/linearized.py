@@ -33,11 +33,11 @@ OFF = 0.2
 @final
 @dataclass(frozen=True)
 class Linearized(FunctionMethod):
-    """J S J^T at the mean, as in an extended Kalman filter.
+    """Linearisation at the mean, J S J^T, as in an extended Kalman filter.
 
-    The mean of the output is the output at the mean. Right where the network is nearly linear over
-    the spread of its input; it sees neither the bias of a mean nor what saturates. An output whose
-    derivatives are all zero, but which varies, is refused. Differentiable.
+    The mean of the output is the output at the mean. The result is right where the network is
+    nearly linear over the spread of its input; bias and saturation are not seen. An output that
+    varies although its derivatives are all zero is refused. Differentiable.
 
     Example:
         y = cp.propagate(model, x, cp.Linearized())

@@ -41,21 +41,21 @@ Result: TypeAlias = tuple[Tensor, Tensor, SamplingError]
 @final
 @dataclass(frozen=True)
 class MonteCarlo(FunctionMethod):
-    """Moments of samples, with their standard errors on the result.
+    """Moments of samples, with standard errors.
 
-    `mean_stderr`, `covariance_stderr` and `samples` of the resulting Gaussian are set. Any model
-    will do. No gradients: nothing is recorded for autograd, whatever its mode.
+    The result has `mean_stderr`, `covariance_stderr` and `samples`. It works for any model, and has
+    no gradients.
 
     Args:
-        samples: How many, rounded up to whole pairs or replicates.
-        generator: Where random numbers come from, torch's global one by default; what the model
-            draws itself, as dropout does, always comes from there.
-        chunk: How many samples go through the model at a time at most, found from the size of its
-            tensors if not given; it does not change the samples.
-        antithetic: Samples in pairs mean +- deviation, of skewed inputs at p and 1 - p of their
-            distribution: better where the model is nearly linear.
-        sobol: 32 independently scrambled Sobol sequences, the same for each Gaussian of a batch:
-            better still where the model is smooth and the inputs are few.
+        samples: The number of samples, rounded up to whole pairs or replicates.
+        generator: A random generator, by default torch's global one. Random numbers inside the
+            model, such as dropout masks, always come from the global one.
+        chunk: The largest number of samples that the model sees at a time, by default from the size
+            of its tensors. It does not change the samples.
+        antithetic: Draw pairs mean +- deviation (for skewed inputs, quantiles of p and 1 - p),
+            which is better where the model is nearly linear.
+        sobol: Use 32 independently scrambled Sobol sequences, the same for each Gaussian of a
+            batch, which is even better for a smooth model with few inputs.
 
     Example:
         y = cp.propagate(model, x, cp.MonteCarlo(10_000, torch.Generator().manual_seed(0)))

@@ -64,8 +64,9 @@ class Plan:
 
     Attributes:
         steps: Operation, shape, bytes and work of each step.
-        free_bytes: The memory that is free now.
-        rates: Gives the seconds that each kind of work takes here; it measures for about a second.
+        free_bytes: The free memory.
+        rates: Returns the seconds for each kind of work on this machine, after measuring for about
+            a second.
 
     Example:
         plan = cp.plan(model, x)

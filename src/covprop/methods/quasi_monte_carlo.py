@@ -40,23 +40,24 @@ HELD = 2**17
 @final
 @dataclass(frozen=True)
 class QuasiMonteCarlo(FunctionMethod):
-    """Moments of the network at fixed points, with their standard errors on the result.
+    """Moments from evaluations at fixed points, with standard errors.
 
-    Eight sets of scrambled Sobol points (of pseudo-random ones for more than 40 independent
-    directions of noise), each with the exact mean and covariance of the input: points come in pairs
-    mean +- deviation, and where they outnumber the directions they are transformed to have its
-    covariance. With up to eight directions half of the points lie further out and have smaller
-    weights, so that rare events count. Linear networks are exact; with few inputs errors fall
-    nearly as 1 / points. The spread over the sets gives `mean_stderr` and `covariance_stderr`, and
-    `error`, which is infinite where a few points have most of a variance. `skewness` is that of the
-    points, 0 where it is within its chance error.
+    There are eight sets of scrambled Sobol points (pseudo-random ones for more than 40 independent
+    directions of noise). Points come in pairs mean +- deviation, and are transformed to the exact
+    covariance of the input if there are enough of them. With up to eight directions, half of the
+    points lie further out and have smaller weights, so that rare events count. Linear networks are
+    exact; with few inputs, errors fall nearly as 1 / points.
 
-    Deterministic, and the same points for each Gaussian of a batch. Random numbers that the model
-    draws itself, as dropout does, are averaged. No gradients.
+    The spread over the sets gives `mean_stderr`, `covariance_stderr` and `error`, which is infinite
+    where a few points have most of a variance. The `skewness` is estimated from the points, and 0
+    where chance explains it.
+
+    Results are deterministic, with the same points for each Gaussian of a batch. Random numbers
+    inside the model, such as dropout masks, are averaged. There are no gradients.
 
     Args:
-        points: How many evaluations, rounded up to equal sets of pairs.
-        seed: Of the scrambling.
+        points: The number of evaluations, rounded up to equal sets of pairs.
+        seed: The seed of the scrambling.
 
     Example:
         y = cp.propagate(model, x, cp.QuasiMonteCarlo(4096))

@@ -34,15 +34,15 @@ SERIES_PAIRS = Pairs(series_pair, series_matrix)
 @final
 @dataclass(frozen=True)
 class Series(LayerwiseMethod):
-    """The Hermite series of Wright, Nakahira & Moura (2024), cut off at an order.
+    """The Hermite series of Wright, Nakahira & Moura (2024), truncated at an order.
 
     Args:
-        order: The number of terms, 4 if neither order nor tolerance is given.
-        tolerance: Instead, the smallest order of each layer whose error bound is at most this,
-            relative to the product of the two standard deviations.
-        exact_variance: Put the exact variance on the diagonal; published was the truncated one.
-        activations: As of `GaussianLayers`.
-        independent_maxima: As of `GaussianLayers`.
+        order: The number of terms, by default 4.
+        tolerance: In place of an order: each layer takes the smallest order whose error bound is at
+            most this, relative to the product of the two standard deviations.
+        exact_variance: Use the exact variance on the diagonal; the paper uses the truncated one.
+        activations: As for `GaussianLayers`.
+        independent_maxima: As for `GaussianLayers`.
 
     Example:
         x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)

@@ -41,26 +41,26 @@ INDEFINITE = (
 @final
 @dataclass(frozen=True)
 class Sketched(LayerwiseMethod):
-    """The covariance of the outputs as a sum of what enters on the way, without any matrix.
+    """Estimate the covariance of the outputs of a large network, without a matrix of its units.
 
-    Sigma_out = J_0 Sigma_x J_0^T + sum_l J_l R_l J_l^T, J the expected Jacobians from the input and
-    from every nonlinearity l to the outputs, R_l = Sigma_z - D Sigma_y D what it adds. Variances of
-    hidden units come from random tangents that carry the noise forward. Memory and time are linear
-    in the number of units. An estimate: `mean_stderr` and `covariance_stderr` tell how far it may
-    be off for want of tangents. No gradients. docs/methods-reference.md has the formulas,
-    docs/large.md measured errors.
+    Sigma_out = J_0 Sigma_x J_0^T + sum_l J_l R_l J_l^T, with the expected Jacobians J from the
+    input and from every nonlinearity l to the outputs, and the part R_l = Sigma_z - D Sigma_y D
+    that a nonlinearity adds. Random tangents estimate the variances of hidden units. Memory and
+    time are linear in the number of units. The result has `mean_stderr` and `covariance_stderr`,
+    the errors that come from the number of tangents. There are no gradients.
+    docs/methods-reference.md has the formulas, docs/large.md measured errors.
 
     Args:
-        tangents: How many in all, a multiple of four times the replicates.
-        order: 1 keeps the variances of R_l alone, 2 also what its second order has between units,
-            and with that of others of its depth.
-        generator: Random numbers; torch's global generator by default.
-        outputs: An index of the flattened output, if only some elements are wanted.
-        replicates: Independent runs, each with its share of the tangents, whose spread gives the
+        tangents: The total number of tangents, a multiple of four times the replicates.
+        order: 1 keeps only the variances of R_l, 2 also its covariances to second order.
+        generator: A random generator, by default torch's global one.
+        outputs: An index of the flattened output, to compute only some elements.
+        replicates: The number of independent runs that share the tangents. Their spread gives the
             standard errors; 1 gives none.
-        exact: How many directions of an input are carried exactly, as many as tangents by default.
-        memory: Bytes that may be used beside the model, half of the free memory by default.
-        activations: As of `GaussianLayers`.
+        exact: The number of directions of an input that are propagated exactly, by default as many
+            as tangents.
+        memory: A limit in bytes, by default half of the free memory.
+        activations: As for `GaussianLayers`.
 
     Example:
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))

@@ -38,22 +38,22 @@ ROUNDINGS = 4.0
 @final
 @dataclass(frozen=True)
 class Split(WrappingMethod):
-    """Another method on a small mixture in place of the input, narrow where it moves the output.
+    """Replace the input by a mixture of narrower Gaussians, and propagate each by another method.
 
     x = m + u_1 v_1 + ... + rest: the directions v are those in which the input moves the output
-    most, the first singular vectors of E[J] S^(1/2), times S^(1/2); each u takes the nodes of a
-    Gauss-Hermite rule, and the rest has the covariance S - sum v v^T. Every component is closer
-    to what the network treats as linear. Their moments are put together; `y.mixture` has the
-    components, which tell more than two moments do. Differentiable, but for the choice of
-    directions.
+    most (the first singular vectors of E[J] S^(1/2), times S^(1/2)). Each u takes the nodes of a
+    Gauss-Hermite rule, and the rest has the covariance S - sum v v^T. The network is closer to
+    linear over each component. `y.mixture` has the components. Differentiable, except for the
+    choice of directions.
 
-    A `LowRank` input stays one, split along its own directions; `Diagonal` ones become `Deflated`,
-    without a matrix; `Dense` ones become `LowRank`, whose rounding leaves no negative variance.
+    A `LowRank` input is split along its own directions and stays one. A `Diagonal` input becomes
+    `Deflated`, without a matrix. A `Dense` input becomes `LowRank`, so that rounding leaves no
+    negative variance.
 
     Args:
-        components: Nodes for each direction.
-        directions: How many, so that there are components^directions in all.
-        base: The method that the components are propagated with.
+        components: The number of components for each direction.
+        directions: The number of directions; there are components^directions components in all.
+        base: The method that propagates the components.
 
     Example:
         y = cp.propagate(model, x, cp.Split(3))

@@ -64,7 +64,7 @@ def render(
     uncertainty_budget: UncertaintyBudget | None = None,
     output_names: Sequence[str] = (),
 ) -> str:
-    """Make an HTML page of results; it needs no other file and fetches nothing.
+    """Make an HTML page of results that needs no other file.
 
     Args:
         model_name: The title of the page.
@@ -127,7 +127,7 @@ def write(
     uncertainty_budget: UncertaintyBudget | None = None,
     output_names: Sequence[str] = (),
 ) -> None:
-    """Write the page of `render` to a file, as a whole or not at all.
+    """Write the page of `render` to a file, completely or not at all.
 
     Args:
         path: Where to write.
@@ -277,7 +277,7 @@ def _by_itself(content: Content) -> Trust | None:
 def _error_line(content: Content) -> str:
     """The estimated error of the output as a sentence, or nothing."""
     error = None if content.y is None else known_error(content.y)
-    return "" if error is None else _sentence(str(error))
+    return "" if error is None else _sentence(error.sentence)
 
 
 def _by_estimate(content: Content) -> Trust | None:

@@ -109,7 +109,7 @@ def adversarial_accuracy(
         model: Returns logits; it is not changed.
         inputs: (*batch, *event).
         labels: One class number, or one for each of the batch.
-        radius: Of the ball around each input, one number or one for each.
+        radius: The radius of the ball around each input: one number, or one for each input.
         steps: Number of steps of each attack.
         norm: 2 or math.inf.
         restarts: Number of attacks on the margin; all but the first start at random points.
@@ -341,7 +341,7 @@ def fooling_and_adversary(
         inputs: As for `fooling_rate`.
         labels: As for `fooling_rate`.
         levels: Noise levels from 0.
-        norm: Of the ball, 2 or math.inf.
+        norm: The norm of the ball, 2 or math.inf.
         steps: Number of steps of each attack.
         bounds: (low, high) of the inputs' elements.
         batch_dims: How many dimensions of a tensor are a batch.

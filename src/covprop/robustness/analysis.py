@@ -212,9 +212,9 @@ def analyse(
     generator: torch.Generator | None = None,
     progress: bool = False,
 ) -> Robustness:
-    """Analyse how a classifier decides under Gaussian noise on its input, by every measure.
+    """Analyse the decisions of a classifier under Gaussian noise on its input.
 
-    The model is not changed, and nothing is recorded for autograd.
+    The model is not changed, and there are no gradients.
 
     Args:
         model: Returns logits, so leave a last softmax out (`cp.ApproximationWarning` warns of one);
@@ -223,13 +223,13 @@ def analyse(
         label: A class number or one for each of the batch; by default the network's own decision.
         method: As for `cp.propagate`; the sensitivity takes Gaussian layers in place of `cp.Auto`
             and `cp.QuasiMonteCarlo`, for evaluations at points have no gradients.
-        probability: With which the noise budget keeps the label.
-        samples: Number of samples of the check by Monte Carlo.
+        probability: The probability with which the noise budget keeps the label.
+        samples: The number of samples of the check.
         points: Number of Sobol points in all, rounded up.
-        radius: Of the ball for projected gradient descent; by default the root of the mean square
-            of the noise (of its length, or for norm=math.inf of an element).
-        norm: Of that ball, 2 or math.inf.
-        steps: Of the descent.
+        radius: The radius of the ball for projected gradient descent; by default the root mean
+            square of the noise (of its length, or for norm=math.inf of an element).
+        norm: The norm of that ball, 2 or math.inf.
+        steps: The number of steps of the descent.
         bounds: (low, high) of the inputs' elements for the descent.
         generator: Draws samples and scramblings; torch's global one by default.
         progress: Whether to show a progress bar.
@@ -336,7 +336,7 @@ def _error_notes(result: Robustness) -> list[str]:
     else:
         what = "the distribution that is assumed of the logits, and of integration"
     notes = [f"± of probabilities: estimated error of {what}"]
-    return notes if result.error is None else [*notes, f"{result.method}: {result.error}"]
+    return notes if result.error is None else [*notes, f"{result.method}: {result.error.sentence}"]
 
 
 def _budget_note(result: Robustness) -> str:

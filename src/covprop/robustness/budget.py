@@ -154,11 +154,11 @@ def noise_budget(
             with the level as its standard deviation. The level of an input whose covariance is zero
             is NaN; a batch of constants (`cp.Gaussian.constant`) is refused.
         label: A class number or one for each of the batch; by default the network's own decision.
-        probability: With which the label is to be kept.
+        probability: The probability with which the label must be kept.
         batch_dims: How many dimensions of a tensor are a batch.
         method: As for `cp.propagate`.
         largest: The level at which the search ends.
-        tolerance: Of the level, relative to itself.
+        tolerance: The relative tolerance of the level.
         points: Number of Sobol points in all, rounded up.
         generator: Draws their scramblings; torch's global one by default.
 

@@ -90,9 +90,9 @@ def misclassification_probability(
     points: int = POINTS,
     generator: torch.Generator | None = None,
 ) -> Probabilities:
-    """P(another class than the label has the largest logit), (*batch,).
+    """P(a class other than the label has the largest logit), (*batch,).
 
-    The sum of the others' probabilities, which is accurate relative to itself where it is small.
+    It sums the probabilities of the other classes, so small values have a small relative error.
 
     Args:
         logits: A Gaussian with event (classes,); one logit is the log-odds of class 1.

@@ -208,7 +208,7 @@ class VarianceBudget:
 @final
 @dataclass(frozen=True)
 class WorstNoise:
-    """The most harmful Gaussian that `worst_noise` found, and its effect.
+    """The most harmful Gaussian that `worst_noise` found.
 
     Attributes:
         start: Where the search began, a member of the set.

@@ -158,11 +158,11 @@ def activation(
 def activation(
     function: Callable[..., Tensor] | None = None, *, kinks: Sequence[float] = ()
 ) -> Callable[..., Any]:
-    """Make an element-wise function, given as plain torch code, work on Gaussians by quadrature.
+    """Make an element-wise function in plain torch code work on Gaussians, by quadrature.
 
     Args:
         function: A continuous function, whose first argument is the tensor and the others options.
-        kinks: Where its derivative jumps; it must be smooth elsewhere.
+        kinks: The points where its derivative jumps; it must be smooth elsewhere.
 
     Returns:
         The function to use in a model; it may also be written as a decorator.

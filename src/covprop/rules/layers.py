@@ -17,7 +17,8 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.covariance.congruence import TOGETHER, small_congruence
+from covprop.covariance.congruence import TOGETHER
+from covprop.covariance.dense import small_congruence
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.kernels import compiled

@@ -36,7 +36,7 @@ NOISY = (
 def dropout_active(model: nn.Module) -> Iterator[nn.Module]:
     """Switch a model's dropout on, and nothing else, for a `with` block.
 
-    That of dropout layers, and of attention and recurrent layers that have some of their own.
+    This includes dropout inside attention and recurrent layers.
 
     Args:
         model: The module.
@@ -65,11 +65,11 @@ def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
         p = dropout_probability(layer)
         if layer.training and id(layer) not in _wanted.get() and p > 0:
             warn_user(
-                f"dropout of {name or 'the model'} ({layer._get_name()}, p = {p:g}) is in training "
-                "mode: methods with a rule for it, such as cp.GaussianLayers(), and "
-                "cp.MonteCarlo() count its masks as part of the randomness, others refuse the "
-                "model; call model.eval() if they should not count, or use "
-                "cp.dropout_active(model) if they should",
+                f"{f'module {name}' if name else 'the model'} ({layer._get_name()}, p = {p:g}) is "
+                "in training mode, so that random dropout masks add to the uncertainty of the "
+                "output. If they should not, call model.eval(). If they should, wrap the call in "
+                "cp.dropout_active(model), with cp.GaussianLayers() or cp.MonteCarlo(), as some "
+                "methods refuse dropout",
                 DropoutWarning,
             )
             return
@@ -79,9 +79,10 @@ def warn_of_functional_dropout() -> None:
     """Say that F.dropout draws masks, where no layer does it of which `propagate` has told."""
     if not _wanted.get() and not isinstance(calling_module(), NOISY):
         warn_user(
-            "F.dropout is called with training=True, its default, so that its masks count as part "
-            "of the randomness; if they should not, write F.dropout(x, p, self.training) and call "
-            "model.eval(); if they should, use a layer, nn.Dropout(p), with cp.dropout_active",
+            "F.dropout is called with training=True, its default, so that its random masks add to "
+            "the uncertainty of the output. If they should not, write F.dropout(x, p, "
+            "self.training) and call model.eval(). If they should, use a layer, nn.Dropout(p), "
+            "with cp.dropout_active",
             DropoutWarning,
         )
 

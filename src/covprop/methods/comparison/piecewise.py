@@ -33,16 +33,16 @@ SPELLINGS = {*RELU.functions, *RELU.in_place}
 class PiecewiseLinear(FunctionMethod):
     """PL-DNN of Bibi, Alfadly & Ghanem (2018): affine, one ReLU, affine.
 
-    What comes before one ReLU is linearised at the mean of the input, what comes after at the
-    output of that ReLU there; the moments through the ReLU are exact. All that the output takes
-    from the input must pass it. Differentiable.
+    The network before one ReLU is linearised at the mean of the input, and the network after it at
+    the ReLU's output there. The moments of the ReLU itself are exact. Everything that reaches the
+    output must pass this ReLU. Differentiable.
 
     Args:
-        layer: Which ReLU: its number among the calls of ReLU, from 0 and from the end if negative,
-            or the name of its module; the middle one by default, as in the published comparison.
-        zero_mean: Take the covariance through the ReLU as if the means of its input were zero,
-            which is the closed form of the first publication and what the published comparisons
-            used. The mean of the output is not affected.
+        layer: Which ReLU: its number among the calls of ReLU (from the end if negative), or the
+            name of its module; by default the middle one, as in the published comparison.
+        zero_mean: Compute the covariance of the ReLU as if the means of its input were zero, as the
+            first publication and the published comparisons do. The mean of the output does not
+            change.
 
     Example:
         y = cp.propagate(model, x, cp.PiecewiseLinear())

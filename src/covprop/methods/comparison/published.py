@@ -50,15 +50,16 @@ ARCSINE = [
 @final
 @dataclass(frozen=True)
 class Wu2019(LayerwiseMethod):
-    """Wu et al. (2019): closed approximations of the covariances of ReLUs, and of steps.
+    """Closed approximations of the covariances of ReLU and Heaviside (Wu et al. 2019).
 
-    Exact means and variances; exact covariances where both means are zero, elsewhere a Gaussian
-    bump of the means in place of the integral (1.3e-4 off at most for ReLUs of unit variance and
-    correlation 0.5). The matrix need not be positive semi-definite. Other activations are refused.
+    Means and variances are exact, and so are covariances where both means are zero. Elsewhere a
+    Gaussian function of the means replaces an integral (the error is at most 1.3e-4 for ReLUs of
+    unit variance and correlation 0.5). The matrix need not be positive semi-definite. Other
+    activations are refused.
 
     Args:
-        activations: As of `GaussianLayers`.
-        independent_maxima: As of `GaussianLayers`.
+        activations: As for `GaussianLayers`.
+        independent_maxima: As for `GaussianLayers`.
 
     Example:
         cp.propagate(torch.relu, cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1), cp.Wu2019())
