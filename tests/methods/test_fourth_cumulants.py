@@ -224,3 +224,34 @@ def test_weights_are_of_elements_whatever_is_beside_them() -> None:
     assert_close(halves.mean, whole.mean, rtol=1e-12)
     scale = float(whole.covariance_matrix.abs().max())
     assert_close(halves.covariance_matrix, whole.covariance_matrix, atol=1e-11 * scale)
+
+
+@torch.no_grad()
+def test_operations_that_only_others_refer_to_are_forgotten() -> None:
+    """Their arguments have been released, which asked for a covariance that was not there."""
+
+    def within(x: Any) -> Any:  # whose tensors are gone when the result is evaluated
+        y = torch.cat([x, x], -1)[..., [5, 7, 3, 10, 11, 6, 2, 9, 1, 8, 0, 4]]
+        largest = y.amax(-1, keepdim=True)
+        below = y - largest
+        back = torch.rsub(below, y)
+        shares = F.log_softmax(y, -1)
+        assert back.shape == y.shape
+        return F.hardswish(shares)
+
+    def function(x: Any) -> Any:
+        return within(x).sum(-1)
+
+    mean = torch.tensor([
+        [0.28125, -0.53125, -0.96875, 1.625, -1.328125, 2.140625],
+        [0.609375, -0.609375, -0.28125, -0.765625, 1.40625, -1.359375],
+        [-1.359375, 0.0625, -1.046875, -0.75, 0.90625, 0.578125],
+    ], dtype=D)  # fmt: skip
+    factor = torch.tensor([
+        [[8, 6], [-7, -2], [-11, -4], [0, -6], [-4, -7], [8, 6]],
+        [[4, 8], [-5, 2], [-3, -7], [-4, -3], [7, -6], [4, 8]],
+        [[8, 0], [-4, -6], [-1, -7], [10, -10], [-2, -4], [8, 0]],
+    ], dtype=D) / 128  # fmt: skip
+    x = cp.Gaussian(mean, factor @ factor.mT)
+    y, plain = (propagate(function, x, method) for method in (cp.Cumulants(), cp.GaussianLayers()))
+    assert_close(y.mean, plain.mean, atol=0.05 * float(plain.stddev.max()))

@@ -354,17 +354,18 @@ class ThirdCumulant(Full):
         """As of covariances; arguments of origins are kept for vectors that have no block."""
         nodes = {carrier for carrier in held if isinstance(carrier, ThirdCumulant)}
         living = [node for node in nodes if not node.covariance.constant]
-        bases = dict[Any, None]()
-        for origin in dict.fromkeys(origin for node in living for origin in node.origins):
-            base = origin.base
-            if base is None:
-                continue
-            if any(
-                origin not in node.origins and not base.roots.isdisjoint(node.roots)
+        needed = dict.fromkeys(origin for node in living for origin in node.origins)
+        bases = {
+            origin.base: None for origin in needed
+            if origin.base is not None and any(
+                origin not in node.origins and not origin.base.roots.isdisjoint(node.roots)
                 for node in living
-            ):
-                bases[base] = None
-            else:
+            )
+        }  # fmt: skip
+        # Others may be alive as well: vertices of what came of them refer to them.
+        alive = [ref() for lineage in {node.lineage for node in nodes} for ref in lineage.origins]
+        for origin in {*needed, *alive} - {None}:
+            if origin.base not in bases:
                 origin.base = None
         living += [base for base in bases if base not in nodes]
         release(nodes, living)
