@@ -74,7 +74,7 @@ def test_settings_tell_what_rates_depend_on(known_rates: list[planning.Setting])
         _ = cp.plan(model, x).seconds
     _ = cp.plan(model.double(), x.to(dtype=torch.float64)).seconds
     assert len(set(known_rates)) == 6
-    assert [setting.followed for setting in known_rates] == [True] * 4 + [False, True]
+    assert [setting.needs_grad for setting in known_rates] == [True] * 4 + [False, True]
 
 
 def test_rates_are_those_that_the_times_were_made_of() -> None:

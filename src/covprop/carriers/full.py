@@ -8,11 +8,11 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.carriers.cross_covariance import (
+    CrossCache,
     ExpectedSlope,
-    Known,
     SecondOrder,
     Treatment,
-    consistent,
+    checked_sum,
     cross_covariance,
     release,
 )
@@ -275,7 +275,7 @@ class Full(Carrier):
                     del cross
                     matrix = matrix + (half + half.mT)
                     del half
-        return self._new(*consistent(operation, symmetric(matrix), size, edges))
+        return self._new(*checked_sum(operation, symmetric(matrix), size, edges))
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -342,7 +342,7 @@ class Full(Carrier):
         """E[J] B for columns B (*batch, n, m), J the Jacobian from an input to this."""
         if source.covariance.constant:
             return None
-        known: Known = {(source.serial, source.serial): columns}
+        known: CrossCache = {(source.serial, source.serial): columns}
         return cross_covariance(self, source, known, gaussian=True)
 
     def beyond_gaussian(self, other: Carrier) -> Tensor | None:

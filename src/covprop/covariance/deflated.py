@@ -231,7 +231,7 @@ class PlannedIndependent(PlannedCovariance):
             return self.by_matrix(self.dense().push(result))
         made = PlannedDense(self.batch_shape, result.size, result.itemsize)
         columns = 2 * self.block(congruence.COLUMNS, self.size, result.itemsize)
-        work = 2.0 * self.batch * result.taps * result.size * (self.size + result.size)
+        work = 2.0 * self.batch * result.fan_in * result.size * (self.size + result.size)
         graph = self.batch * result.itemsize * self.size * result.size
         return Cost(made, 2 * made.nbytes + columns, work, graph)
 

@@ -276,15 +276,15 @@ class PlannedDense(PlannedCovariance):
     def push(self, result: Result) -> Cost:
         """A map of the rows and then the columns, in blocks."""
         before, after, unit = self.size, result.size, self.batch * result.itemsize
-        work = 2.0 * self.batch * result.taps * after * (before + after) / self.processes
+        work = 2.0 * self.batch * result.fan_in * after * (before + after) / self.processes
         pieces = PIECES * self.block(congruence.ROWS, max(before, after), result.itemsize)
         made, wide = self._like(result), streams(before, after, self.batch_shape)
-        if wide and self.processes == 1 and not result.followed:
+        if wide and self.processes == 1 and not result.needs_grad:
             streamed = PlannedStreamed(self.batch_shape, after, result.itemsize, before, made)
             return Cost(streamed, streamed.nbytes + pieces, work)  # its half is transposed once
         half = unit * before * after
         held = (half + min(pieces, unit * after**2)) // self.processes
-        if result.followed or self.batch * before * after <= congruence.ROWS:
+        if result.needs_grad or self.batch * before * after <= congruence.ROWS:
             held += made.nbytes  # it is made as a whole, and symmetrised
         return Cost(made, held, work, graph=half)
 
@@ -311,10 +311,10 @@ class PlannedDense(PlannedCovariance):
         """Block by block of half of the entries; a process with a share takes all of its rows."""
         entries = self.batch * self.size**2
         matrix = entries * result.itemsize
-        if result.followed and result.compiled:  # only the argument is kept
+        if result.needs_grad and result.compiled:  # only the argument is kept
             return Cost(self._like(result), vectors + matrix, PER_PAIR * entries / 2)
         held = vectors + max(grid, KERNEL * self.block(BLOCK, self.size, result.itemsize))
-        held += FOLLOWED * matrix if result.followed else 0
+        held += FOLLOWED * matrix if result.needs_grad else 0
         pairs = entries / (2 if self.processes == 1 else self.processes)
         graph = vectors + (SAVED if entries <= KEPT else 1) * matrix
         return Cost(self._like(result), held, PER_PAIR * pairs, graph=graph)

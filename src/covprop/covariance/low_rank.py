@@ -204,7 +204,7 @@ class PlannedLowRank(PlannedCovariance):
 
     def _like(self, result: Result, noisy: bool) -> Cost:
         made = replace(self, size=result.size, itemsize=result.itemsize, noisy=noisy)
-        return Cost(made, work=2.0 * self.batch * result.taps * self.rank * result.size)
+        return Cost(made, work=2.0 * self.batch * result.fan_in * self.rank * result.size)
 
     def _dense(self, size: int, itemsize: int) -> PlannedDense:
         return PlannedDense(self.batch_shape, size, itemsize)

@@ -240,7 +240,7 @@ class PlannedStreamed(PlannedCovariance):
         pieces = PIECES * self.block(congruence.ROWS, max(self.size, result.size), result.itemsize)
         held = unit * self.size * result.size + int(rows) + pieces
         held += ELEMENTS * batch * self.size * self.active
-        work = 2.0 * batch * result.taps * result.size * (self.size + result.size)
+        work = 2.0 * batch * result.fan_in * result.size * (self.size + result.size)
         made = replace(self.dense, size=result.size, itemsize=result.itemsize)
         return Cost(made, held, work)
 
@@ -261,7 +261,7 @@ class PlannedStreamed(PlannedCovariance):
 
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
         """One activation is remembered, unless autograd wants to know."""
-        if self.active or result.followed:
+        if self.active or result.needs_grad:
             by_torch = result._replace(compiled=False)
             return self.by_matrix(self.dense.pairwise(by_torch, vectors, grid))
         kernel = KERNEL * self.block(PAIRS, self.size, result.itemsize)

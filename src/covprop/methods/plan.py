@@ -171,7 +171,7 @@ class Planner:
         self._names = module_names(module)
         self._follows = follows
         self._inside = False
-        self.followed = False
+        self.needs_grad = False
         """Whether autograd would follow any result."""
 
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
@@ -179,7 +179,7 @@ class Planner:
         mean = x.mean.detach()
         carrier = lineage.method.planned_carrier(x, lineage, self._ledger)
         varies = x.mean.requires_grad or x.covariance.diagonal().requires_grad
-        carrier.followed = self._follows and varies
+        carrier.needs_grad = self._follows and varies
         return GaussianTensor(mean, carrier)
 
     def run(
@@ -234,16 +234,16 @@ class Planner:
     def _seen(self, arguments: Any, made_of_steps: bool) -> Iterator[None]:
         """Tell carriers what they do not see of the operation that runs."""
         ledger = self._ledger
-        before = ledger.taps, ledger.linear, ledger.followed
+        before = ledger.fan_in, ledger.linear, ledger.needs_grad
         given = [leaf for leaf in leaves(arguments) if is_plain(leaf)]
         ledger.begin(given)
         # What an operation is made of may have weights that are made of those it was given.
-        ledger.followed |= self._follows and any(leaf.requires_grad for leaf in given)
+        ledger.needs_grad |= self._follows and any(leaf.requires_grad for leaf in given)
         self._inside = not made_of_steps
         try:
             yield
         finally:
-            ledger.taps, ledger.linear, ledger.followed = before
+            ledger.fan_in, ledger.linear, ledger.needs_grad = before
             self._inside = False
 
     def advance(self, share: float) -> None:
@@ -273,7 +273,7 @@ class Planner:
             work = in_all([event.work for event in own])
             if not work.total:
                 work += Work(entries=2.0 * tensor.numel(), operations=1.0)
-            self.followed |= carrier.followed
+            self.needs_grad |= carrier.needs_grad
             held, shape = carrier.planned.nbytes, tuple(tensor.shape)
             self.steps.append(Step(module, name, shape, carrier.size, held, peak, work))
 

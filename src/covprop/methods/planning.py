@@ -45,21 +45,21 @@ class Setting:
     method: str
     dtype: torch.dtype
     device: torch.device
-    followed: bool
+    needs_grad: bool
     threads: int
 
     @classmethod
-    def of(cls, method: Any, call: Call, followed: bool) -> "Setting":
+    def of(cls, method: Any, call: Call, needs_grad: bool) -> "Setting":
         """Those of a propagation."""
         order = getattr(method, "order", None)
         name = f"{type(method).__name__}({order})"
         dtype = call.inputs[0].mean.dtype
-        return cls(name, dtype, call.device, followed, torch.get_num_threads())
+        return cls(name, dtype, call.device, needs_grad, torch.get_num_threads())
 
 
 def rates_of(method: Any, setting: Setting) -> Work:
     """Seconds for each kind of work."""
-    return _known(_Method(setting.method, method), setting)
+    return _cached_rates(_Method(setting.method, method), setting)
 
 
 @final
@@ -78,7 +78,7 @@ class _Method:
 
 
 @cache
-def _known(method: _Method, setting: Setting) -> Work:
+def _cached_rates(method: _Method, setting: Setting) -> Work:
     chosen = method.method
     if any(field.name == "generator" for field in fields(chosen)):  # whose draws are the caller's
         chosen = replace(chosen, generator=torch.Generator(setting.device).manual_seed(0))
@@ -105,7 +105,7 @@ def measured_rates(timed: Callable[[str, int], tuple[Work, float]]) -> Work:
     return rates
 
 
-class _Alike(nn.Module):
+class _EntryWise(nn.Module):
     """Operations on all entries: moved, scaled, and added to what they came of."""
 
     def __init__(self, size: int) -> None:
@@ -116,7 +116,7 @@ class _Alike(nn.Module):
         return self.norm(x) + x.flip(-1)
 
 
-class _Few(nn.Module):
+class _FirstTwo(nn.Module):
     """A few of the elements: what a result takes is not of the kind that is measured."""
 
     def forward(self, x: Any) -> Any:
@@ -132,12 +132,12 @@ def _model(kind: str, size: int) -> tuple[nn.Module, tuple[int, ...]]:
         ),
         "products": lambda: nn.Linear(size, size),
         "convolved": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
-        "entries": lambda: _Alike(size),
+        "entries": lambda: _EntryWise(size),
         "pairs": nn.ReLU,
         "integrals": nn.Tanh,
     }
     shapes = {"operations": (1, 2), "convolved": (1, CHANNELS, side, side)}
-    return nn.Sequential(make[kind](), _Few()), shapes.get(kind, (1, size))
+    return nn.Sequential(make[kind](), _FirstTwo()), shapes.get(kind, (1, size))
 
 
 def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, float]:
@@ -145,7 +145,7 @@ def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, f
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, shape = _model(kind, size)
-        model = model.to(setting.device, setting.dtype).eval().requires_grad_(setting.followed)
+        model = model.to(setting.device, setting.dtype).eval().requires_grad_(setting.needs_grad)
         features = shape[1:]
         count = torch.Size(features).numel()
         # Correlations of about 1 / 4, as in a layer behind another.
@@ -157,7 +157,7 @@ def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, f
         covariance = Diagonal(covariance.diagonal(dim1=-2, dim2=-1))
     x = Gaussian(mean.to(setting.device, setting.dtype), covariance, validate_args=False)
     call = Call(model, (x,), {})
-    with torch.set_grad_enabled(setting.followed), approximations_ignored():
+    with torch.set_grad_enabled(setting.needs_grad), approximations_ignored():
         plan: Plan = method.plan(call)
         _once(method, call)  # the first makes tables
         times = [_once(method, call)]
@@ -185,7 +185,7 @@ def planned(call: Call, method: Any) -> Plan:
     with torch.no_grad():
         planner.end(call.in_flight(lambda x: planner.wrap(x, lineage)))
     free = free_bytes(call.device) // sharers(call.inputs[0].covariance)
-    setting = Setting.of(method, call, planner.followed)
+    setting = Setting.of(method, call, planner.needs_grad)
     return Plan(tuple(planner.steps), free, partial(rates_of, method, setting))
 
 
