@@ -109,7 +109,7 @@ def test_models_grow_until_they_take_long_enough() -> None:
 def test_a_calibration_gives_every_rate_and_draws_no_numbers() -> None:
     state, generator = torch.get_rng_state(), torch.Generator().manual_seed(3)
     for method in (cp.Sketched(16, generator=generator), cp.Sketched(16)):
-        planning._known.cache_clear()
+        planning._cached_rates.cache_clear()
         assert cp.plan(torch.relu, isotropic(3), method=method).rates() != TYPICAL
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
