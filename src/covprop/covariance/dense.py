@@ -32,8 +32,6 @@ from covprop.covariance.streamed import PlannedStreamed, Streamed
 from covprop.kernels import compiled
 from covprop.kernels.normal import in_dtype
 
-COMPILED = 128
-"""Features from which two products by torch are as fast."""
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
 KEPT = 2**19
@@ -46,16 +44,6 @@ SAVED, FOLLOWED = 6, 3
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
     """Whether a linear map to so many features leaves the new covariance unwritten."""
     return wider > size and batch_shape.numel() * wider**2 > WIDE
-
-
-def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | None:
-    """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
-    fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
-    if not fits or max(weight.shape) > COMPILED:
-        return None
-    if not compiled.usable(values, weight):
-        return None
-    return compiled.congruence(values, weight)
 
 
 def symmetrised(matrix: Tensor) -> Tensor:

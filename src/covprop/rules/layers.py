@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
-from covprop.covariance.congruence import TOGETHER, small_congruence
+from covprop.covariance.congruence import TOGETHER
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.kernels import compiled
@@ -32,6 +32,8 @@ from covprop.rules.affine import (
 )
 from covprop.rules.operands import gaussians
 
+COMPILED = 128
+"""Features from which two products by torch are as fast."""
 IMAGE = 3
 """Channels, rows and columns."""
 
@@ -145,8 +147,13 @@ class Linear:
         return size // self.weight.shape[1] * len(self.weight)
 
     def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
-        """Of small matrices."""
-        return small_congruence(values, self.weight)
+        """Of small matrices, for which two products by torch would be slower."""
+        fits = values.shape[-1] == self.weight.shape[1] and self.weight.numel() > 0
+        if not fits or max(self.weight.shape) > COMPILED:
+            return None
+        if not compiled.usable(values, self.weight):
+            return None
+        return compiled.congruence(values, self.weight)
 
     def without_buffers(self) -> "Linear":
         """It needs no buffers."""
