@@ -94,7 +94,7 @@ class Watcher(Protocol):
 
 
 class Lineage:
-    """One propagation: its tensors, its guard of memory and what watches it."""
+    """One propagation: its tensors, its check of memory and its watcher."""
 
     def __init__(self, method: Any) -> None:
         """Begin without tensors; method: a `LayerwiseMethod`."""
@@ -239,7 +239,7 @@ class CreatedTensors(TorchFunctionMode):
     """
 
     def __init__(self, in_flight: type[Tensor]) -> None:
-        """None so far."""
+        """Begin without any."""
         super().__init__()
         self._in_flight = in_flight
         self._known: dict[int, weakref.ref[Tensor]] = {}
@@ -288,9 +288,9 @@ def _check_writable(function: Callable[..., Any], target: Tensor) -> None:
 
 
 def turn_into(function: Callable[..., Any], target: Tensor, result: Any) -> None:
-    """Make a plain tensor the in-flight tensor that a result is.
+    """Turn a plain tensor into the in-flight tensor of a result.
 
-    What other views of its memory show, as they are plain and cannot follow, becomes NaN.
+    Other views of its memory stay plain tensors, and are filled with NaN.
     """
     _check_writable(function, target)
     result.materialize()
