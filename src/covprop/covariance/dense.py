@@ -42,7 +42,7 @@ SAVED, FOLLOWED = 6, 3
 
 
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
-    """Whether a linear map to so many features leaves the new covariance unwritten."""
+    """Whether the result of a linear map to `wider` features is streamed, not materialized."""
     return wider > size and batch_shape.numel() * wider**2 > WIDE
 
 
@@ -187,7 +187,7 @@ class Dense(Covariance):
         return Dense(matrix)
 
     def of_matrix(self, function: MatrixFunction) -> "tuple[Tensor, Covariance] | None":
-        """It is the matrix."""
+        """Apply the function to the matrix."""
         found = function(self.values)
         return None if found is None else (found[0], Dense(found[1]))
 
@@ -199,7 +199,7 @@ class Dense(Covariance):
         return float(torch.stack(ends).abs().max()) if ends else 0.0
 
     def largest_correlation(self) -> float:
-        """In one pass, where it can be compiled."""
+        """By a compiled kernel in one pass, where it is usable."""
         values = self.values.detach()
         if compiled.usable(values):
             return compiled.largest_correlation(values)
@@ -221,7 +221,7 @@ class Dense(Covariance):
             yield start, stop, pair(rows, tuple(element[..., start:] for element in right), block)
 
     def _differentiable(self, pair: PairFunction, elements: Sequence[Tensor]) -> Tensor:
-        """The same for autograd: whole rows; if they are many, they are not kept but made again."""
+        """The same for autograd, by whole rows, with checkpoints if they are many."""
         left = [element.to(self.dtype)[..., :, None] for element in elements]
         right = tuple(element.to(self.dtype)[..., None, :] for element in elements)
         blocks = []
@@ -254,7 +254,7 @@ class PlannedDense(PlannedCovariance):
 
     @property
     def nbytes(self) -> int:
-        """Every entry of the rows that a process has."""
+        """The rows that one process holds."""
         rows = -(-self.size // self.processes)
         return self.batch * self.itemsize * rows * self.size
 
@@ -262,7 +262,7 @@ class PlannedDense(PlannedCovariance):
         return replace(self, size=result.size, itemsize=result.itemsize)
 
     def push(self, result: Result) -> Cost:
-        """A map of the rows and then the columns, in blocks."""
+        """A map of rows and then of columns, in blocks."""
         before, after, unit = self.size, result.size, self.batch * result.itemsize
         work = 2.0 * self.batch * result.fan_in * after * (before + after) / self.processes
         pieces = PIECES * self.block(congruence.ROWS, max(before, after), result.itemsize)
@@ -313,7 +313,7 @@ class PlannedDense(PlannedCovariance):
 
 
 def _without_diagonal(block: Tensor, offset: int = 0) -> Tensor:
-    """A copy with zeros on the diagonal, which is known; its rho = 1 would make it a hard block."""
+    """A copy with zeros on the diagonal, whose rho = 1 would need the most terms."""
     copy = block.clone(memory_format=torch.contiguous_format)
     copy.diagonal(offset=offset, dim1=-2, dim2=-1).zero_()
     return copy

@@ -159,7 +159,7 @@ def short_name(function: Callable[..., Any]) -> str:
 
 
 class Planner:
-    """Watches a propagation whose carriers count, and makes steps of what they write down.
+    """A watcher that turns the records of planned carriers into steps.
 
     follows: whether autograd would keep what it needs of tensors that require gradients.
     """
@@ -209,7 +209,7 @@ class Planner:
     def _result(
         self, function: Callable[..., Any], arguments: Any, proceed: Callable[[], Any]
     ) -> Any:
-        """That of the rule, or a matrix where values decide, which a plan does not have."""
+        """The result of the rule; a matrix where it needs values, which a plan does not have."""
         try:
             return proceed()
         except Exception as error:  # rules of users may raise anything
@@ -232,7 +232,7 @@ class Planner:
 
     @contextmanager
     def _seen(self, arguments: Any, made_of_steps: bool) -> Iterator[None]:
-        """Tell carriers what they do not see of the operation that runs."""
+        """Tell the ledger the fan-in of the current operation."""
         ledger = self._ledger
         before = ledger.fan_in, ledger.linear, ledger.needs_grad
         given = [leaf for leaf in leaves(arguments) if is_plain(leaf)]
@@ -247,10 +247,10 @@ class Planner:
             self._inside = False
 
     def advance(self, share: float) -> None:
-        """Nothing is shown of an operation."""
+        """Ignored: a plan has no bar."""
 
     def end(self, result: Any) -> None:
-        """The end of the propagation: what is given back is written out."""
+        """End the propagation: the covariances of its results are materialized."""
         for tensor in leaves(result):
             if isinstance(tensor, GaussianTensor):
                 tensor.carrier.finish(tensor.loc)
@@ -262,7 +262,7 @@ class Planner:
     def _write(
         self, module: str, name: str, tensors: Sequence[Any], events: Sequence[Event]
     ) -> None:
-        """A step for each result; what made none of them belongs to the first."""
+        """A step for each result; records of no result belong to the first."""
         serials = {tensor.carrier.serial for tensor in tensors}
         others = [event for event in events if event.serial not in serials]
         for tensor in tensors:

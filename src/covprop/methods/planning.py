@@ -1,9 +1,9 @@
-"""What a propagation will take, found before it begins, and what is said of it.
+"""The plan of a propagation before it begins, its errors and its advice.
 
-How fast this machine is: small models are run with a method, and their work is known by plan.
-What is measured of each kind of work holds for all of it: the counts of a plan need not be exact,
-only alike in small and large models. It takes about a second, once in a process for each kind of
-method, dtype, device and number of threads.
+The speed of this machine is measured on small models whose work is known by their plans. A rate is
+used for all work of its kind: the counts of a plan need not be exact, only alike in small and large
+models. This takes about a second, once in a process for each kind of method, dtype, device and
+number of threads.
 """
 
 import time
@@ -40,7 +40,7 @@ LONG, MARGIN = 120.0, 10
 @final
 @dataclass(frozen=True)
 class Setting:
-    """What rates depend on; method: its name and its order."""
+    """The key of measured rates; method: its name and its order."""
 
     method: str
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Setting:
 
     @classmethod
     def of(cls, method: Any, call: Call, needs_grad: bool) -> "Setting":
-        """Those of a propagation."""
+        """The setting of a call."""
         order = getattr(method, "order", None)
         name = f"{type(method).__name__}({order})"
         dtype = call.inputs[0].mean.dtype
@@ -89,7 +89,7 @@ def _cached_rates(method: _Method, setting: Setting) -> Work:
 
 
 def measured_rates(timed: Callable[[str, int], tuple[Work, float]]) -> Work:
-    """One kind of work after the other, each by a model that does little else but those before.
+    """Rates of one kind of work after the other, by models with little work of later kinds.
 
     timed: (kind, features) -> work and seconds of a model for this kind.
     """
@@ -106,7 +106,7 @@ def measured_rates(timed: Callable[[str, int], tuple[Work, float]]) -> Work:
 
 
 class _EntryWise(nn.Module):
-    """Operations on all entries: moved, scaled, and added to what they came of."""
+    """Operations on all entries: permuted, scaled, and added to the input."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _EntryWise(nn.Module):
 
 
 class _FirstTwo(nn.Module):
-    """A few of the elements: what a result takes is not of the kind that is measured."""
+    """The first two elements, so that the result costs nothing."""
 
     def forward(self, x: Any) -> Any:
         return x.flatten(1)[:, :2]

@@ -124,7 +124,7 @@ class Linear:
     weight: Tensor
 
     def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
-        """A v from output `start` on, or from the next before it: which, (*any, outputs)."""
+        """A v from output `start` on, or an earlier one: the first output, (*any, outputs)."""
         if vectors.shape[-1] == self.weight.shape[1]:
             return start, F.linear(vectors, self.weight[start:] if start else self.weight)
         several = vectors.unflatten(-1, (-1, self.weight.shape[1]))
@@ -143,11 +143,11 @@ class Linear:
         return (rows.unflatten(-1, (-1, self.weight.shape[0])) @ self.weight).flatten(-2)
 
     def outputs(self, size: int) -> int:
-        """Of each group of inputs that it takes."""
+        """Outputs for an event of this size."""
         return size // self.weight.shape[1] * len(self.weight)
 
     def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
-        """Of small matrices, for which two products by torch would be slower."""
+        """A S A^T of small matrices, for which two products by torch would be slower."""
         fits = values.shape[-1] == self.weight.shape[1] and self.weight.numel() > 0
         if not fits or max(self.weight.shape) > COMPILED:
             return None
@@ -188,11 +188,11 @@ class Convolution:
         return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
 
     def outputs(self, size: int) -> int:
-        """Those of every image."""
+        """Outputs for an event of this size."""
         return size // self.image.numel() * len(self.weight) * self.places
 
     def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
-        """Of one image, where every output sees all channels."""
+        """A S A^T for one image, where every output sees all channels."""
         if values.shape[-1] != self.image.numel() or not self._simple:
             return None
         if not compiled.usable(values, self.weight):
@@ -339,11 +339,11 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def no_layer(*args: Any, **kwargs: Any) -> None:
-    """Layers with a weight of which nothing more is known."""
+    """No `Layer`, for functions with a weight of which nothing more is known."""
 
 
 def linear_layer(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:
-    """What is known of a call of `F.linear`."""
+    """The `Layer` of a call of `F.linear`, None where its weight is a vector."""
     return Linear(weight) if weight.dim() > 1 and x.event_shape else None
 
 

@@ -75,7 +75,7 @@ def _number(*sides: Any) -> float | None:
 
 
 def _of_pair(a: Any, b: Any) -> Any:
-    """a + relu(b - a), with its mean as max(a, b) and what noise adds.
+    """a + relu(b - a), with max(a, b) plus the effect of noise as its mean.
 
     a + (b - a) is not b in the last bits, or none of it beside a large a.
     """
@@ -94,7 +94,7 @@ def _of_pair(a: Any, b: Any) -> Any:
 
 
 def _maximum_above_padding(function: Callable[..., Any], a: Any, b: Any) -> Any:
-    """The maximum where a side may be at minus infinity, as padding is: there it is the other.
+    """The maximum with padding: where a side is at minus infinity, it is the other side.
 
     A mean PADDING standard deviations below that of the other is as good as minus infinity.
     """
@@ -137,7 +137,7 @@ def _is_minus_infinity(x: Any) -> Tensor:
 
 
 def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
-    """Put the likelier winner first where the other varies far more, which would cancel badly."""
+    """The likelier maximum first, where the other varies far more and would cancel digits."""
     first, second = a.variances.detach(), b.variances.detach()
     if a.batch_at != b.batch_at:
         return a, b
@@ -174,7 +174,7 @@ def _by_carrier(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
 
 
 def commute_with_monotone(x: Any, extreme: Callable[[Any], Any]) -> Any:
-    """max g(y) = g(max y) for g that never falls: what is before g is closer to Gaussian.
+    """max g(y) = g(max y) for nondecreasing g: y is closer to Gaussian than g(y).
 
     Measured on a trained ResNet-18, deviations behind max pooling of rectified units are 20 % too
     small without.
@@ -321,7 +321,7 @@ _WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
 def max_pool_with_indices(
     function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
 ) -> Extreme:
-    """For models that ask for the indices and do not use them: converted ones do."""
+    """Max pooling for models that ask for indices and do not use them, as converted ones do."""
     kwargs.pop("return_indices", None)
     return Extreme(max_pool(_WITH_INDICES[function], input, *args, **kwargs), None)
 

@@ -139,7 +139,7 @@ def _placed(*functions: Callable[..., Any], names: tuple[str, ...], name: str) -
 
 
 def _taken(function: Callable[..., Any], source: Any, origin: Tensor, batch: torch.Size) -> Any:
-    """Elements of a source by their numbers, those below zero being any."""
+    """Elements of a source by their numbers; any element for numbers below zero."""
     if not isinstance(source, GaussianTensor):
         return source.reshape(-1)[origin.clamp(min=0)]
     size, count = source.event_shape.numel(), batch.numel()
@@ -208,7 +208,7 @@ def _spread(input: Any, index: Any, value: Any) -> Any:
 
 
 def copied(input: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
-    """What `input.copy_(src)` makes of a tensor."""
+    """The result of `input.copy_(src)`."""
     return torch.as_tensor(src).expand(input.shape).to(input)
 
 
@@ -227,7 +227,7 @@ def copy_rule(
 def index_put(
     function: Callable[..., Any], input: Any, indices: Any, values: Any, accumulate: bool = False
 ) -> Any:
-    """As `input[indices] = values`, or added to what is there at places along one dimension."""
+    """`input[indices] = values`, or with accumulate, a sum at places along one dimension."""
     if not accumulate:
         return dispatch(with_items, (input, tuple(indices), values), {})
     if len(indices) != 1:
@@ -249,7 +249,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """What `src` has for each place along a dimension, reduced, with what is there or without."""
+    """Reduce the elements of `src` for each place along a dimension, with those of input or not."""
     _check_reduction(function, input, dim, index, reduce)
     src = src[tuple(slice(0, size) for size in index.shape)]
     count = torch.zeros(input.shape, dtype=input.dtype, device=index.device)
@@ -279,7 +279,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """The same with one index for all elements of a row."""
+    """`scatter_reduce` with one index for all elements of a row."""
     if isinstance(index, GaussianTensor):
         raise UnsupportedOperation(f"{name_of(function)} takes places that are random here")
     shape = [1] * len(source.shape)
