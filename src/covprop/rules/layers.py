@@ -348,25 +348,21 @@ def linear_layer(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None
 
 
 @rule(*spellings("linear"), kind=Kind.LINEAR, treatment=EXACT, name="linear", batch=Batch.ANYWHERE)
-def linear(
-    function: Callable[..., Any], input: Any, weight: Any, bias: Any = None
-) -> GaussianTensor:
+def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """W x + b, directly for a tensor with its batch first."""
-    if hasattr(function, "batch_at") and keeps_last_dims(
-        1, function, *gaussians((input, weight, bias), {})
-    ):  # the last dimension is the same
+    if hasattr(function, "batch_at") and keeps_last_dims(1, function, *gaussians(args, kwargs)):
         function = inspect.unwrap(function)
-    plain = is_plain(weight) and (bias is None or is_plain(bias))
-    layer = linear_layer(input, input, weight) if plain and function is F.linear else None
-    if layer is None:
-        return affine(
-            function, input, weight, bias, strip=without_argument(2, "bias"), layer=linear_layer
-        )
-    mapped = LinearMap(
-        partial(F.linear, weight=weight), input.event_shape, layer=layer,
-        squared=lambda vector: F.linear(vector, weight.square()),
-    )  # fmt: skip
-    return input.through(F.linear(input.loc, weight, bias), mapped)
+    plain = not kwargs and all(one is None or is_plain(one) for one in args[1:])
+    if function is F.linear and plain:
+        x, weight, bias = (*args, None)[:3]
+        layer = linear_layer(x, x, weight)
+        if layer is not None:
+            mapped = LinearMap(
+                partial(F.linear, weight=weight), x.event_shape, layer=layer,
+                squared=lambda vector: F.linear(vector, weight.square()),
+            )  # fmt: skip
+            return x.through(F.linear(x.loc, weight, bias), mapped)
+    return affine(function, *args, strip=without_argument(2, "bias"), layer=linear_layer, **kwargs)
 
 
 register_linear("conv1d", strip=without_argument(2, "bias"), layer=no_layer)
