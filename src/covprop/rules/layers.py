@@ -347,12 +347,16 @@ def linear_layer(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None
     return Linear(weight) if weight.dim() > 1 and x.event_shape else None
 
 
+def _is_constant(argument: Any) -> bool:
+    return argument is None or is_plain(argument)
+
+
 @rule(*spellings("linear"), kind=Kind.LINEAR, treatment=EXACT, name="linear", batch=Batch.ANYWHERE)
 def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """W x + b, directly for a tensor with its batch first."""
     if hasattr(function, "batch_at") and keeps_last_dims(1, function, *gaussians(args, kwargs)):
         function = inspect.unwrap(function)
-    plain = not kwargs and all(one is None or is_plain(one) for one in args[1:])
+    plain = not kwargs and len(args) in (2, 3) and all(map(_is_constant, args[1:]))
     if function is F.linear and plain:
         x, weight, bias = (*args, None)[:3]
         layer = linear_layer(x, x, weight)
