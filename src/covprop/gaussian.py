@@ -19,6 +19,7 @@ from covprop.validation import (
     check_batch_index,
     check_isotropic,
     check_low_rank,
+    check_moments,
     check_shapes,
     check_skewness,
     check_tensors,
@@ -328,26 +329,26 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         )  # fmt: skip
 
     def with_moments(
-        self,
-        mean: Tensor | None = None,
-        covariance: Covariance | None = None,
+        self, mean: Tensor | None = None, covariance: Covariance | None = None,
         skewness: Tensor | None = None,
-    ) -> Self:
-        """The same with another mean, covariance or skewness, unchecked.
+    ) -> Self:  # fmt: skip
+        """The same with another mean, covariance or skewness, whose values are not checked.
 
         Standard errors, the estimated error and the mixture are those of the old one, and dropped.
         """
-        return self._like(
+        result = self._like(
             self._mean if mean is None else mean,
             self._covariance if covariance is None else covariance,
             self._skewness if skewness is None else skewness,
         )
+        check_moments(result._mean, result._covariance)
+        return result
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""
         mixture = self._mixture and self._mixture.to(*args, **kwargs)
         result = self._map(lambda tensor: tensor.to(*args, **kwargs), mixture)
-        check_tensors(result._mean, result._covariance)
+        check_moments(result._mean, result._covariance)
         return result
 
     def reshape_batch(self, shape: Sequence[int]) -> "Gaussian":
@@ -390,8 +391,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
 
     def _like(
         self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
-        sampling: SamplingError | None = None, mixture: Any = None,
-        error: ErrorEstimate | Deferred | None = None,
+        sampling: SamplingError | None = None, mixture: Any = None, error: Any = None,
     ) -> Self:  # fmt: skip
         """Another one of the same type, by the same method, without checks."""
         return type(self).unchecked(
