@@ -327,6 +327,18 @@ def test_a_skewness_that_cannot_be_is_refused(skewness: Tensor, message: str) ->
         cp.Gaussian(torch.zeros(3), torch.eye(3), skewness=skewness)
 
 
+def test_other_moments_fit_the_ones_that_stay() -> None:
+    x = cp.Gaussian.isotropic(torch.zeros(2, 3), stddev=0.1, batch_dims=1)
+    for moments in (
+        {"mean": torch.zeros(2, 4)}, {"mean": torch.zeros(3, 2)},
+        {"covariance": Dense(torch.eye(3))}, {"mean": torch.zeros(2, 3).double()},
+    ):  # fmt: skip
+        with pytest.raises(cp.InvalidGaussian):
+            x.with_moments(**moments)
+    with pytest.raises(cp.InvalidGaussian, match="float16"):
+        x.to(torch.float16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_a_skewness_distribution_functions_are_normal(dtype: torch.dtype) -> None:
     x = cp.Gaussian(numbers(3, 4, dtype=dtype), matrix(3, 4).to(dtype))

@@ -590,7 +590,7 @@ def test_the_time_to_plan_does_not_double_with_each_block(
 ) -> None:
     layer = frozen(nn.Linear(2, 2))
     calls = 0
-    plain = cross_covariance.parallel
+    plain = cross_covariance.at_same_depth
 
     def counted(*nodes: Any) -> bool:
         nonlocal calls
@@ -614,7 +614,7 @@ def test_the_time_to_plan_does_not_double_with_each_block(
 
         return network
 
-    monkeypatch.setattr(cross_covariance, "parallel", counted)
+    monkeypatch.setattr(cross_covariance, "at_same_depth", counted)
     counts = []
     run = cp.plan if kind == "residual" else propagate
     for depth in (6, 12):

@@ -74,7 +74,7 @@ def test_settings_tell_what_rates_depend_on(known_rates: list[planning.Setting])
         _ = cp.plan(model, x).seconds
     _ = cp.plan(model.double(), x.to(dtype=torch.float64)).seconds
     assert len(set(known_rates)) == 6
-    assert [setting.followed for setting in known_rates] == [True] * 4 + [False, True]
+    assert [setting.needs_grad for setting in known_rates] == [True] * 4 + [False, True]
 
 
 def test_rates_are_those_that_the_times_were_made_of() -> None:
@@ -109,7 +109,7 @@ def test_models_grow_until_they_take_long_enough() -> None:
 def test_a_calibration_gives_every_rate_and_draws_no_numbers() -> None:
     state, generator = torch.get_rng_state(), torch.Generator().manual_seed(3)
     for method in (cp.Sketched(16, generator=generator), cp.Sketched(16)):
-        planning._known.cache_clear()
+        planning._cached_rates.cache_clear()
         assert cp.plan(torch.relu, isotropic(3), method=method).rates() != TYPICAL
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())

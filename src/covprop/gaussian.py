@@ -19,6 +19,7 @@ from covprop.validation import (
     check_batch_index,
     check_isotropic,
     check_low_rank,
+    check_moments,
     check_shapes,
     check_skewness,
     check_tensors,
@@ -322,23 +323,23 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         )  # fmt: skip
 
     def with_moments(
-        self,
-        mean: Tensor | None = None,
-        covariance: Covariance | None = None,
+        self, mean: Tensor | None = None, covariance: Covariance | None = None,
         skewness: Tensor | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Replace mean, covariance or skewness, unchecked; errors and mixture are dropped."""
-        return self._like(
+        result = self._like(
             self._mean if mean is None else mean,
             self._covariance if covariance is None else covariance,
             self._skewness if skewness is None else skewness,
         )
+        check_moments(result._mean, result._covariance)
+        return result
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """Change dtype or device, as Tensor.to does."""
         mixture = self._mixture and self._mixture.to(*args, **kwargs)
         result = self._map(lambda tensor: tensor.to(*args, **kwargs), mixture)
-        check_tensors(result._mean, result._covariance)
+        check_moments(result._mean, result._covariance)
         return result
 
     def reshape_batch(self, shape: Sequence[int]) -> "Gaussian":
@@ -381,8 +382,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
 
     def _like(
         self, mean: Tensor, covariance: Covariance, skewness: Tensor | None,
-        sampling: SamplingError | None = None, mixture: Any = None,
-        error: ErrorEstimate | Deferred | None = None,
+        sampling: SamplingError | None = None, mixture: Any = None, error: Any = None,
     ) -> Self:  # fmt: skip
         """Another one of the same type, by the same method, without checks."""
         return type(self).unchecked(

@@ -28,14 +28,14 @@ class EagerMode(TorchDispatchMode):
 
 
 def module_names(module: object) -> dict[int, str]:
-    """The path of each module, by its id; a plain function has none."""
+    """The path of each module by its id; none for a plain function."""
     if not isinstance(module, nn.Module):
         return {}
     return {id(layer): name for name, layer in module.named_modules()}
 
 
 def path_of(layer: nn.Module, network: nn.Module) -> str | None:
-    """What to call a layer of a network in a message, if it is one of its modules."""
+    """The path and class of a layer for messages, None if it is no module of the network."""
     for name, module in network.named_modules():
         if module is layer:
             return f"{f'module {name}' if name else 'the model itself'} ({layer._get_name()})"
@@ -43,7 +43,7 @@ def path_of(layer: nn.Module, network: nn.Module) -> str | None:
 
 
 def original(module: Any) -> Any:
-    """What torch keeps of a function that it has scripted or traced; anything else as it is."""
+    """The Python function of a scripted or traced one; anything else unchanged."""
     if not isinstance(module, torch.jit.ScriptFunction):
         return module
     return getattr(module, "_torchdynamo_inline", module)
@@ -51,7 +51,7 @@ def original(module: Any) -> Any:
 
 @contextmanager
 def in_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Layers in training, or not, as given; afterwards as they are now."""
+    """Set the training modes of layers, and restore them afterwards."""
     now = [(layer, layer.training) for layer, _ in modes]
     try:
         for layer, training in modes:

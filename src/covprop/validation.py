@@ -175,6 +175,12 @@ def check_shapes(mean: Tensor, covariance: Covariance) -> None:
         )
 
 
+def check_moments(mean: Tensor, covariance: Covariance) -> None:
+    """Types and shapes of a mean and a covariance structure."""
+    check_tensors(mean, covariance)
+    check_shapes(mean, covariance)
+
+
 def check_batch_dims(mean: Tensor, batch_dims: int) -> None:
     """Leading dimensions of the mean."""
     if not 0 <= batch_dims <= mean.dim():

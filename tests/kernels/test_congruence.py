@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
-from covprop.covariance.dense import COMPILED, small_congruence
 from covprop.kernels import compiled
 from covprop.kernels.gradients import jvp
 from covprop.native import build
+from covprop.rules.layers import COMPILED, Linear
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no compiler was found")
 RUNNABLE = compiled.LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), ("portable",))
@@ -80,7 +80,7 @@ def test_a_network_has_the_same_moments_without_it(dtype: torch.dtype) -> None:
     with torch.no_grad():
         found = cp.propagate(model.to(dtype), x, cp.GaussianLayers())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("covprop.rules.layers.small_congruence", lambda *_: None)
+            patch.setattr(Linear, "congruence", lambda *_: None)
             expected = cp.propagate(model, x, cp.GaussianLayers())
     allowed = 1000 * torch.finfo(dtype).eps
     assert bool(((found.mean - expected.mean).abs() <= allowed * expected.stddev).all())
@@ -94,13 +94,14 @@ def test_what_is_followed_large_or_no_plain_matrix_is_left_to_torch() -> None:
 
     def done(weight: Tensor, covariance: Tensor = covariance) -> bool:
         made: list[bool] = []
+        congruence = Linear.congruence
 
-        def seen(values: Tensor, matrix: Tensor) -> object:
-            made.append((found := small_congruence(values, matrix)) is not None)
+        def seen(layer: Linear, values: Tensor) -> object:
+            made.append((found := congruence(layer, values)) is not None)
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("covprop.rules.layers.small_congruence", seen)
+            patch.setattr(Linear, "congruence", seen)
             x = cp.Gaussian(torch.zeros(len(covariance), dtype=covariance.dtype), covariance)
             cp.propagate(lambda y: nn.functional.linear(y, weight), x, cp.GaussianLayers())
         return made == [True]

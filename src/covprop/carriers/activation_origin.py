@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from covprop.carriers.cross_covariance import parallel
+from covprop.carriers.cross_covariance import at_same_depth
 from covprop.carriers.origins import (
     Nonlinearity,
     Origin,
@@ -61,7 +61,7 @@ class ActivationOrigin(Origin):
         if cross is None:
             return None
         z = None if self.result is None else self.result()
-        if z is not None and x.known is not None and parallel(z, x):
+        if z is not None and x.known is not None and at_same_depth(z, x):
             return self._of_one_layer(z, y, x, x.known)
         return self._beside_identity(y, x, cross)
 

@@ -24,15 +24,15 @@ from covprop.kernels.normal import SQRT_2, inverse_deviation
 from covprop.kernels.rounding import CANCELLATION
 
 INCONSISTENT = 1e-3
-"""A variance below minus this part of what was joined is no rounding."""
+"""Relative to the variances of the terms of a sum: a variance below minus this is no rounding."""
 SERIES = 4
 """Matrices that the series between two activations holds beside its result."""
 COEFFICIENTS = 2**9
 """Numbers for each feature that an activation by quadrature keeps once it has met another."""
 SHARED = 2
-"""One in so many of the covariances on the way to others is kept by autograd."""
+"""Autograd keeps one in this many of the covariances that are computed on the way to others."""
 
-Known: TypeAlias = dict[tuple[int, int], Tensor | None]
+CrossCache: TypeAlias = dict[tuple[int, int], Tensor | None]
 
 
 class Treatment(Protocol):
@@ -105,13 +105,13 @@ class ExpectedSlope:
         return self.activated.coefficients(1)[0].to(cross)[..., None] * cross
 
 
-Walk: TypeAlias = tuple[set[Any], set[Any], set[Any], int]
+def common_ancestors(
+    held: Iterable[Any], living: Sequence[Any]
+) -> tuple[set[Any], set[Any], set[Any], int]:
+    """Lowest common ancestors of pairs of living vectors, in the graph of edges.
 
-
-def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> Walk:
-    """Vectors at which two living ones meet, those whose edges lead there, and all on the way.
-
-    The last is the number of pairs that were looked at.
+    Returns them (with `held`), the vectors whose edges lead there, all that were visited, and the
+    number of pairs that were looked at.
     """
     needed, expanded, reached = set(held), set[Any](), set(living)
     pairs = list(itertools.combinations(living, 2))
@@ -128,14 +128,14 @@ def meeting_points(held: Iterable[Any], living: Sequence[Any]) -> Walk:
         expanded.add(u)
         reached |= {u, v}
         pairs += [(parent, v) for parent, _ in u.edges]
-        if parallel(u, v):
+        if at_same_depth(u, v):
             expanded.add(v)
             pairs += [(parent, other) for parent, _ in u.edges for other, _ in v.edges]
     return needed, expanded, reached, len(seen)
 
 
 def release(held: Iterable[Any], living: Sequence[Any]) -> int:
-    """Release covariances at which no two living vectors meet, and edges that lead to none.
+    """Release what is no common ancestor: its covariance, and edges that lead to none.
 
     Returns the number of pairs that were looked at.
     """
@@ -144,7 +144,7 @@ def release(held: Iterable[Any], living: Sequence[Any]) -> int:
             node.forget()
             node.opaque = False
         return 0
-    needed, expanded, reached, pairs = meeting_points(held, living)
+    needed, expanded, reached, pairs = common_ancestors(held, living)
     newest = max(node.serial for node in living)
     for node in reached:
         if node not in needed:
@@ -154,15 +154,17 @@ def release(held: Iterable[Any], living: Sequence[Any]) -> int:
     return pairs
 
 
-def parallel(u: Any, v: Any) -> bool:
-    """Whether both are activations or products, with as many before them."""
+def at_same_depth(u: Any, v: Any) -> bool:
+    """Whether both are activations or products, as many nonlinear operations deep."""
     return u.nonlinear and v.nonlinear and u.depth == v.depth
 
 
-def cross_covariance(u: Vector, v: Vector, known: Known, gaussian: bool = False) -> Tensor | None:
+def cross_covariance(
+    u: Vector, v: Vector, known: CrossCache, gaussian: bool = False
+) -> Tensor | None:
     """Cov(u, v) as (*batch, n, m), None if they are independent.
 
-    known: those that are computed already; gaussian: whether third cumulants are left out.
+    known: a cache of those that are computed already; gaussian: without third cumulants.
     """
     key = (u.serial, v.serial)
     if u is v and key not in known:
@@ -179,14 +181,14 @@ def cross_covariance(u: Vector, v: Vector, known: Known, gaussian: bool = False)
     return known[key]
 
 
-def _expand(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None:
+def _expand(u: Vector, v: Vector, known: CrossCache, gaussian: bool) -> Tensor | None:
     """Cov(u, v) for u of the higher rank, from the covariances of what it came from."""
     if u.opaque:
         raise UnsupportedOperation(
             "a rule made a tensor with .replace(mean, covariance), which does not say how it "
             "depends on its argument; use .through(mean, linear), or pass a transfer"
         )
-    if not parallel(u, v):
+    if not at_same_depth(u, v):
         return _pushed(u, v, known, gaussian)
     if u.activated is not None and v.activated is not None:
         inner = cross_covariance(u.edges[0][0], v.edges[0][0], known, gaussian)
@@ -198,7 +200,7 @@ def _expand(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None
     return first if second is None else second if first is None else first + second
 
 
-def _of_second_order(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None:
+def _of_second_order(u: Vector, v: Vector, known: CrossCache, gaussian: bool) -> Tensor | None:
     """What products of jointly Gaussian factors share with products or activations of others.
 
     Cov(f, g) = sum_k <E[D^k f], C^k E[D^k g]> / k! ends with k = 2 where f is a product.
@@ -213,7 +215,7 @@ def _of_second_order(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tens
     return left.contraction.covariance(right.contraction, crosses)
 
 
-def _pushed(u: Vector, v: Vector, known: Known, gaussian: bool) -> Tensor | None:
+def _pushed(u: Vector, v: Vector, known: CrossCache, gaussian: bool) -> Tensor | None:
     """Cov(u, v) from the covariances of the parents of u with v."""
     total: Tensor | None = None
     for parent, transfer in u.edges:
@@ -239,7 +241,7 @@ def second_order(vector: Vector) -> SecondOrder:
     return SecondOrder((parent, parent), contraction, (inverse_deviation(variance), half))
 
 
-def consistent(
+def checked_sum(
     operation: Callable[..., Any],
     matrix: Tensor,
     size: Tensor,
@@ -284,18 +286,18 @@ def _without_rows(rows: Tensor, transfer: Transfer) -> Transfer:
 class CrossBytes(NamedTuple):
     """Bytes of the covariances between vectors that a plan counts.
 
-    matrix: of the largest; meanwhile: of all on the way to the two that have the most; kept: by
-    autograd, of all on the way to all pairs.
+    matrix: of the largest; temporary: of all that are computed on the way to one pair, at most;
+    kept: by autograd, of all that are computed on the way to all pairs.
     """
 
     matrix: int = 0
-    meanwhile: int = 0
+    temporary: int = 0
     kept: int = 0
 
 
 def cross_bytes(vectors: Sequence[Any]) -> CrossBytes:
     """The covariance of each pair of these `Planned` vectors."""
-    matrix = meanwhile = kept = 0
+    matrix = temporary = kept = 0
     for first, second in itertools.combinations(vectors, 2):
         entries: dict[tuple[int, int], int] = {}
         varies = not (first.planned.constant or second.planned.constant)
@@ -304,9 +306,9 @@ def cross_bytes(vectors: Sequence[Any]) -> CrossBytes:
             matrix = max(matrix, unit * first.size * second.size)
             on_the_way = unit * sum(entries.values())
             numbers, grid = _of_activations(first, second)
-            meanwhile = max(meanwhile, on_the_way + unit * numbers + grid)
+            temporary = max(temporary, on_the_way + unit * numbers + grid)
             kept += on_the_way // SHARED
-    return CrossBytes(matrix, meanwhile, kept)
+    return CrossBytes(matrix, temporary, kept)
 
 
 def _depend(u: Any, v: Any, entries: dict[tuple[int, int], int]) -> bool:
@@ -317,7 +319,7 @@ def _depend(u: Any, v: Any, entries: dict[tuple[int, int], int]) -> bool:
     if (u.serial, v.serial) not in entries:
         entries[u.serial, v.serial] = 0
         depends = [_depend(parent, v, entries) for parent, _ in u.edges]
-        if parallel(u, v):  # they meet before both
+        if at_same_depth(u, v):  # they meet before both
             pairs = itertools.product(u.edges, v.edges)
             depends += [_depend(one, other, entries) for (one, _), (other, _) in pairs]
         if any(depends):

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from covprop.activations import Activated, Activation
 from covprop.carriers.cross_covariance import (
+    CrossCache,
     ExpectedSlope,
-    Known,
     SecondOrder,
     Treatment,
-    consistent,
+    checked_sum,
     cross_covariance,
     release,
 )
@@ -38,9 +38,9 @@ from covprop.kernels.directions import direction, length
 
 
 class Full(Carrier):
-    """A covariance structure, and how it came about.
+    """A covariance structure, with edges to the carriers that it was computed from.
 
-    activated, products: the activation that made it, or the products of which it is made.
+    activated, products: the activation that made it, or the products that it consists of.
     """
 
     lazy_release: ClassVar[bool] = True
@@ -110,7 +110,7 @@ class Full(Carrier):
         return self._new(covariance, edges, activated=activated, opaque=opaque, **options)
 
     def _reserve(self, loc: Tensor) -> None:
-        """Raise if the covariance of a result with this mean, and what follows, will not fit."""
+        """Reserve memory for the covariance of a result with this mean."""
         batch = max(1, self.batch_shape.numel())
         features = self.covariance.matrix_rows(loc.numel() // batch)
         self.lineage.reserve(loc.itemsize * batch * features**2)
@@ -129,7 +129,7 @@ class Full(Carrier):
     def _linear(
         self, loc: Tensor, linear: LinearMap, covariance: Covariance, **options: Any
     ) -> "Full":
-        """The result of a linear map that has made this covariance."""
+        """The carrier of a linear map's result, given its covariance."""
         covariance = without_negative_variances(
             covariance, lambda: self.size * linear.variances(self.variances())
         )
@@ -158,7 +158,7 @@ class Full(Carrier):
     def _activated(
         self, activation: Activation, mean: Tensor
     ) -> tuple[Tensor, Covariance, Activated]:
-        """Mean and covariance of an element-wise function, and what its edge needs."""
+        """Mean and covariance of an element-wise function, and the activation for its edge."""
         seen = self.lineage.observed(activation)
         variance = self.variances()
         if not self.covariance.independent:
@@ -228,7 +228,7 @@ class Full(Carrier):
         return self._result(loc, covariance, ScalarTransfer(1.0))
 
     def random_linear(self, loc: Tensor, mean: Tensor, layer: RandomLinear) -> "Full":
-        """E[W] S E[W]^T and the noise of the weights, which is new."""
+        """E[W] S E[W]^T plus the independent noise of the weights."""
         covariance = self.covariance
         if not layer.shared:
             second = mean.square() if covariance.constant else mean.square() + self.variances()
@@ -248,7 +248,7 @@ class Full(Carrier):
         return self._result(loc, Dense(symmetric(matrix + added)), LazyTransfer(layer.mean_map))
 
     def finish(self, loc: Tensor) -> Covariance:
-        """Written out, and without variances that rounding has made negative."""
+        """The covariance, materialized, without variances that rounding has made negative."""
         covariance = self.covariance
         if covariance.deferred:
             self._reserve(loc)
@@ -275,7 +275,7 @@ class Full(Carrier):
                     del cross
                     matrix = matrix + (half + half.mT)
                     del half
-        return self._new(*consistent(operation, symmetric(matrix), size, edges))
+        return self._new(*checked_sum(operation, symmetric(matrix), size, edges))
 
     def product(
         self, other: Self, contraction: Contraction, mean: Tensor, other_mean: Tensor
@@ -323,7 +323,7 @@ class Full(Carrier):
         return linear, [(self, DiagonalTransfer(other_mean)), (other, DiagonalTransfer(mean))]
 
     def recurrent(self, mean: Tensor, recurrence: Recurrence) -> tuple[Tensor, "Full"] | None:
-        """A small propagation for each step; what is outside of it meets it to first order."""
+        """A small propagation for each step; of first order in covariances with other tensors."""
         if self.covariance.constant or self.covariance.distributed:
             return None
         value, matrix, edge = recurrent_layer(self, mean, recurrence)
@@ -342,7 +342,7 @@ class Full(Carrier):
         """E[J] B for columns B (*batch, n, m), J the Jacobian from an input to this."""
         if source.covariance.constant:
             return None
-        known: Known = {(source.serial, source.serial): columns}
+        known: CrossCache = {(source.serial, source.serial): columns}
         return cross_covariance(self, source, known, gaussian=True)
 
     def beyond_gaussian(self, other: Carrier) -> Tensor | None:
@@ -351,12 +351,12 @@ class Full(Carrier):
         return None
 
     def forget(self) -> None:
-        """Cut the edges to what it came from."""
+        """Drop the edges to its ancestors."""
         self.edges, self.activated, self.products = (), None, None
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
-        """Release covariances at which no two living vectors meet, and edges that lead to none."""
+        """Release covariances and edges that no pair of living vectors needs."""
         del others
         nodes = {carrier for carrier in held if isinstance(carrier, Full)}
         release(nodes, [node for node in nodes if not node.covariance.constant])

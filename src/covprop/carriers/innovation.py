@@ -70,7 +70,7 @@ class Innovation:
 
     @property
     def shares(self) -> bool:
-        """Whether there is more than variances."""
+        """Whether features share noise, beyond their variances."""
         return bool(self.pairs) or self.columns is not None
 
     def quadratic(self, rows: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Innovation:
         return joint_quadratic([(self, rows)])
 
     def entries(self, rows: Tensor) -> int:
-        """Numbers that are held for each feature that is looked at."""
+        """Temporary numbers for each feature of a block."""
         count = rows[..., 0].numel()
         if self.pairs:
             count += self.pairs[0].first.shape[-2] * self.pairs[0].second[..., 0].numel()
@@ -105,7 +105,7 @@ class Innovation:
         return total, seen
 
     def element(self, place: int) -> "Innovation":
-        """That of an element of the batch."""
+        """The innovation of one element of the batch."""
         columns, left = (None if t is None else t[place] for t in (self.columns, self.left))
         pairs = tuple(Pairs(*(tensor[place] for tensor in pair)) for pair in self.pairs)
         return Innovation(self.variance[place], pairs, columns, left, self.layout)

@@ -1,4 +1,4 @@
-"""What the carriers of a plan write down: bytes that are held, and work by what it is made of."""
+"""The cost of a planned propagation: memory that is held, and work by its kind."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,12 +12,13 @@ from covprop.flow.tensor import is_plain
 @final
 @dataclass(frozen=True)
 class Work:
-    """Counts of what takes time; with seconds in place of counts, how long one of each takes.
+    """Numbers of operations by kind; also the seconds that one operation of each kind takes.
 
-    products, convolved: operations of linear maps by a matrix, and of others; entries: operations
-    on entries of covariances; pairs: those of activations on pairs; integrals: features of which an
-    activation is integrated; operations: those that a carrier is asked for, with all their Python;
-    visits: pairs of vectors that are looked at, to see what may be released.
+    products, convolved: floating-point operations of linear maps by a matrix, and of other linear
+    maps; entries: operations on entries of covariances; pairs: operations of activations on pairs;
+    integrals: features whose activation is integrated by quadrature; operations: calls of a
+    carrier's methods, each with its overhead of Python; visits: pairs of vectors that the search
+    for common ancestors looks at.
     """
 
     products: float = 0.0
@@ -53,7 +54,7 @@ class Work:
 
 
 class Event(NamedTuple):
-    """Something that takes memory: what is held at its peak, its work, and the carrier it made."""
+    """A recorded operation: bytes at its peak, its work, and the serial of the carrier it made."""
 
     peak: int
     work: Work
@@ -61,26 +62,26 @@ class Event(NamedTuple):
 
 
 class Ledger:
-    """What the carriers of one plan write down, and what they cannot see of the operation.
+    """The record of memory and work of one plan, with facts of the current operation.
 
-    taps: products for each feature of its result; linear: how a linear map is counted, as products
-    or as convolved; followed: whether autograd follows a parameter; done: all work so far;
-    visited: pairs of vectors that were looked at since this was counted.
+    fan_in: products for each feature of its result; linear: whether a linear map counts as
+    `products` or as `convolved`; needs_grad: whether autograd follows a parameter; done: all work
+    so far; visited: pairs of vectors that were looked at and are not counted yet.
     """
 
     def __init__(self) -> None:
         """Begin without carriers."""
-        self.taps, self.linear, self.followed = 1.0, "convolved", False
+        self.fan_in, self.linear, self.needs_grad = 1.0, "convolved", False
         self.done, self.visited = Work(), 0
         self._events: list[Event] = []
         self._graph = 0
         self._carriers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begin(self, arguments: Any) -> None:
-        """An operation with these arguments: what its weights say of it."""
+        """Begin an operation: find its fan-in, and whether its weight is a matrix."""
         given = [leaf for leaf in leaves(arguments) if is_plain(leaf)]
         weights = [leaf for leaf in given if leaf.dim() > 1 and len(leaf)]
-        self.taps = weights[0].numel() / len(weights[0]) if weights else 1.0
+        self.fan_in = weights[0].numel() / len(weights[0]) if weights else 1.0
         is_matrix = bool(weights) and weights[0].dim() == 2  # noqa: PLR2004
         self.linear = "products" if is_matrix else "convolved"
 
@@ -89,11 +90,11 @@ class Ledger:
         self._carriers.add(carrier)
 
     def held(self) -> int:
-        """Bytes of all carriers that are there, and of what autograd keeps."""
+        """Bytes of all living carriers, and of what autograd keeps."""
         return self._graph + sum(carrier.nbytes for carrier in self._carriers)
 
     def record(self, more: int, work: Work, serial: int | None = None) -> None:
-        """Write down an operation that takes so many bytes beside what is held."""
+        """Record an operation that takes `more` bytes beside what is held."""
         self.done += work
         self._events.append(Event(self.held() + more, work, serial))
 
@@ -107,20 +108,20 @@ class Ledger:
         self._graph += nbytes
 
     def pop(self) -> list[Event]:
-        """What has been written down since this was last asked."""
+        """The operations recorded since the last call."""
         events, self._events = self._events, []
         return events
 
 
 @final
-class Taps:
-    """Tells a ledger what its carriers do not see of the operations of a step."""
+class FanInWatcher:
+    """A watcher that tells a ledger the fan-in of each operation, which carriers do not see."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def run(self, function: Any, args: Any, kwargs: Any, proceed: Callable[[], Any]) -> Any:
-        """Run an operation, its taps known."""
+        """Record the fan-in of an operation, and run it."""
         del function
         self._ledger.begin((args, kwargs))
         return proceed()

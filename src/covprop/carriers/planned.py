@@ -1,4 +1,4 @@
-"""Sizes in place of numbers: what a propagation would take, by running its rules.
+"""A carrier of sizes in place of numbers: memory and work of a propagation, by running its rules.
 
 Means are those of each function at the mean; of the randomness, bytes and work are counted. No
 tensor of the size of a covariance is made.
@@ -40,15 +40,15 @@ NORMED, FOLLOWED_NORM = 3, 6
 """Matrices of the whole result that a norm holds beside it, and those that autograd keeps."""
 RANDOM = 2
 """Matrices that random weights add."""
-ALONE = Work()
-"""No work but that of a cost."""
+NO_WORK = Work()
+"""No work beside that of a `Cost`."""
 
 
 class Planned(Carrier):
     """A random vector of which only the size is known; its variances are zeros without memory.
 
-    followed: whether autograd would follow it; grid: bytes of the quadrature of the activation that
-    made it, None if none did; saved: its covariance is counted with what autograd keeps.
+    needs_grad: whether autograd would follow it; grid: bytes of the quadrature of the activation
+    that made it, None if none did; saved: its covariance is counted with what autograd keeps.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Planned(Carrier):
         ledger: Ledger,
         parents: Iterable[Carrier] = (),
         *,
-        followed: bool = False,
+        needs_grad: bool = False,
         grid: int | None = None,
         nonlinear: bool = False,
         saved: bool = False,
         opaque: bool = False,
     ) -> None:
         self.structure: PlannedCovariance | None = structure
-        self.ledger, self.followed, self.grid = ledger, followed, grid
+        self.ledger, self.needs_grad, self.grid = ledger, needs_grad, grid
         self.nonlinear, self.saved = nonlinear, saved
         self._zeros = loc.new_zeros(()).expand(*structure.batch_shape, structure.size)
         edges = [(parent, _same) for parent in parents]
@@ -106,7 +106,7 @@ class Planned(Carrier):
     @property
     def requires_grad(self) -> bool:
         """Whether autograd would follow it."""
-        return self.followed
+        return self.needs_grad
 
     def cross(self, other: Carrier) -> Tensor | None:
         """None: there are no numbers."""
@@ -117,9 +117,9 @@ class Planned(Carrier):
 
     def _result(self, loc: Tensor, *others: "Planned") -> Result:
         ledger = self.ledger
-        followed = ledger.followed or any(one.followed for one in (self, *others))
+        needs_grad = ledger.needs_grad or any(one.needs_grad for one in (self, *others))
         batch = max(1, self.batch_shape.numel())
-        return Result(loc.numel() // batch, loc.itemsize, ledger.taps, followed)
+        return Result(loc.numel() // batch, loc.itemsize, ledger.fan_in, needs_grad)
 
     def _new(
         self,
@@ -127,26 +127,26 @@ class Planned(Carrier):
         cost: Cost,
         *others: "Planned",
         kind: str = "entries",
-        more: Work = ALONE,
+        more: Work = NO_WORK,
         grid: int | None = None,
         **options: Any,
     ) -> "Planned":
-        """The result of an operation on this vector and others, written down.
+        """The result of an operation on this vector and others; its cost is recorded.
 
-        kind: what the work of the cost is; more: the other work.
+        kind: the kind of the work of the cost; more: work of other kinds.
         """
         parents = dict.fromkeys((self, *others))
-        followed = self._result(loc, *others).followed
+        needs_grad = self._result(loc, *others).needs_grad
         made, ledger = cost.structure, self.ledger
         result = type(self)(
-            made, loc, self.lineage, ledger, parents, followed=followed, grid=grid, saved=True,
+            made, loc, self.lineage, ledger, parents, needs_grad=needs_grad, grid=grid, saved=True,
             **options,
         )  # fmt: skip
         new = 0 if cost.shares else made.nbytes
         work = more + Work(**{kind: cost.work, "operations": 1.0})
         ledger.record(new + cost.temporary, work, result.serial)
-        result.saved = followed
-        if followed:
+        result.saved = needs_grad
+        if needs_grad:
             ledger.keep(cost.graph + made.nbytes)
         if cost.writes:
             for one in parents:
@@ -159,7 +159,7 @@ class Planned(Carrier):
     def with_covariance(
         self, loc: Tensor, covariance: Covariance, transfer: Transfer | None
     ) -> "Planned":
-        """As a linear map to as many features."""
+        """Planned as a linear map to as many features."""
         del covariance
         cost = self.planned.push(self._result(loc))
         return self._new(loc, cost, kind=self.ledger.linear, opaque=transfer is None)
@@ -197,19 +197,19 @@ class Planned(Carrier):
         return value, made
 
     def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """None, but what second derivatives along all of them would take is written down."""
+        """None; the cost of second derivatives along all of them is recorded."""
         del count
         planned, batch = self.planned, self.batch_shape.numel()
         if planned.joined(self._result(self._zeros), nonlinear=True) is None:
             entries = batch * self.size**2
             most = 8 * SMOOTH * min(entries, DIRECTIONS)
             self.ledger.record(most + planned.to_write, Work(entries=2.0 * SMOOTH * entries))
-            if self._result(self._zeros).followed:
+            if self._result(self._zeros).needs_grad:
                 self.ledger.keep(most)
         return iter(())
 
     def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
-        """Of every group at the mean."""
+        """The value at the mean, for every group."""
         z = groups.take(mean.double())
         value = z / (z.square().sum(-1, keepdim=True) + groups.offset).sqrt()
         zeros = torch.zeros((), device=mean.device).expand(value.shape)
@@ -219,7 +219,7 @@ class Planned(Carrier):
         return Moments(value.nan_to_num(), self._of_groups(mean, groups, made), zeros, zeros)
 
     def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
-        """Of every group at the mean."""
+        """The value at the mean, for every group."""
         value = factor * groups.take(mean.double()).square().sum(-1).sqrt()
         zeros = torch.zeros((), device=mean.device).expand(value.shape)
         result = self._result(loc)
@@ -235,7 +235,7 @@ class Planned(Carrier):
             whole = batch * loc.itemsize * result.size * self.size
             graph = FOLLOWED_GROUPS * blocks + FOLLOWED_NORM * whole
             held = max(GROUPED * blocks, NORMED * whole)
-            held = graph + (NORMED + 1) * whole if result.followed else held
+            held = graph + (NORMED + 1) * whole if result.needs_grad else held
             work = 2.0 * SMOOTH * batch * self.size**2
             cost = Cost(made, held + planned.to_write, work, graph, writes=True)
         return self._new(loc, cost)
@@ -306,10 +306,10 @@ class Planned(Carrier):
         """A matrix of vectors that vary together; beside the first, the way to what they share."""
         dense = self._dense(result)
         written = sum(one.planned.to_write for one in dict.fromkeys(others))
-        most = max(held, dense.nbytes + crossed.meanwhile) + written
+        most = max(held, dense.nbytes + crossed.temporary) + written
         graph += crossed.kept
-        most = max(most, graph + written) if result.followed else most
-        work = 4.0 * result.taps * self.batch_shape.numel() * result.size**2
+        most = max(most, graph + written) if result.needs_grad else most
+        work = 4.0 * result.fan_in * self.batch_shape.numel() * result.size**2
         return Cost(dense, most, work, graph, writes=True)
 
     def product(
@@ -334,7 +334,7 @@ class Planned(Carrier):
         planned, result = self.planned, self._result(mean)
         if planned.constant or planned.joined(result) is not None or planned.processes > 1:
             return None
-        value, cost, more = recurrent_cost(self, mean, recurrence, Ledger(), result.followed)
+        value, cost, more = recurrent_cost(self, mean, recurrence, Ledger(), result.needs_grad)
         return value, self._new(value, cost, kind="products", more=more)
 
     def forget(self) -> None:
@@ -343,7 +343,7 @@ class Planned(Carrier):
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
-        """As the carrier does that it stands for."""
+        """Release what the real carrier releases."""
         nodes = {carrier for carrier in held if isinstance(carrier, Planned)}
         if not any(node.planned.joined(Result(0, 0)) for node in nodes):
             pairs = release(nodes, [node for node in nodes if not node.planned.constant])
@@ -356,7 +356,7 @@ class Planned(Carrier):
 
 
 def _same(cross: Tensor) -> Tensor:
-    """An edge that is never asked."""
+    """The transfer of an edge that no one computes with."""
     return cross
 
 

@@ -7,9 +7,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from covprop.carriers.ledger import Ledger, Taps, Work, in_all
+from covprop.carriers.ledger import FanInWatcher, Ledger, Work, in_all
 from covprop.carriers.origins import FACTORS
-from covprop.carriers.planned import ALONE, Planned
+from covprop.carriers.planned import NO_WORK, Planned
 from covprop.carriers.recurrent import (
     Places,
     at_means,
@@ -117,7 +117,7 @@ class PlannedCumulants(Planned):
         return unit * size * FACTORS * sum(columns)
 
     def _new(
-        self, loc: Tensor, cost: Cost, *others: Planned, more: Work = ALONE, **options: Any
+        self, loc: Tensor, cost: Cost, *others: Planned, more: Work = NO_WORK, **options: Any
     ) -> Planned:
         """The result of an operation; a nonlinear one has a block of its own."""
         vectors = [v for v in dict.fromkeys((self, *others)) if isinstance(v, PlannedCumulants)]
@@ -130,7 +130,7 @@ class PlannedCumulants(Planned):
             one._ask(columns, bases)
         result = self._result(loc, *others)
         moved = self._blocks(result.size, columns.values())
-        linear, products = 2 * result.taps * moved / result.itemsize, 0.0
+        linear, products = 2 * result.fan_in * moved / result.itemsize, 0.0
         held, kept, own, replayed = (JOINED if len(vectors) > 1 else 1) * moved, moved, 0, 0
         for one in vectors:  # what each has in the blocks of the others
             missing = columns.keys() - one.columns.keys()
@@ -162,8 +162,8 @@ class PlannedCumulants(Planned):
         if steps <= FEW_STEPS[-1]:
             self.ledger.keep(table)  # which stays
             return None
-        followed = self._result(mean).followed
-        counted = [self._few_steps(mean, recurrence, few, followed) for few in FEW_STEPS]
+        needs_grad = self._result(mean).needs_grad
+        counted = [self._few_steps(mean, recurrence, few, needs_grad) for few in FEW_STEPS]
         peak = extrapolated(FEW_STEPS, [row[0] for row in counted], steps)
         kept = extrapolated(FEW_STEPS, [row[1] for row in counted], steps)
         work = extrapolated_work(FEW_STEPS, [row[2] for row in counted], steps)
@@ -178,13 +178,13 @@ class PlannedCumulants(Planned):
         return value, super()._new(value, cost, more=work, own=columns)
 
     def _few_steps(
-        self, mean: Tensor, recurrence: Recurrence, steps: int, followed: bool
+        self, mean: Tensor, recurrence: Recurrence, steps: int, needs_grad: bool
     ) -> tuple[int, int, Work, int]:
         """Peak, what autograd keeps, work and columns of the first steps."""
         ledger, lineage = Ledger(), self.lineage.inner()
-        lineage.watcher, ledger.followed = Taps(ledger), followed
+        lineage.watcher, ledger.needs_grad = FanInWatcher(ledger), needs_grad
         vector = PlannedCumulants(
-            self.planned, mean, lineage, ledger, followed=followed, saved=True
+            self.planned, mean, lineage, ledger, needs_grad=needs_grad, saved=True
         )
         x: Any = GaussianTensor(mean, vector)
         state: Any = recurrence.initial

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from covprop.activations.moments import NODES, panel_count
 from covprop.activations.quadrature import Quadrature
-from covprop.carriers.cross_covariance import Known, ancestors, cross_bytes, cross_covariance
-from covprop.carriers.ledger import Taps, Work, in_all
+from covprop.carriers.cross_covariance import CrossCache, ancestors, cross_bytes, cross_covariance
+from covprop.carriers.ledger import FanInWatcher, Work, in_all
 from covprop.covariance import Dense
 from covprop.covariance.base import symmetric
 from covprop.covariance.dense import PlannedDense
@@ -198,8 +198,8 @@ def stepped(parts: Sequence[Any], base: Any) -> Stepped:
     carriers = [part.carrier for part in parts]
     like, batch = base.covariance.matrix(), base.batch_shape
     eye = torch.eye(base.size, dtype=like.dtype, device=like.device)
-    found: Known = {}
-    slopes: Known = {(base.serial, base.serial): eye.expand(*batch, -1, -1)}
+    found: CrossCache = {}
+    slopes: CrossCache = {(base.serial, base.serial): eye.expand(*batch, -1, -1)}
 
     def filled(cross: Tensor | None, one: Any, other: Any) -> Tensor:
         return like.new_zeros(*batch, one.size, other.size) if cross is None else cross
@@ -241,7 +241,7 @@ def recurrent_layer(
 
 
 def recurrent_cost(
-    carrier: Any, mean: Tensor, recurrence: Recurrence, ledger: Any, followed: bool
+    carrier: Any, mean: Tensor, recurrence: Recurrence, ledger: Any, needs_grad: bool
 ) -> tuple[Tensor, Cost, Work]:
     """The layer at the mean, its cost, and the work inside of its steps.
 
@@ -254,34 +254,36 @@ def recurrent_cost(
     unit, item = max(1, batch.numel()) * mean.itemsize, mean.itemsize
     wide, width, each = len(places.joint), places.width, places.outputs
     inner = carrier.lineage.inner()
-    inner.watcher, ledger.followed = Taps(ledger), followed
-    base = type(carrier)(PlannedDense(batch, wide, item), joint, inner, ledger, followed=followed)
+    inner.watcher, ledger.needs_grad = FanInWatcher(ledger), needs_grad
+    base = type(carrier)(
+        PlannedDense(batch, wide, item), joint, inner, ledger, needs_grad=needs_grad
+    )
     parts = recurrence.step(GaussianTensor(joint, base))
     for part in parts:
         part.materialize()
     vectors = list(dict.fromkeys(part.carrier for part in parts))
     crossed = cross_bytes([*vectors, base])
     compiled = library() is not None  # else the grids of the torch code cover more
-    copies, tables = (CROSSED, TABLES) if compiled and not followed else (1, 1)
+    copies, tables = (CROSSED, TABLES) if compiled and not needs_grad else (1, 1)
     # With autograd they are kept already, of the operations before.
-    meanwhile = 0 if followed else copies * crossed.meanwhile
-    ledger.record(max(meanwhile, series_bytes(vectors, recurrence, mean.dtype, tables)), Work())
+    temporary = 0 if needs_grad else copies * crossed.temporary
+    ledger.record(max(temporary, series_bytes(vectors, recurrence, mean.dtype, tables)), Work())
     events = ledger.pop()
     inside = max(event.peak for event in events) + unit * wide**2
     # Rows of a state have a column for each input, and for each output so far.
     dense, most = PlannedDense(batch, values.shape[-1], item), size + places.steps * each
     mean_columns = (size + most) / 2
     joined = unit * (2 * wide - width) * most  # rows of inputs and states before they are one
-    meanwhile = unit * wide * most + max(inside, joined)
+    temporary = unit * wide * most + max(inside, joined)
     if count > 1:
-        meanwhile = max(meanwhile, 2 * dense.nbytes)
+        temporary = max(temporary, 2 * dense.nbytes)
     held = unit * places.steps * (each * size + width * wide) + carrier.planned.to_write
     rows = int(unit * places.steps * wide * mean_columns)
     graph = places.steps * ledger.kept + rows
-    held += graph - ledger.kept if followed else 0  # that of one step is in its peak
+    held += graph - ledger.kept if needs_grad else 0  # that of one step is in its peak
     count = max(1, batch.numel()) * places.steps
     cost = Cost(
-        dense, held + meanwhile, 2.0 * count * width * wide * mean_columns, graph, writes=True
+        dense, held + temporary, 2.0 * count * width * wide * mean_columns, graph, writes=True
     )
     inside_steps = in_all([event.work for event in events]) * places.steps
     return values.reshape(*mean.shape[:-1], -1), cost, inside_steps

@@ -107,7 +107,7 @@ class Sketch:
         return torch.cat([part, *self.exact.values()], dim=-2) if self.exact else part
 
     def mixed(self, signs: Tensor, start: int, stop: int) -> Tensor:
-        """Combinations of `rows(start, stop)`, which are not written out for it."""
+        """Combinations of `rows(start, stop)`, computed without materializing these."""
         count = stop - start
         weights = signs[..., :count] * math.sqrt(self.count / count)
         total = weights @ self.tangents[..., start:stop, :]
@@ -152,7 +152,7 @@ class Sketch:
         return self.innovated(Innovation(variance.to(self.dtype)))
 
     def innovated(self, innovation: Innovation, shared: Tensor | None = None) -> "Sketch":
-        """With what an operation adds: an entry, and random directions of it in the tangents.
+        """The sketch plus the innovation of an operation: an entry, and random directions of it.
 
         shared: directions (*batch, q, n) of what has more than variances; those have what is left.
         """
@@ -164,7 +164,7 @@ class Sketch:
         return replace(self, tangents=total, entry=innovation, depth=depth)
 
     def released(self) -> "Sketch":
-        """What has entered here, without the tangents."""
+        """The entry alone, without the tangents."""
         empty = self.tangents.new_empty(*self.batch_shape, 0, self.size)
         return replace(self, tangents=empty, exact={})
 
@@ -185,7 +185,7 @@ class Product(NamedTuple):
     combine: Callable[[Tensor, Tensor], Tensor] = torch.mul
 
     def pairs(self) -> Pairs:
-        """For the outputs: as many tangents of each half as are kept."""
+        """The part for the backward pass: the `kept` tangents of each half."""
         half, kept = self.first.count // 2, self._kept
         sides = self.first.rows(0, kept), self.second.rows(half, half + kept)
         return Pairs(self.weight, *sides)

@@ -90,7 +90,7 @@ class Tangents(Carrier):
         return self.sketch.variances()
 
     def cross(self, other: Carrier) -> Tensor | None:
-        """There is none: the tangents have the dependence of two tensors."""
+        """None: the dependence of two tensors is in their tangents."""
         del other
         raise UnsupportedOperation(
             "cp.Sketched has no covariance of two tensors on the way; use cp.GaussianLayers()"
@@ -116,7 +116,7 @@ class Tangents(Carrier):
         return self._new(sketch, [(self, transfer)])
 
     def linear(self, loc: Tensor, linear: LinearMap) -> "Tangents":
-        """Every row through the map."""
+        """The map of every row."""
         return self._result(loc, self.sketch.push(linear), LinearTransfer(linear.without_buffers()))
 
     def select(self, loc: Tensor, index: Tensor) -> "Tangents":
@@ -132,7 +132,7 @@ class Tangents(Carrier):
         return self._result(loc, self.sketch.map(function), function)
 
     def sum(self, loc: Tensor, terms: Sequence[Term], operation: Callable[..., Any]) -> "Tangents":
-        """Tangents add, and their dependence with them."""
+        """The sum of the tangents, which has the dependence of the terms."""
         del loc, operation
         edges = [(carrier, transfer_of(part)) for carrier, part in terms]
         return self._new(self._linear_part(terms), edges)
@@ -202,7 +202,7 @@ class Tangents(Carrier):
         return mean * other_mean + between, self._new(sketch, edges)
 
     def activation(self, activation: Activation, mean: Tensor) -> tuple[Tensor, "Tangents"]:
-        """Exact moments of each unit; the tangents by E[g'], and what is left enters."""
+        """Exact moments of each unit; E[g'] times the tangents, and the rest as an innovation."""
         seen = self.lineage.observed(activation)
         result, slope, sketch = activated(seen, mean, self.sketch, self.settings)
         return result, self._result(result, sketch, DiagonalTransfer(slope))
@@ -264,13 +264,13 @@ class Tangents(Carrier):
         )
 
     def finish(self, loc: Tensor) -> Covariance:
-        """`cp.Sketched` makes it in a backward pass instead."""
+        """Never called: `cp.Sketched` computes the covariance in a backward pass."""
         del loc
         return self.covariance
 
     @classmethod
     def collect(cls, held: set[Carrier], others: Iterable[Carrier]) -> None:
-        """Keep edges, and what nonlinearities remember, for the backward pass; nothing else."""
+        """Keep edges and the entries of nonlinearities for the backward pass, and nothing else."""
         for carrier in others:
             if isinstance(carrier, Tangents) and carrier not in held and carrier.sketch.count:
                 carrier.sketch = carrier.sketch.released()
@@ -341,7 +341,7 @@ class PlannedTangents(PlannedRows):
 
     @property
     def released(self) -> PlannedRows | None:
-        """What nonlinearities remember."""
+        """The entries of nonlinearities."""
         return self if self.kept else None
 
     def joined(self, result: Result, nonlinear: bool = False) -> Cost:

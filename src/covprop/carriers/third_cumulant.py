@@ -16,11 +16,11 @@ from torch import Tensor
 
 from covprop.activations import Activated
 from covprop.carriers.cross_covariance import (
-    Known,
+    CrossCache,
     SecondOrder,
     Treatment,
+    at_same_depth,
     cross_covariance,
-    parallel,
     release,
 )
 from covprop.carriers.fourth_cumulant import fourth_of_pairs, shared_vertices
@@ -291,7 +291,7 @@ class ThirdCumulant(Full):
         if not self.edges:
             return None
         # The second order of two of one depth is in the Gaussian part already.
-        without = other.own if parallel(self, other) else None
+        without = other.own if at_same_depth(self, other) else None
         if self.products is not None and self.products.contraction.is_elementwise:
             u, v = self.products.parents
             assert isinstance(u, ThirdCumulant)
@@ -305,7 +305,7 @@ class ThirdCumulant(Full):
         """The same of an activation."""
         y = self.edges[0][0]
         assert isinstance(y, ThirdCumulant)
-        if other.known is None or not parallel(self, other):
+        if other.known is None or not at_same_depth(self, other):
             slices = y.slices(other, without=without)
             if slices is None:
                 return None
@@ -384,7 +384,7 @@ def _step(*factors: Tensor) -> int:
     return max(1, PRODUCTS * first.shape[-2] // max(1, first.numel()))
 
 
-def _forget_crosses(crosses: Known, living: Iterable[ThirdCumulant]) -> None:
+def _forget_crosses(crosses: CrossCache, living: Iterable[ThirdCumulant]) -> None:
     """Drop covariances of vectors that no edge leads to any more."""
     reached, pending = set[int](), list[Any](living)
     while pending:

@@ -23,7 +23,7 @@ MatrixFunction: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 
 @dataclass(frozen=True)
 class Pairs:
-    """A pair function, and the way to do a whole symmetric matrix at once where there is one.
+    """A pair function, with an optional implementation for a whole symmetric matrix.
 
     matrix: (elements, covariance, diagonal of the result) -> the result, or None.
     """
@@ -54,7 +54,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def symmetric(matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """The symmetric part of a matrix that is symmetric but for rounding; out: a place for it."""
+    """The symmetric part of a matrix that is symmetric up to rounding; out: where to write it."""
     if matrix.requires_grad or matrix.numel() <= SMALL:
         return torch.add(matrix, matrix.mT, out=out).mul_(0.5)
     result = torch.empty_like(matrix) if out is None else out
@@ -76,7 +76,7 @@ def both_triangles(matrix: Tensor, start: int, stop: int, beyond: Tensor) -> Non
 
 
 class Layer(Protocol):
-    """What a layer knows of its linear map A."""
+    """Operations that a layer has for its linear map A, beside applying it."""
 
     def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
         """A v of vectors (*any, n) from an output `first` <= start on: first, (*any, m - first)."""
@@ -91,7 +91,7 @@ class Layer(Protocol):
         """The same without its buffers."""
 
     def outputs(self, size: int) -> int:
-        """How many it makes of an event of so many elements."""
+        """The number of outputs for an event of `size` elements."""
 
     def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
         """A S A^T of S (*batch, n, n) and the smallest of its variances, where it is compiled."""
@@ -136,11 +136,11 @@ class LinearMap:
         return result
 
     def rest(self, vectors: Tensor, start: int) -> tuple[int, Tensor]:
-        """Outputs from `start` on, or from one before it if that is simpler: which, and they."""
+        """Outputs from `start` on, or from an earlier one: (the first, the outputs)."""
         return (0, self(vectors)) if self.layer is None else self.layer.rows(vectors, start)
 
     def without_buffers(self) -> "LinearMap":
-        """The same, to be kept for later: without the buffers of its layer."""
+        """The same without the buffers of its layer, to be kept for later."""
         layer = None if self.layer is None else self.layer.without_buffers()
         return self if layer is self.layer else replace(self, layer=layer)
 
@@ -201,7 +201,7 @@ class Covariance(ABC):
     """Whether it is known that no variance is negative, nor NaN."""
 
     def __init_subclass__(cls) -> None:
-        """Torch reads every structure with weights_only=True: it runs no code of a file."""
+        """Let torch.load read every structure with weights_only=True, which runs no code."""
         add_safe_globals([cls])
 
     @property
@@ -222,7 +222,7 @@ class Covariance(ABC):
         """A S A^T."""
 
     def pushed_variances(self, linear: LinearMap) -> Tensor:
-        """diag(A S A^T), without the rest of it where there is a short way."""
+        """diag(A S A^T), without the other entries where possible."""
         return self.push(linear).diagonal()
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def plus(self, variance: Tensor) -> "Covariance":
-        """With independent noise of these variances (*batch, n)."""
+        """Add independent noise of these variances (*batch, n)."""
 
     @abstractmethod
     def pairwise(
@@ -244,7 +244,7 @@ class Covariance(ABC):
         """Replace each off-diagonal entry by `pair` of it and put `variance` on the diagonal."""
 
     def of_matrix(self, function: MatrixFunction) -> "tuple[Tensor, Covariance] | None":
-        """What a function makes of the matrix, where it is written out: a mean, and a matrix."""
+        """Apply a function of the matrix if it is materialized: its mean and the new covariance."""
         del function
         return None
 
@@ -274,27 +274,27 @@ class Covariance(ABC):
         return None
 
     def flaw(self, rounding: float) -> str | None:
-        """What of it cannot be, if anything, beyond what its variances tell."""
+        """Why it is no covariance, if its entries beside the variances tell."""
         del rounding
         return None
 
     def finite(self) -> bool:
-        """Whether its numbers are; by the variances, which all processes of a shared one have."""
+        """Whether its numbers are finite; by default, its variances."""
         return is_finite(self.diagonal())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a file holds of it: the tensors inside, by their names."""
+        """The tensors inside by their names, for files."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     @classmethod
     def of_file(cls, tensors: dict[str, Tensor], mean: Tensor, batch_dims: int) -> Self:
-        """What `tensors` was of, beside a mean with so many batch dimensions."""
+        """The structure of `tensors`, read from a file beside its mean."""
         del mean, batch_dims
         return cls(**tensors)
 
     def symmetrised(self) -> "Covariance":
-        """The same without the last bits by which a matrix of the caller may be asymmetric."""
+        """The same, exactly symmetric, as a matrix of the caller may not be."""
         return self
 
     def to_torch(self, mean: Tensor) -> Distribution:
@@ -324,7 +324,7 @@ class Covariance(ABC):
 
     @property
     def directions(self) -> int:
-        """How many columns of the root, the first ones, `without` may take something from."""
+        """The number of columns of the root, the first ones, that `without` may reduce."""
         return self.size
 
     def without(self, units: Tensor, vectors: Tensor) -> "Covariance | Tensor":
@@ -343,7 +343,7 @@ class Covariance(ABC):
     def conditioned(
         self, seen: Tensor, hidden: Tensor, noise: Tensor | None
     ) -> "tuple[Tensor, Covariance | Tensor]":
-        """What is left of the hidden elements once others are seen, with noise (m, m).
+        """Condition the hidden elements on the observed ones, with noise (m, m).
 
         The gain (*batch, hidden, m) by which what was seen moves the mean, and the covariance.
         """

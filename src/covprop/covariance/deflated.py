@@ -24,7 +24,7 @@ from covprop.kernels.rounding import NEGATIVE_VARIANCE
 
 
 def remainder(left: Tensor, whole: Tensor) -> Tensor:
-    """What is left of variances (*batch, n) that something was taken from; zero if rounding."""
+    """A difference of variances (*batch, n), zero where it is rounding."""
     least = max(NEGATIVE_VARIANCE, float(whole.shape[-1])) * torch.finfo(whole.dtype).eps
     return torch.where(left <= least * whole, 0, left)  # NaN stays
 
@@ -83,11 +83,11 @@ class Deflated(Covariance):
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def matrix_rows(self, features: int) -> int:
-        """Only the matrix of the result, unless that is the larger one."""
+        """Rows of the result's matrix alone."""
         return features
 
     def take(self, index: Tensor) -> Covariance:
-        """Rows of both; a feature that appears twice makes the result dense."""
+        """Rows of variances and units; a feature that appears twice makes the result dense."""
         if len(index.unique()) < len(index):
             return self.to_dense().take(index)
         return Deflated(self.values.index_select(-1, index), self.units.index_select(-2, index))
@@ -97,16 +97,16 @@ class Deflated(Covariance):
         return Deflated(self.values * factor.square(), self.units * factor.sign()[..., None])
 
     def plus(self, variance: Tensor) -> "Deflated":
-        """The same is taken from more."""
+        """Larger variances, less the same V V^T."""
         values = self.values + variance
         return Deflated(values, self.taken * inverse_deviation(values)[..., None])
 
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> Dense:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         return self.to_dense().pairwise(pair, elements, variance)
 
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
-        """Over all pairs, written out."""
+        """By the materialized matrix."""
         return self.to_dense().largest(pair, elements)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Deflated":
@@ -119,7 +119,7 @@ class Deflated(Covariance):
         return symmetric(seen @ seen.mT)
 
     def root(self) -> "ProjectedRoot":
-        """Independent deviations of what is left of independent numbers."""
+        """L P, a projected diagonal root."""
         return ProjectedRoot(standard_deviation(self.values), self.units)
 
     def without(self, units: Tensor, vectors: Tensor) -> "Deflated":
@@ -142,7 +142,7 @@ class Deflated(Covariance):
         return -rest.taken @ solved.mT, replace(rest, units=rest.units @ more)
 
     def flaw(self, rounding: float) -> str | None:
-        """More taken than there is."""
+        """Directions with more variance than there is."""
         if bool((self.values < 0).any()):
             return f"independent noise has a negative variance ({self.values.min():.3g})"
         sizes = torch.linalg.eigvalsh(_gram(self.units))
@@ -151,7 +151,7 @@ class Deflated(Covariance):
         return f"units take {sizes.max():.3g} of the variance of a direction, and 1 is all of it"
 
     def to_dense(self) -> Dense:
-        """Write every pair out."""
+        """The materialized matrix."""
         return Dense(self.matrix())
 
 
@@ -210,7 +210,7 @@ def _gram(units: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PlannedIndependent(PlannedCovariance):
-    """Independent noise, which has a matrix only where features come to depend on each other."""
+    """Independent features; the matrix is made where features come to depend on each other."""
 
     @property
     def to_write(self) -> int:
@@ -231,7 +231,7 @@ class PlannedIndependent(PlannedCovariance):
             return self.by_matrix(self.dense().push(result))
         made = PlannedDense(self.batch_shape, result.size, result.itemsize)
         columns = 2 * self.block(congruence.COLUMNS, self.size, result.itemsize)
-        work = 2.0 * self.batch * result.taps * result.size * (self.size + result.size)
+        work = 2.0 * self.batch * result.fan_in * result.size * (self.size + result.size)
         graph = self.batch * result.itemsize * self.size * result.size
         return Cost(made, 2 * made.nbytes + columns, work, graph)
 
@@ -242,15 +242,15 @@ class PlannedIndependent(PlannedCovariance):
         return self._vectors(result)
 
     def scale(self, result: Result) -> Cost:
-        """Of vectors."""
+        """Operations on vectors."""
         return self._vectors(result)
 
     def plus(self, result: Result) -> Cost:
-        """Of vectors."""
+        """Operations on vectors."""
         return self._vectors(result)
 
     def map(self, result: Result) -> Cost:
-        """Of vectors."""
+        """Operations on vectors."""
         return self._vectors(result)
 
     def _vectors(self, result: Result) -> Cost:
@@ -260,7 +260,7 @@ class PlannedIndependent(PlannedCovariance):
 @final
 @dataclass(frozen=True)
 class PlannedDeflated(PlannedIndependent):
-    """The same with directions that are taken from it."""
+    """Independent features less some directions."""
 
     taken: int
 
@@ -275,6 +275,6 @@ class PlannedDeflated(PlannedIndependent):
         return 2 * super().to_write
 
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         by_torch = result._replace(compiled=False)
         return self.by_matrix(self.dense().pairwise(by_torch, vectors, grid))

@@ -32,8 +32,6 @@ from covprop.covariance.streamed import PlannedStreamed, Streamed
 from covprop.kernels import compiled
 from covprop.kernels.normal import in_dtype
 
-COMPILED = 128
-"""Features from which two products by torch are as fast."""
 BLOCK = 2**16
 """Entries of a covariance that an activation's kernel works on at a time."""
 KEPT = 2**19
@@ -44,18 +42,8 @@ SAVED, FOLLOWED = 6, 3
 
 
 def streams(size: int, wider: int, batch_shape: torch.Size) -> bool:
-    """Whether a linear map to so many features leaves the new covariance unwritten."""
+    """Whether the result of a linear map to `wider` features is streamed, not materialized."""
     return wider > size and batch_shape.numel() * wider**2 > WIDE
-
-
-def small_congruence(values: Tensor, weight: Tensor) -> tuple[Tensor, float] | None:
-    """A S A^T and the smallest of its variances, compiled, where two products would be slower."""
-    fits = weight.shape[1] == values.shape[-1] and weight.numel() > 0
-    if not fits or max(weight.shape) > COMPILED:
-        return None
-    if not compiled.usable(values, weight):
-        return None
-    return compiled.congruence(values, weight)
 
 
 def symmetrised(matrix: Tensor) -> Tensor:
@@ -199,7 +187,7 @@ class Dense(Covariance):
         return Dense(matrix)
 
     def of_matrix(self, function: MatrixFunction) -> "tuple[Tensor, Covariance] | None":
-        """It is the matrix."""
+        """Apply the function to the matrix."""
         found = function(self.values)
         return None if found is None else (found[0], Dense(found[1]))
 
@@ -211,7 +199,7 @@ class Dense(Covariance):
         return float(torch.stack(ends).abs().max()) if ends else 0.0
 
     def largest_correlation(self) -> float:
-        """In one pass, where it can be compiled."""
+        """By a compiled kernel in one pass, where it is usable."""
         values = self.values.detach()
         if compiled.usable(values):
             return compiled.largest_correlation(values)
@@ -233,7 +221,7 @@ class Dense(Covariance):
             yield start, stop, pair(rows, tuple(element[..., start:] for element in right), block)
 
     def _differentiable(self, pair: PairFunction, elements: Sequence[Tensor]) -> Tensor:
-        """The same for autograd: whole rows; if they are many, they are not kept but made again."""
+        """The same for autograd, by whole rows, with checkpoints if they are many."""
         left = [element.to(self.dtype)[..., :, None] for element in elements]
         right = tuple(element.to(self.dtype)[..., None, :] for element in elements)
         blocks = []
@@ -266,7 +254,7 @@ class PlannedDense(PlannedCovariance):
 
     @property
     def nbytes(self) -> int:
-        """Every entry of the rows that a process has."""
+        """The rows that one process holds."""
         rows = -(-self.size // self.processes)
         return self.batch * self.itemsize * rows * self.size
 
@@ -274,17 +262,17 @@ class PlannedDense(PlannedCovariance):
         return replace(self, size=result.size, itemsize=result.itemsize)
 
     def push(self, result: Result) -> Cost:
-        """A map of the rows and then the columns, in blocks."""
+        """A map of rows and then of columns, in blocks."""
         before, after, unit = self.size, result.size, self.batch * result.itemsize
-        work = 2.0 * self.batch * result.taps * after * (before + after) / self.processes
+        work = 2.0 * self.batch * result.fan_in * after * (before + after) / self.processes
         pieces = PIECES * self.block(congruence.ROWS, max(before, after), result.itemsize)
         made, wide = self._like(result), streams(before, after, self.batch_shape)
-        if wide and self.processes == 1 and not result.followed:
+        if wide and self.processes == 1 and not result.needs_grad:
             streamed = PlannedStreamed(self.batch_shape, after, result.itemsize, before, made)
             return Cost(streamed, streamed.nbytes + pieces, work)  # its half is transposed once
         half = unit * before * after
         held = (half + min(pieces, unit * after**2)) // self.processes
-        if result.followed or self.batch * before * after <= congruence.ROWS:
+        if result.needs_grad or self.batch * before * after <= congruence.ROWS:
             held += made.nbytes  # it is made as a whole, and symmetrised
         return Cost(made, held, work, graph=half)
 
@@ -311,10 +299,10 @@ class PlannedDense(PlannedCovariance):
         """Block by block of half of the entries; a process with a share takes all of its rows."""
         entries = self.batch * self.size**2
         matrix = entries * result.itemsize
-        if result.followed and result.compiled:  # only the argument is kept
+        if result.needs_grad and result.compiled:  # only the argument is kept
             return Cost(self._like(result), vectors + matrix, PER_PAIR * entries / 2)
         held = vectors + max(grid, KERNEL * self.block(BLOCK, self.size, result.itemsize))
-        held += FOLLOWED * matrix if result.followed else 0
+        held += FOLLOWED * matrix if result.needs_grad else 0
         pairs = entries / (2 if self.processes == 1 else self.processes)
         graph = vectors + (SAVED if entries <= KEPT else 1) * matrix
         return Cost(self._like(result), held, PER_PAIR * pairs, graph=graph)
@@ -325,7 +313,7 @@ class PlannedDense(PlannedCovariance):
 
 
 def _without_diagonal(block: Tensor, offset: int = 0) -> Tensor:
-    """A copy with zeros on the diagonal, which is known; its rho = 1 would make it a hard block."""
+    """A copy with zeros on the diagonal, whose rho = 1 would need the most terms."""
     copy = block.clone(memory_format=torch.contiguous_format)
     copy.diagonal(offset=offset, dim1=-2, dim2=-1).zero_()
     return copy

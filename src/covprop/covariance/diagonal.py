@@ -65,7 +65,7 @@ class Diagonal(Covariance):
         return self.to_dense().push(linear) if pushed is None else Dense(pushed)
 
     def matrix_rows(self, features: int) -> int:
-        """Only the matrix of the result, unless that is the larger one."""
+        """Rows of the result's matrix alone."""
         return features
 
     def take(self, index: Tensor) -> Covariance:
@@ -99,7 +99,7 @@ class Diagonal(Covariance):
         return DiagonalRoot(standard_deviation(self.values))
 
     def without(self, units: Tensor, vectors: Tensor) -> Covariance:
-        """Some directions taken from it, in O(n)."""
+        """A `Deflated` covariance, in O(n)."""
         del vectors
         return Deflated(self.values, units.mT)
 
@@ -117,7 +117,7 @@ class Diagonal(Covariance):
         return symmetric((rows * self.values[..., None, :]) @ rows.mT)
 
     def to_dense(self) -> Dense:
-        """Write the zeros out."""
+        """The materialized matrix."""
         return Dense(self.matrix())
 
 
@@ -159,7 +159,7 @@ class Zero(Covariance):
 
     @classmethod
     def like(cls, mean: Tensor, batch_dims: int) -> "Zero":
-        """Of a tensor whose leading dimensions are a batch."""
+        """Zeros for a mean whose leading dimensions are a batch."""
         shape = (*mean.shape[:batch_dims], mean.shape[batch_dims:].numel())
         return cls(mean.new_zeros(()).expand(shape))
 
@@ -169,7 +169,7 @@ class Zero(Covariance):
         return self.values.shape[:-1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """None: zeros are known."""
+        """None: a file needs no zeros."""
         return {}
 
     @classmethod
@@ -192,7 +192,7 @@ class Zero(Covariance):
         return DiagonalRoot(self.values)
 
     def without(self, units: Tensor, vectors: Tensor) -> "Zero":
-        """There is nothing to take."""
+        """The same: zeros cannot be reduced."""
         del units, vectors
         return self
 

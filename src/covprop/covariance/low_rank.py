@@ -62,7 +62,7 @@ class LowRank(Covariance):
         return self.factor.shape[-1]
 
     def factor_and_noise(self) -> tuple[Tensor, Tensor | None]:
-        """As it is held."""
+        """The factor and the noise."""
         return self.factor, self.values
 
     def to_torch(self, mean: Tensor) -> Distribution:
@@ -77,11 +77,11 @@ class LowRank(Covariance):
         return LowRankMultivariateNormal(flat, self.factor, own)
 
     def matrix_rows(self, features: int) -> int:
-        """A factor without noise beside it stays one."""
+        """0 without independent noise, as the result is a factor."""
         return 0 if self.values is None else max(self.size, features)
 
     def flaw(self, rounding: float) -> str | None:
-        """Independent noise that is less than none."""
+        """Independent noise with a negative variance."""
         del rounding
         if self.values is None or bool((self.values >= 0).all()):
             return None
@@ -128,11 +128,11 @@ class LowRank(Covariance):
         return LowRank(self.factor, variance if self.values is None else self.values + variance)
 
     def pairwise(self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor) -> Dense:
-        """A function of every pair has no low rank."""
+        """By the materialized matrix: the result has no low rank."""
         return self.to_dense().pairwise(pair, elements, variance)
 
     def largest(self, pair: PairFunction, elements: Sequence[Tensor]) -> float:
-        """Over all pairs, written out."""
+        """By the materialized matrix."""
         return self.to_dense().largest(pair, elements)
 
     def root(self) -> Root:
@@ -178,7 +178,7 @@ class LowRank(Covariance):
         return rest.factor @ solved.mT, replace(rest, factor=rest.factor @ left)
 
     def to_dense(self) -> Dense:
-        """Write every pair out."""
+        """The materialized matrix."""
         return Dense(self.matrix())
 
 
@@ -204,13 +204,13 @@ class PlannedLowRank(PlannedCovariance):
 
     def _like(self, result: Result, noisy: bool) -> Cost:
         made = replace(self, size=result.size, itemsize=result.itemsize, noisy=noisy)
-        return Cost(made, work=2.0 * self.batch * result.taps * self.rank * result.size)
+        return Cost(made, work=2.0 * self.batch * result.fan_in * self.rank * result.size)
 
     def _dense(self, size: int, itemsize: int) -> PlannedDense:
         return PlannedDense(self.batch_shape, size, itemsize)
 
     def push(self, result: Result) -> Cost:
-        """Of the factor, or of the matrix where independent noise is beside it."""
+        """A map of the factor, or of the matrix where there is independent noise."""
         if self.noisy:
             return self.by_matrix(self._dense(self.size, self.itemsize).push(result))
         cost = self._like(result, noisy=False)
@@ -226,7 +226,7 @@ class PlannedLowRank(PlannedCovariance):
         return self._like(result, self.noisy)
 
     def scale(self, result: Result) -> Cost:
-        """Of both."""
+        """Operations on the factor and the noise."""
         return self._like(result, self.noisy)
 
     def plus(self, result: Result) -> Cost:
@@ -234,11 +234,11 @@ class PlannedLowRank(PlannedCovariance):
         return self._like(result, noisy=True)
 
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         dense = self._dense(self.size, self.itemsize)
         by_torch = result._replace(compiled=False)
         return self.by_matrix(dense.pairwise(by_torch, vectors, grid))
 
     def map(self, result: Result) -> Cost:
-        """Of both."""
+        """Operations on the factor and the noise."""
         return self._like(result, self.noisy)

@@ -1,7 +1,7 @@
-"""What covariances would take: for each structure one that knows its size and no numbers.
+"""Memory and work of covariances: for each structure a planned one, with sizes and no numbers.
 
-Its methods are those of `Covariance`, and each tells the bytes and the work of the real one. Counts
-of matrices are those of the code: tensors of the size of a covariance that live at once.
+Its methods are those of `Covariance`; each returns the bytes and the work of the real one. Counts
+of matrices follow the code: tensors of the size of a covariance that are alive at once.
 """
 
 from abc import ABC, abstractmethod
@@ -22,20 +22,20 @@ PER_PAIR = 40.0
 class Result(NamedTuple):
     """What is known of the result of an operation.
 
-    size: its features; itemsize: bytes of a number; taps: products for each feature, of a linear
-    map; followed: whether autograd follows it; compiled: of an activation, whether one compiled
+    size: its features; itemsize: bytes of a number; fan_in: products for each feature, of a linear
+    map; needs_grad: whether autograd follows it; compiled: of an activation, whether one compiled
     call makes the matrix, and another one its gradients.
     """
 
     size: int
     itemsize: int
-    taps: float = 1.0
-    followed: bool = False
+    fan_in: float = 1.0
+    needs_grad: bool = False
     compiled: bool = False
 
 
 class Cost(NamedTuple):
-    """What an operation makes, and what it takes meanwhile.
+    """The result of an operation, and the memory and work that the operation takes.
 
     temporary: bytes that are held beside the result; graph: those that autograd keeps beside it;
     shares: the result holds the memory of its argument; writes: the matrix of the argument is
@@ -77,7 +77,7 @@ class PlannedCovariance(ABC):
 
     @property
     def to_write(self) -> int:
-        """Bytes of its matrix, where that is not held, and of what it takes to write it."""
+        """Bytes that it takes to materialize its matrix, 0 where the matrix is held."""
         return 0
 
     @property
@@ -87,20 +87,20 @@ class PlannedCovariance(ABC):
 
     @property
     def released(self) -> "PlannedCovariance | None":
-        """What is left of it once no tensor has it any more, where a backward pass follows."""
+        """The structure that stays for a backward pass once no tensor has it, if one follows."""
         return None
 
     @property
     def backward_share(self) -> float:
-        """How many times the work so far a backward pass takes, 0 where none follows."""
+        """The work of a backward pass relative to the work so far, 0 where none follows."""
         return 0.0
 
     def finished(self) -> Cost | None:
-        """What it takes to hand it to the caller, if anything."""
+        """The cost of the covariance that the caller gets, if it is made at the end."""
         return None
 
     def joined(self, result: Result, nonlinear: bool = False) -> Cost | None:
-        """What any operation makes of it, where nothing between features is carried."""
+        """The cost of any operation for a carrier without covariances, else None."""
         del result, nonlinear
         return None
 
@@ -141,7 +141,7 @@ class PlannedCovariance(ABC):
 
 @dataclass(frozen=True)
 class PlannedRows(PlannedCovariance):
-    """So many numbers for each feature, nothing between features: carriers without covariances."""
+    """`width` numbers for each feature, for carriers without covariances."""
 
     width: int
 
@@ -154,7 +154,7 @@ class PlannedRows(PlannedCovariance):
         """As many numbers for each feature of the result."""
         del nonlinear
         made = replace(self, size=result.size, itemsize=result.itemsize)
-        return Cost(made, work=2.0 * result.taps * self.batch * self.width * result.size)
+        return Cost(made, work=2.0 * result.fan_in * self.batch * self.width * result.size)
 
     def push(self, result: Result) -> Cost:
         """Rows."""

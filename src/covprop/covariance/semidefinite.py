@@ -86,7 +86,7 @@ class Root(ABC):
 @final
 @dataclass(frozen=True)
 class DiagonalRoot(Root):
-    """Of independent features: values (*batch, n)."""
+    """The root of a diagonal covariance: deviations (*batch, n)."""
 
     values: Tensor
 
@@ -112,7 +112,7 @@ class DiagonalRoot(Root):
 @final
 @dataclass(frozen=True)
 class FactorRoot(Root):
-    """Columns that are written out: values (*batch, n, k)."""
+    """A root with materialized columns: values (*batch, n, k)."""
 
     values: Tensor
 
@@ -137,7 +137,7 @@ class FactorRoot(Root):
 @final
 @dataclass(frozen=True)
 class ConcatenatedRoot(Root):
-    """Of two independent noises: the columns of the second follow those of the first."""
+    """The root of a sum of two independent noises: the columns of both."""
 
     first: Root
     second: Root
@@ -168,7 +168,7 @@ class ConcatenatedRoot(Root):
 
 
 def matrix_flaw(matrix: Tensor, rounding: float) -> str | None:
-    """What of a matrix is not finite, symmetric or positive semi-definite, up to rounding.
+    """Why a matrix is not finite, symmetric and positive semi-definite up to rounding, or None.
 
     In units of the standard deviations, so that neither large nor small ones hide anything.
     """
@@ -248,7 +248,7 @@ def _lowest_quotient(matrix: Tensor) -> Tensor:
 
 
 def checked_positive(values: Tensor, least: Tensor | float = 0.0) -> Tensor:
-    """Check it here: torch.compile turns the checks of torch.distributions off for good."""
+    """Refuse values that are not positive; torch.compile disables torch.distributions' check."""
     if not bool((values.detach() > least).all()):
         raise singular()
     return values

@@ -39,7 +39,7 @@ class Team:
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """The number of this process."""
         return self.mesh.get_local_rank()
 
     def bounds(self, count: int, rank: int | None = None) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class Team:
 
     @contextmanager
     def _all_there(self) -> Iterator[None]:
-        """Say in one sentence that a process no longer answers; whose fault it was, nobody knows.
+        """Turn errors of communication into `LostRank`; which process was lost is not known.
 
         The first to see it ends, and the others then miss that one.
         """
@@ -204,7 +204,7 @@ class Sharded(Covariance):
 
     @classmethod
     def _of(cls, rows: Tensor, team: Team, size: int) -> "Sharded":
-        """Gather the variances, which every next step asks for."""
+        """From own rows; gathers the variances, which every operation needs."""
         start, _ = team.bounds(size)
         own = rows.diagonal(offset=start, dim1=-2, dim2=-1)  # (*batch, mine)
         return cls(rows, team.gathered(own.movedim(-1, 0), size).movedim(0, -1), team)
@@ -239,7 +239,7 @@ class Sharded(Covariance):
         return self.variance
 
     def matrix(self) -> Tensor:
-        """It is on no process."""
+        """Refused: no process holds the matrix."""
         self._refuse("this")
 
     def to_dense(self) -> Dense:
@@ -312,7 +312,7 @@ class Sharded(Covariance):
         return self.team.largest(largest)
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Samples need a factor of the whole matrix."""
+        """Refused: samples need a factor of the whole matrix."""
         del count, generator
         self._refuse("a sample")
 
@@ -321,7 +321,7 @@ class Sharded(Covariance):
         return replace(self, values=function(self.values), variance=function(self.variance))
 
     def flaw(self, rounding: float) -> str | None:
-        """What a few products tell: all processes see the same, and end in the same way."""
+        """Why it is no covariance, by a few products, with the same result on all processes."""
         return products_flaw(self.products, self.diagonal(), rounding)
 
     def products(self, vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ ELEMENTS = 2**9
 
 
 class Activity(NamedTuple):
-    """What an activation has made of the matrix."""
+    """An activation that was applied to the matrix."""
 
     pair: PairFunction
     elements: tuple[Tensor, ...]
@@ -45,7 +45,7 @@ class Activity(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Streamed(Covariance):
-    """A S A^T, or what an activation makes of it, from half = S A^T (*batch, k, n).
+    """A S A^T, or an activation of it, computed on demand from half = S A^T (*batch, k, n).
 
     dense: the structure of the matrix when it is written out.
     """
@@ -62,7 +62,7 @@ class Streamed(Covariance):
     def through(
         cls, half: Tensor, linear: LinearMap, dense: Callable[[Tensor], Covariance]
     ) -> "Streamed":
-        """Find the variances, which every next step asks for."""
+        """From half = S A^T; computes the variances, which every operation needs."""
         half = half.mT.contiguous().mT  # its columns are read, some at a time
         variance = None if linear.layer is None else linear.layer.diagonal(half)
         if variance is not None:
@@ -81,7 +81,7 @@ class Streamed(Covariance):
         return self.variance if self.activity is None else self.activity.variance
 
     def matrix(self) -> Tensor:
-        """The wide matrix after all; it is kept."""
+        """The materialized matrix, which is kept."""
         return self._written
 
     @cached_property
@@ -133,13 +133,13 @@ class Streamed(Covariance):
         )
 
     def plus(self, variance: Tensor) -> Covariance:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         return self.dense(self.matrix()).plus(variance)
 
     def pairwise(
         self, pair: PairFunction, elements: Sequence[Tensor], variance: Tensor
     ) -> Covariance:
-        """Remember what to do with each block, unless autograd wants to know."""
+        """Record the pair function for each block; with autograd, by the materialized matrix."""
         follows = torch.is_grad_enabled() and any(t.requires_grad for t in (*elements, variance))
         if self.activity is not None or follows:
             return self.dense(self.matrix()).pairwise(pair, elements, variance)
@@ -155,11 +155,11 @@ class Streamed(Covariance):
         return largest
 
     def noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Samples need a factor of the whole matrix."""
+        """By the materialized matrix: samples need a factor of it."""
         return self.dense(self.matrix()).noise(count, generator)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         return self.dense(function(self.matrix()))
 
     def _gathered(self, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -224,11 +224,11 @@ class PlannedStreamed(PlannedCovariance):
 
     @property
     def materialized(self) -> "PlannedStreamed":
-        """Its matrix is kept."""
+        """The same, with its matrix held."""
         return replace(self, cached=True)
 
     def finished(self) -> Cost:
-        """The matrix is written out."""
+        """The cost of materializing the matrix."""
         return Cost(self.dense, max(0, self.to_write - self.dense.nbytes))
 
     def push(self, result: Result) -> Cost:
@@ -240,12 +240,12 @@ class PlannedStreamed(PlannedCovariance):
         pieces = PIECES * self.block(congruence.ROWS, max(self.size, result.size), result.itemsize)
         held = unit * self.size * result.size + int(rows) + pieces
         held += ELEMENTS * batch * self.size * self.active
-        work = 2.0 * batch * result.taps * result.size * (self.size + result.size)
+        work = 2.0 * batch * result.fan_in * result.size * (self.size + result.size)
         made = replace(self.dense, size=result.size, itemsize=result.itemsize)
         return Cost(made, held, work)
 
     def take(self, index: Tensor, result: Result) -> Cost:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         return self.by_matrix(self.dense.take(index, result))
 
     def scale(self, result: Result) -> Cost:
@@ -256,12 +256,12 @@ class PlannedStreamed(PlannedCovariance):
         return Cost(made, work=2.0 * self.batch * self.size**2)
 
     def plus(self, result: Result) -> Cost:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         return self.by_matrix(self.dense.plus(result))
 
     def pairwise(self, result: Result, vectors: int, grid: int) -> Cost:
-        """One activation is remembered, unless autograd wants to know."""
-        if self.active or result.followed:
+        """One activation is recorded; with autograd, the matrix is materialized."""
+        if self.active or result.needs_grad:
             by_torch = result._replace(compiled=False)
             return self.by_matrix(self.dense.pairwise(by_torch, vectors, grid))
         kernel = KERNEL * self.block(PAIRS, self.size, result.itemsize)
@@ -270,5 +270,5 @@ class PlannedStreamed(PlannedCovariance):
         return Cost(made, vectors + max(grid, kernel), work, shares=True)
 
     def map(self, result: Result) -> Cost:
-        """Of the matrix, written out."""
+        """By the materialized matrix."""
         return self.by_matrix(self.dense.map(result))

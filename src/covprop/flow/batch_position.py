@@ -1,4 +1,4 @@
-"""Where a model has put the batch, and rules for tensors whose batch is not first.
+"""The place of the batch in a model's tensors, and rules for tensors whose batch is not first.
 
 Rules are written for tensors whose batch comes first. `with_batch_first` gives a rule such tensors,
 and a function of them that is the given one with the batch moved before and after it. Where the
@@ -71,7 +71,7 @@ FIRST = Position()
 
 
 class BatchedTensor(Protocol):
-    """What is asked of an in-flight Gaussian."""
+    """The part of an in-flight Gaussian that this module uses."""
 
     batch_at: Position
     loc: Tensor
@@ -100,7 +100,7 @@ class BatchedTensor(Protocol):
 
 
 def position_in(function: Callable[..., Any]) -> Position:
-    """Where tensors have their batch for a function that a rule sees."""
+    """The batch position of the arguments of a function that was passed to a rule."""
     position: Position = getattr(function, "batch_at", FIRST)
     return position
 
@@ -112,7 +112,7 @@ def with_batch_first(
     kwargs: dict[str, Any],
     tensors: Sequence[BatchedTensor],
 ) -> Any:
-    """Run the rule of a function of these tensors, which are among its arguments."""
+    """Run a rule on the arguments with their batch moved to the front, and move it back."""
     at = tensors[0].batch_at
     if tensors[0].batch_shape.numel() == 1 and any(tensor.batch_at != at for tensor in tensors):
         args, kwargs, tensors = _with_batches_of_one(args, kwargs, tensors)
@@ -166,7 +166,7 @@ def with_batch_first(
 
 
 def _positions(shapes: Sequence[torch.Size], size: int, before: Position) -> Iterator[Position]:
-    """Where in results of these shapes a batch of this size may be, the likely first."""
+    """Candidates for the batch position in results of these shapes, the most likely first."""
     likely = before if size > 1 or before.share > 1 else FIRST  # dimensions of one are all the same
     sizes = [{shape[dim] for shape in shapes} for dim in range(min(map(len, shapes)))]
     common = {dim: next(iter(found)) for dim, found in enumerate(sizes) if len(found) == 1}
@@ -181,7 +181,7 @@ def _positions(shapes: Sequence[torch.Size], size: int, before: Position) -> Ite
 def _with_batches_of_one(
     args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[BatchedTensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[BatchedTensor]]:
-    """A batch of one may be in any dimension: choose one that is the same in all."""
+    """Choose a dimension of equal size in all tensors as their batch of one."""
     shapes = {tensor.shape for tensor in tensors}
     sizes = [{shape[dim] for shape in shapes} for dim in range(min(map(len, shapes)))]
     alike = {dim: next(iter(found)) for dim, found in enumerate(sizes) if len(found) == 1}

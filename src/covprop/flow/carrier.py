@@ -162,7 +162,7 @@ class Carrier(Node, ABC):
         return None
 
     def monotone_maximum(self, inside: Callable[[], Any], outside: Callable[[], Any]) -> Any:
-        """max g(y) for g that never falls: inside() is g(max y), outside() the maximum of g(y)."""
+        """max g(y) of a nondecreasing g: inside() is g(max y), outside() the maximum of g(y)."""
         del outside
         return inside()
 
@@ -200,7 +200,7 @@ class Carrier(Node, ABC):
 
     @classmethod
     def collect(cls, held: set["Carrier"], others: Iterable["Carrier"]) -> None:
-        """Release what is no longer needed; held: the vectors of tensors that the program holds."""
+        """Release covariances that are not needed; held: the carriers of all living tensors."""
         del held, others
 
 
@@ -274,7 +274,7 @@ class IndexTransfer:
 @final
 @dataclass(frozen=True)
 class LazyTransfer:
-    """A linear map that is made when it is needed."""
+    """A linear map that is built when it is needed."""
 
     make: Callable[[], LinearMap]
 
@@ -284,7 +284,7 @@ class LazyTransfer:
 
 
 def transfer_of(part: LinearMap | float) -> LinearTransfer | ScalarTransfer:
-    """What a term of a sum does to a cross-covariance."""
+    """The transfer of a term of a sum."""
     return (
         LinearTransfer(part.without_buffers())
         if isinstance(part, LinearMap)
@@ -293,7 +293,7 @@ def transfer_of(part: LinearMap | float) -> LinearTransfer | ScalarTransfer:
 
 
 def pushed_matrix(part: LinearMap | float, covariance: Covariance) -> Tensor:
-    """What it does to a covariance: the matrix."""
+    """The covariance matrix of a term of a sum."""
     if isinstance(part, LinearMap):
         return covariance.push(part).matrix()
     return covariance.matrix() if part**2 == 1 else part**2 * covariance.matrix()

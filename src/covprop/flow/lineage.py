@@ -1,4 +1,4 @@
-"""One propagation: the tensors that the program still holds or has made, and memory."""
+"""One propagation: the graph of its random vectors, its living tensors, and its memory."""
 
 import itertools
 import os
@@ -19,9 +19,9 @@ from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
 
 LARGE = 2**26
-"""Bytes of covariances, all that are made, from which it is asked before whether they fit."""
+"""Bytes of covariances, in sum, beyond which the propagation is planned to see whether it fits."""
 UNRELEASED, UNSEEN = 2**20, 256
-"""Bytes of covariances, and tensors, from which it is asked what of them may be released."""
+"""Bytes of covariances, and number of tensors, from which unused covariances are released."""
 Step = TypeVar("Step")
 Transfer: TypeAlias = Callable[[Tensor], Tensor]
 """Cov(parent, w) -> its share of Cov(child, w): (*batch, n_parent, m) -> (*batch, n_child, m)."""
@@ -66,7 +66,7 @@ def calling_module() -> nn.Module | None:
 
 
 class Holder(Protocol):
-    """What keeps a carrier alive: an in-flight tensor."""
+    """An in-flight tensor, which keeps a carrier alive."""
 
     @property
     def carrier(self) -> Any:
@@ -78,7 +78,7 @@ class Holder(Protocol):
 
 
 class Watcher(Protocol):
-    """What sees the operations of a propagation."""
+    """An observer of the operations of a propagation."""
 
     def run(
         self,
@@ -87,14 +87,14 @@ class Watcher(Protocol):
         kwargs: dict[str, Any],
         proceed: Callable[[], Any],
     ) -> Any:
-        """Give the result of an operation, which is that of `proceed`, or another."""
+        """Run an operation by `proceed()`, and return its result or another."""
 
     def advance(self, share: float) -> None:
-        """Such a share of the operation that runs is done."""
+        """Advance by a share of the current operation."""
 
 
 class Lineage:
-    """One propagation: its tensors, its guard of memory and what watches it."""
+    """One propagation: its tensors, its check of memory and its watcher."""
 
     def __init__(self, method: Any) -> None:
         """Begin without tensors; method: a `LayerwiseMethod`."""
@@ -105,10 +105,10 @@ class Lineage:
         """Replaces the activation that a carrier sees by one that tells what is done with it."""
         self.guard: Callable[[], None] | None = None
         self.lazy_release = True
-        """Whether a little memory may pile up before it is released, as all carriers allow: in a
-        small network it takes longer to see what is needed than to compute it."""
+        """Whether release waits until some memory has piled up, which all carriers must allow: in a
+        small network the search for what is needed takes longer than the computation."""
         self.notes: dict[str, None] = {}
-        """What the results have to say of how they were computed, in order."""
+        """Notes for the results on how they were computed, in order."""
         self.cross_cache: dict[tuple[int, int], Tensor | None] = {}
         """Covariances of two vectors by their serials, for carriers that remember them."""
         self.origins: list[weakref.ref[Any]] = []
@@ -119,7 +119,7 @@ class Lineage:
         self._sources: set[int] = set()
 
     def inner(self) -> "Lineage":
-        """A propagation inside this one, of tensors of its own that nothing watches or guards."""
+        """A propagation inside this one, with its own tensors, without watcher and memory check."""
         made = Lineage(self.method)
         made.observe, made.notes = self.observe, self.notes
         return made
@@ -129,20 +129,20 @@ class Lineage:
         return activation if self.observe is None else self.observe(activation)
 
     def is_first_use(self, source: object) -> bool:
-        """Whether randomness of the model's own, known by what holds it, enters for the first time.
+        """Whether random weights, known by the object that holds them, are used the first time.
 
-        It is independent of everything then, and of nothing that came of it the second time.
+        Only then are they independent of everything else in the pass.
         """
         first = id(source) not in self._sources
         self._sources.add(id(source))
         return first
 
     def note(self, message: str, warn: bool = True) -> None:
-        """Keep a sentence for the results, and warn the user of what could not be done as asked."""
+        """Add a note to the results, with or without a warning."""
         self.notes[warn_user(message, ApproximationWarning) if warn else message] = None
 
     def repeated(self, steps: Sequence[Step], growing: bool = False) -> Iterator[Step]:
-        """The steps of an operation, whose watcher sees each; growing: each takes more."""
+        """Iterate over steps of an operation and advance the bar; growing: later ones cost more."""
         count = len(steps)
         for i, step in enumerate(steps):
             yield step
@@ -150,7 +150,7 @@ class Lineage:
                 self.watcher.advance((2 * i + 1) / count**2 if growing else 1 / count)
 
     def reserve(self, nbytes: int) -> None:
-        """Before a covariance of that size is made, see once whether all will fit."""
+        """Count the bytes of a covariance that will be made; when they are many, plan memory."""
         self._expected += nbytes
         self._unreleased += nbytes
         if self.guard is not None and self._expected > LARGE:
@@ -158,16 +158,16 @@ class Lineage:
             guard()
 
     def add(self, holder: Holder) -> None:
-        """Watch a tensor for as long as the program holds it."""
+        """Track a tensor by a weak reference."""
         self._holders.append(weakref.ref(holder))
         self._carriers.append(weakref.ref(holder.carrier))
 
     def track(self, carrier: Any) -> None:
-        """Have a carrier that has been released once more among those to be released."""
+        """Track a carrier again that has been released, so that it is released once more."""
         self._carriers.append(weakref.ref(carrier))
 
     def collect(self) -> None:
-        """Release what no two living tensors, nor what comes of them, can meet at."""
+        """Release the covariances that no living tensor nor any result of theirs can need."""
         if self.lazy_release and self._unreleased < UNRELEASED and len(self._holders) < UNSEEN:
             return
         self._holders = [ref for ref in self._holders if ref() is not None]
@@ -239,7 +239,7 @@ class CreatedTensors(TorchFunctionMode):
     """
 
     def __init__(self, in_flight: type[Tensor]) -> None:
-        """None so far."""
+        """Begin without any."""
         super().__init__()
         self._in_flight = in_flight
         self._known: dict[int, weakref.ref[Tensor]] = {}
@@ -288,9 +288,9 @@ def _check_writable(function: Callable[..., Any], target: Tensor) -> None:
 
 
 def turn_into(function: Callable[..., Any], target: Tensor, result: Any) -> None:
-    """Make a plain tensor the in-flight tensor that a result is.
+    """Turn a plain tensor into the in-flight tensor of a result.
 
-    What other views of its memory show, as they are plain and cannot follow, becomes NaN.
+    Other views of its memory stay plain tensors, and are filled with NaN.
     """
     _check_writable(function, target)
     result.materialize()

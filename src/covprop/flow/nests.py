@@ -29,7 +29,7 @@ Nest: TypeAlias = list[Any] | tuple[Any, ...] | Mapping[Any, Any] | Record
 
 @lru_cache(maxsize=256)
 def _sort(kind: type) -> int:
-    """What instances of a type are, found once: every operation looks at all its arguments.
+    """The sort of nest that a type is, cached because every operation classifies its arguments.
 
     Dataclasses of the user's are records; covprop's own are values, and modules are leaves.
     """
@@ -45,9 +45,9 @@ def _sort(kind: type) -> int:
 
 
 def leaves(nest: Any, around: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """All the leaves of a nest, in order; of what is no nest, itself.
+    """The leaves of a nest in order; a leaf is a nest of one.
 
-    around: dataclass instances that it is in; one that has itself in it is a leaf there.
+    around: the enclosing dataclass instances; one that contains itself is a leaf there.
     """
     found: list[Any] = []
     _collect((nest,), around, found)
@@ -55,7 +55,7 @@ def leaves(nest: Any, around: tuple[Any, ...] = ()) -> Iterator[Any]:
 
 
 def parts(nest: Any) -> dict[str, Any]:
-    """What a nest consists of, by keys, numbers or names of fields; of a leaf, nothing."""
+    """The items of a nest by key, number or field name; none for a leaf."""
     sort = _sort(nest.__class__)
     if sort == SEQUENCE:
         return {str(number): item for number, item in enumerate(nest)}
@@ -78,7 +78,7 @@ def instances(kind: type[Kind], args: Iterable[Any], kwargs: Mapping[str, Any]) 
 
 
 def _collect(items: Iterable[Any], around: tuple[Any, ...], found: list[Any]) -> None:
-    """Add the leaves of several nests to a list: faster than generators within each other."""
+    """Append the leaves of several nests to a list, which is faster than nested generators."""
     for item in items:
         sort = _sort(item.__class__)
         if sort == LEAF:

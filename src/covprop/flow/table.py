@@ -100,7 +100,7 @@ class Rule:
 UNDESCRIBED = "as its rule says"
 """The treatment of rules that are not listed in the documentation."""
 TABLE: dict[Callable[..., Any], Rule] = {}
-"""The rules of torch functions; every spelling has a row of its own."""
+"""The rules of torch functions, one row for every spelling."""
 USED_TWICE = (
     "a Bayesian layer is used twice in one pass, and its weights are the same both times, which "
     "covprop does not follow; make a layer for each use, or pass shared=True, which takes the uses "
@@ -162,7 +162,7 @@ def rule(
 def _plain_form(
     form: Callable[..., Any], functions: Sequence[Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """What an in-place form writes: the function of its name, the method if there is one."""
+    """The out-of-place function of an in-place form: the method of that name if there is one."""
     name = getattr(form, "__name__", "").removesuffix("_")
     named = [function for function in functions if getattr(function, "__name__", None) == name]
     method = getattr(torch.Tensor, name, None)
@@ -170,19 +170,19 @@ def _plain_form(
 
 
 def register_composer(functions: Iterable[Callable[..., Any]], compose: Callable[..., Any]) -> None:
-    """Let functions that have a rule extend the pending function of a tensor."""
+    """Set how functions that have a rule extend the pending function of a tensor."""
     TABLE.update({function: replace(TABLE[function], compose=compose) for function in functions})
 
 
 class UsedWeights:
-    """The random weights that have entered a pass on plain tensors: each may once."""
+    """The random weights that a pass on plain tensors has used: each may be used once."""
 
     def __init__(self) -> None:
-        """None have."""
+        """Begin without any."""
         self._seen: set[int] = set()
 
     def see(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Refuse those that have been there; other functions have none."""
+        """Refuse a second use of the weights of a call, if the function has random weights."""
         row = TABLE.get(function)
         holder = None if row is None or row.weights is None else row.weights(*args)
         if holder is None:
@@ -193,7 +193,7 @@ class UsedWeights:
 
 
 def as_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The torch function that an operator of an exported program is another name of."""
+    """The torch function of an ATen operator, as exported programs have them; others unchanged."""
     if function in TABLE or not isinstance(function, OpOverload | OpOverloadPacket):
         return function
     name = str(function).removeprefix("aten.").partition(".")[0].removeprefix("special_")

@@ -26,7 +26,7 @@ from covprop.validation import SUPPORTED, unsupported_dtype
 
 
 class _Views:
-    """What views of one tensor share: a count of the in-place changes to it."""
+    """Shared by all views of one tensor: the number of in-place changes, like `Tensor._version`."""
 
     __slots__ = ("version",)
 
@@ -98,37 +98,37 @@ class GaussianTensor(Tensor):
         return "carrier" not in self.__dict__
 
     def evaluate(self) -> None:
-        """Find the numbers, if they are pending; the function stays known."""
+        """Compute mean and carrier if they are pending; later operations extend the function."""
         if self.pending is not None and self.is_pending:
             made = self.pending.evaluate(self.pending)
             self.loc, self.carrier = made.loc, made.carrier
             self.carrier.lineage.add(self)
 
     def materialize(self) -> None:
-        """Evaluate, and forget of what it was a function."""
+        """Evaluate, and drop the function, so that later operations start from this tensor."""
         self.evaluate()
         self.pending = None
 
     @property
     def base(self) -> "GaussianTensor":
-        """The tensor of which this is a function."""
+        """The tensor of which this is a pending function, itself if it is not pending."""
         return self if self.pending is None else self.pending.base
 
     def is_same(self, other: "GaussianTensor") -> bool:
-        """Whether two tensors that have numbers are one, in one shape."""
+        """Whether two evaluated tensors have the same mean, carrier and layout."""
         if self.carrier is not other.carrier or self.batch_at != other.batch_at:
             return False
         return self.loc is other.loc or torch.equal(self.loc, other.loc)
 
     def alias(self) -> "GaussianTensor":
-        """Another handle of the same value, which in-place operations on this one do not change."""
+        """A second tensor of the same value; in-place operations on this one do not change it."""
         if self.pending is not None and self.is_pending:
             return GaussianTensor.pending_on(self.pending)
         return GaussianTensor(self.loc, self.carrier, batch_at=self.batch_at)
 
     @property
     def template(self) -> Tensor:
-        """The mean, or one of the same shape."""
+        """A tensor of the shape, dtype and device of the mean."""
         return self.base.loc
 
     @property
@@ -190,14 +190,14 @@ class GaussianTensor(Tensor):
         return self.batch_at.shown(self.loc)
 
     def with_batch_at(self, batch_at: Position) -> "GaussianTensor":
-        """The same tensor with its one batch dimension shown elsewhere."""
+        """The same tensor with its batch dimension in another place of the model's layout."""
         if batch_at == self.batch_at:
             return self
         self.evaluate()
         return GaussianTensor(self.loc, self.carrier, view_of=self, batch_at=batch_at)
 
     def seen_from(self, batch_at: Position) -> "GaussianTensor":
-        """The same tensor with another dimension as its batch of one."""
+        """The same tensor, whose batch of one is another dimension of the model's layout."""
         loc = batch_at.first(self.shown)
         return GaussianTensor(loc, self.carrier, view_of=self, batch_at=batch_at)
 
@@ -272,7 +272,7 @@ class GaussianTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuse what gets around the rules: there are no numbers."""
+        """Refuse operators that bypass the rules, because there is no data."""
         raise unsupported(func)
 
     @property
@@ -292,7 +292,7 @@ class GaussianTensor(Tensor):
         return repr(self)
 
     def __getattr__(self, name: str) -> Any:
-        """What torch has no name for, or what has no numbers yet."""
+        """Raise for attributes that torch does not have, and for those that are pending."""
         if name in ("loc", "carrier"):
             raise AttributeError(f"{name} of a tensor that is pending: call evaluate() first")
         raise MissingAttribute(f"an in-flight Gaussian has no attribute {name!r}; do without it")
@@ -324,7 +324,7 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     watcher = tensors[0].lineage.watcher
 
     def run() -> Any:
-        """Compose a function of a tensor, or run the rule on tensors that have numbers."""
+        """Extend a pending function, or else run the rule on evaluated tensors."""
         made = row.compose(function, args, kwargs, tensors) if row.compose else None
         return run_rule(function, args, kwargs, tensors) if made is None else made
 
@@ -337,7 +337,7 @@ def run_rule(
     kwargs: dict[str, Any],
     tensors: Sequence[GaussianTensor],
 ) -> Any:
-    """Run the rule on tensors, those among the arguments, the batch where it wants it."""
+    """Run the rule of a function, with the batch of its tensors where the rule expects it."""
     row = TABLE[function]
     if row.kind is not Kind.MAXIMUM and row.batch is not Batch.STEPWISE:
         for tensor in tensors:
@@ -378,7 +378,7 @@ def _in_place(
 
 
 def write(function: Callable[..., Any], target: Tensor, result: GaussianTensor) -> None:
-    """Make a tensor what an operation in place makes of it; a plain one becomes Gaussian."""
+    """Write the result of an in-place operation to its target; a plain target becomes Gaussian."""
     if isinstance(target, GaussianTensor):
         target.become(result)
         return

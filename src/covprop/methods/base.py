@@ -29,7 +29,7 @@ Gains = dict[int, list[Tensor]]
 
 
 def check_generator(generator: object) -> None:
-    """Refuse what is no generator of random numbers, such as a seed."""
+    """Refuse a seed, or anything else that is no `torch.Generator`."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             "generator is a torch.Generator, as torch.Generator().manual_seed(0) gives, not "
@@ -38,7 +38,7 @@ def check_generator(generator: object) -> None:
 
 
 def is_skewed(x: Gaussian, beyond: float = 0.0) -> bool:
-    """Whether a skewness is known of some element, and beyond so much."""
+    """Whether an element has a known skewness whose size is above `beyond`."""
     return x.skewness is not None and bool((x.skewness.abs() > beyond).any())
 
 
@@ -149,7 +149,7 @@ class FunctionMethod(Method):
 
 
 class WrappingMethod(Method):
-    """A method that has another one, its base, do the work, on other inputs or beside samples."""
+    """A method that runs another one, its base, on other inputs or beside samples."""
 
     base: Method
 
@@ -181,13 +181,13 @@ class WrappingMethod(Method):
             return self.base.gains(call, selected)
 
     def run_base(self, call: Call) -> Any:
-        """What the base makes of a call."""
+        """Run the base on a call."""
         with self._another_base(call):
             return self.base.run(call)
 
     @contextmanager
     def _another_base(self, call: Call) -> Iterator[None]:
-        """Where a base that goes from layer to layer fails, offer one that needs no rules."""
+        """Add to the error of a layerwise base that cp.Linearized() needs no rules."""
         try:
             yield
         except UnsupportedOperation as error:

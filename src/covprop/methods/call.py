@@ -58,7 +58,7 @@ class Estimator(Protocol):
     """Estimates the errors of the results of a call."""
 
     def errors(self, nest: Any, method: Any) -> tuple[ErrorEstimate, ...]:
-        """Those of every Gaussian in a result of this method."""
+        """The errors of every Gaussian in a result of this method."""
 
 
 @final
@@ -209,7 +209,7 @@ class Call:
 
 
 def _has_graph(y: Gaussian) -> bool:
-    """Whether autograd follows it."""
+    """Whether autograd follows a Gaussian."""
     parts = (y.mean, y.skewness, y.covariance.diagonal())
     return any(part is not None and part.requires_grad for part in parts)
 
@@ -220,7 +220,7 @@ def _replaced(nest: Any, value: Callable[[Gaussian], Any]) -> Any:
 
 
 def in_flight(x: Gaussian, lineage: Lineage) -> GaussianTensor:
-    """What a module sees of a Gaussian."""
+    """The in-flight tensor of a Gaussian."""
     return GaussianTensor(x.mean, lineage.method.carrier(x, lineage))
 
 
@@ -238,7 +238,7 @@ def finished(result: Any, finish: Callable[[GaussianTensor], Gaussian]) -> Any:
 
 
 def check_returned(leaf: Any) -> None:
-    """Refuse what a model returns and no result of covprop can have in it."""
+    """Refuse a leaf that is no tensor, number, string or None."""
     if not isinstance(leaf, PLAIN):
         raise UnsupportedOperation(
             f"the model returns a {type(leaf).__name__}; covprop unwraps tensors, tuples, lists, "
@@ -255,7 +255,7 @@ def checked_result(
     skewness: Tensor | None = None,
     notes: Sequence[str] = (),
 ) -> Gaussian:
-    """The result, unless it has overflown."""
+    """The Gaussian of a result, after checks for overflow, underflow and shapes."""
     largest = float(mean.detach().abs().max()) if mean.numel() else 0.0
     if not (math.isfinite(largest) and covariance.finite()):
         raise MomentOverflow(
@@ -285,7 +285,7 @@ def _warn_of_underflow(largest: float, covariance: Covariance) -> None:
 
 
 def random_state_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """Take back the random numbers that are drawn inside, on the devices of these tensors."""
+    """Restore the state of the random generators afterwards, on the devices of these tensors."""
     return torch.random.fork_rng(_cuda(tensors))
 
 
@@ -302,7 +302,7 @@ def _cuda(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def without_random_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
-    """What a call returns, unless it draws from torch's own generators.
+    """Return what a call returns, and refuse a call that draws from torch's generators.
 
     One pass would take what a model draws itself as constants. Rules have no part in it: dropout of
     a Gaussian and Bayesian layers have moments, and draw nothing. Where the state of the generators
@@ -318,7 +318,7 @@ def without_random_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) 
 
 
 class _Watch(TorchFunctionMode):
-    """Refuses the first function that draws; torch's modes are of one thread."""
+    """A mode that refuses the first function that draws; torch's modes are of one thread."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Draws(EagerMode):
-    """Sees whether an operator that may draw has done so."""
+    """A mode that sees whether an operator has drawn random numbers."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()

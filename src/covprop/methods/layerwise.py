@@ -61,7 +61,7 @@ class LayerwiseMethod(Method):
     """Whether the arguments of a maximum are taken as independent, for comparison."""
 
     def for_one_run(self) -> "LayerwiseMethod":
-        """The method of one propagation: itself, or a copy with what that has to remember."""
+        """The method of one propagation: itself, or a copy with state of its own."""
         return self
 
     @property
@@ -70,12 +70,12 @@ class LayerwiseMethod(Method):
         return False
 
     def carrier(self, x: Gaussian, lineage: Lineage) -> Carrier:
-        """What an input carries."""
+        """The carrier of an input."""
         kind = IndependentMaxima if self.independent_maxima else Full
         return kind(x.covariance, lineage, self)
 
     def planned_carrier(self, x: Gaussian, lineage: Lineage, ledger: Ledger) -> Planned:
-        """What a plan carries in its place."""
+        """The planned carrier of an input."""
         kind = PlannedIndependentMaxima if self.independent_maxima else Planned
         return kind(x.covariance.planned(), x.mean.detach(), lineage, ledger)
 
@@ -106,7 +106,7 @@ class LayerwiseMethod(Method):
         return planned(call, self)
 
     def check_model(self, module: object) -> None:
-        """Activations of functions with a rule, and a model whose operations are seen."""
+        """Refuse activations of functions without a rule, and scripted models."""
         for function in self.activations:
             if function not in TABLE:
                 raise ValueError(
@@ -117,7 +117,7 @@ class LayerwiseMethod(Method):
             raise unsupported(module)
 
     def check_covariances(self, need: str) -> None:
-        """As it carries them or not."""
+        """Refuse if the method carries variances alone."""
         if not self.carries_pairs:
             raise UnsupportedOperation(
                 f"{need}, and cp.{type(self).__name__}() has variances alone; use "
@@ -153,7 +153,7 @@ class LayerwiseMethod(Method):
         return checked_result(y.loc, covariance, self, skewness=skewness, notes=notes)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
-        """By carrying the columns of the roots on."""
+        """Forward: the columns of the roots are pushed through the model."""
         del selected
         if not self.carries_pairs:
             return None

@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
 
 class NotVectorised(Exception):
-    """A model that vmap cannot do was to be evaluated at many points at once."""
+    """Raised where many points at once are wanted, and vmap does not support the model."""
 
 
 class Output(NamedTuple):
@@ -171,7 +171,7 @@ class Network:
         return found
 
     def _in_one_batch(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The same with a larger batch: also what vmap cannot do, or does one by one.
+        """Every output at many points by a larger batch, where vmap fails or loops.
 
         Such as recurrent layers, and the fused layers of transformers.
         """
@@ -188,7 +188,7 @@ class Network:
 
     @torch.no_grad()
     def _takes_larger_batches(self) -> bool:
-        """Whether it does with one dimension of batch, and finds what it finds one by one."""
+        """Whether the model takes a larger batch, with the same results as one by one."""
         if len(self.batch_shape) != 1 or self.draws:
             return False
         two = [torch.stack([x.mean, x.mean + x.stddev]) for x in self.inputs]
@@ -239,7 +239,7 @@ class Network:
 
 
 def _last_bits_moved(mean: Tensor, stddev: Tensor) -> Tensor:
-    """The mean of an input, and with the last bits of its elements moved up and down."""
+    """The mean of an input, and two copies with the last bits of its elements moved."""
     moves = torch.finfo(mean.dtype).eps * (mean.abs() + stddev).contiguous()
     moves.view(-1)[1::2].neg_()
     return torch.stack([mean, mean + moves, mean - moves])

@@ -160,7 +160,7 @@ def short_name(function: Callable[..., Any]) -> str:
 
 
 class Planner:
-    """Watches a propagation whose carriers count, and makes steps of what they write down.
+    """A watcher that turns the records of planned carriers into steps.
 
     follows: whether autograd would keep what it needs of tensors that require gradients.
     """
@@ -172,7 +172,7 @@ class Planner:
         self._names = module_names(module)
         self._follows = follows
         self._inside = False
-        self.followed = False
+        self.needs_grad = False
         """Whether autograd would follow any result."""
 
     def wrap(self, x: Gaussian, lineage: Lineage) -> GaussianTensor:
@@ -180,7 +180,7 @@ class Planner:
         mean = x.mean.detach()
         carrier = lineage.method.planned_carrier(x, lineage, self._ledger)
         varies = x.mean.requires_grad or x.covariance.diagonal().requires_grad
-        carrier.followed = self._follows and varies
+        carrier.needs_grad = self._follows and varies
         return GaussianTensor(mean, carrier)
 
     def run(
@@ -210,7 +210,7 @@ class Planner:
     def _result(
         self, function: Callable[..., Any], arguments: Any, proceed: Callable[[], Any]
     ) -> Any:
-        """That of the rule, or a matrix where values decide, which a plan does not have."""
+        """The result of the rule; a matrix where it needs values, which a plan does not have."""
         try:
             return proceed()
         except Exception as error:  # rules of users may raise anything
@@ -233,25 +233,25 @@ class Planner:
 
     @contextmanager
     def _seen(self, arguments: Any, made_of_steps: bool) -> Iterator[None]:
-        """Tell carriers what they do not see of the operation that runs."""
+        """Tell the ledger the fan-in of the current operation."""
         ledger = self._ledger
-        before = ledger.taps, ledger.linear, ledger.followed
+        before = ledger.fan_in, ledger.linear, ledger.needs_grad
         given = [leaf for leaf in leaves(arguments) if is_plain(leaf)]
         ledger.begin(given)
         # What an operation is made of may have weights that are made of those it was given.
-        ledger.followed |= self._follows and any(leaf.requires_grad for leaf in given)
+        ledger.needs_grad |= self._follows and any(leaf.requires_grad for leaf in given)
         self._inside = not made_of_steps
         try:
             yield
         finally:
-            ledger.taps, ledger.linear, ledger.followed = before
+            ledger.fan_in, ledger.linear, ledger.needs_grad = before
             self._inside = False
 
     def advance(self, share: float) -> None:
-        """Nothing is shown of an operation."""
+        """Ignored: a plan has no bar."""
 
     def end(self, result: Any) -> None:
-        """The end of the propagation: what is given back is written out."""
+        """End the propagation: the covariances of its results are materialized."""
         for tensor in leaves(result):
             if isinstance(tensor, GaussianTensor):
                 tensor.carrier.finish(tensor.loc)
@@ -263,7 +263,7 @@ class Planner:
     def _write(
         self, module: str, name: str, tensors: Sequence[Any], events: Sequence[Event]
     ) -> None:
-        """A step for each result; what made none of them belongs to the first."""
+        """A step for each result; records of no result belong to the first."""
         serials = {tensor.carrier.serial for tensor in tensors}
         others = [event for event in events if event.serial not in serials]
         for tensor in tensors:
@@ -274,7 +274,7 @@ class Planner:
             work = in_all([event.work for event in own])
             if not work.total:
                 work += Work(entries=2.0 * tensor.numel(), operations=1.0)
-            self.followed |= carrier.followed
+            self.needs_grad |= carrier.needs_grad
             held, shape = carrier.planned.nbytes, tuple(tensor.shape)
             self.steps.append(Step(module, name, shape, carrier.size, held, peak, work))
 

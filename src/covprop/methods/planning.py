@@ -1,9 +1,9 @@
-"""What a propagation will take, found before it begins, and what is said of it.
+"""The plan of a propagation before it begins, its errors and its advice.
 
-How fast this machine is: small models are run with a method, and their work is known by plan.
-What is measured of each kind of work holds for all of it: the counts of a plan need not be exact,
-only alike in small and large models. It takes about a second, once in a process for each kind of
-method, dtype, device and number of threads.
+The speed of this machine is measured on small models whose work is known by their plans. A rate is
+used for all work of its kind: the counts of a plan need not be exact, only alike in small and large
+models. This takes about a second, once in a process for each kind of method, dtype, device and
+number of threads.
 """
 
 import time
@@ -40,26 +40,26 @@ LONG, MARGIN = 120.0, 10
 @final
 @dataclass(frozen=True)
 class Setting:
-    """What rates depend on; method: its name and its order."""
+    """The key of measured rates; method: its name and its order."""
 
     method: str
     dtype: torch.dtype
     device: torch.device
-    followed: bool
+    needs_grad: bool
     threads: int
 
     @classmethod
-    def of(cls, method: Any, call: Call, followed: bool) -> "Setting":
-        """Those of a propagation."""
+    def of(cls, method: Any, call: Call, needs_grad: bool) -> "Setting":
+        """The setting of a call."""
         order = getattr(method, "order", None)
         name = f"{type(method).__name__}({order})"
         dtype = call.inputs[0].mean.dtype
-        return cls(name, dtype, call.device, followed, torch.get_num_threads())
+        return cls(name, dtype, call.device, needs_grad, torch.get_num_threads())
 
 
 def rates_of(method: Any, setting: Setting) -> Work:
     """Seconds for each kind of work."""
-    return _known(_Method(setting.method, method), setting)
+    return _cached_rates(_Method(setting.method, method), setting)
 
 
 @final
@@ -78,7 +78,7 @@ class _Method:
 
 
 @cache
-def _known(method: _Method, setting: Setting) -> Work:
+def _cached_rates(method: _Method, setting: Setting) -> Work:
     chosen = method.method
     if any(field.name == "generator" for field in fields(chosen)):  # whose draws are the caller's
         chosen = replace(chosen, generator=torch.Generator(setting.device).manual_seed(0))
@@ -89,7 +89,7 @@ def _known(method: _Method, setting: Setting) -> Work:
 
 
 def measured_rates(timed: Callable[[str, int], tuple[Work, float]]) -> Work:
-    """One kind of work after the other, each by a model that does little else but those before.
+    """Rates of one kind of work after the other, by models with little work of later kinds.
 
     timed: (kind, features) -> work and seconds of a model for this kind.
     """
@@ -105,8 +105,8 @@ def measured_rates(timed: Callable[[str, int], tuple[Work, float]]) -> Work:
     return rates
 
 
-class _Alike(nn.Module):
-    """Operations on all entries: moved, scaled, and added to what they came of."""
+class _EntryWise(nn.Module):
+    """Operations on all entries: permuted, scaled, and added to the input."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class _Alike(nn.Module):
         return self.norm(x) + x.flip(-1)
 
 
-class _Few(nn.Module):
-    """A few of the elements: what a result takes is not of the kind that is measured."""
+class _FirstTwo(nn.Module):
+    """The first two elements, so that the result costs nothing."""
 
     def forward(self, x: Any) -> Any:
         return x.flatten(1)[:, :2]
@@ -132,12 +132,12 @@ def _model(kind: str, size: int) -> tuple[nn.Module, tuple[int, ...]]:
         ),
         "products": lambda: nn.Linear(size, size),
         "convolved": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
-        "entries": lambda: _Alike(size),
+        "entries": lambda: _EntryWise(size),
         "pairs": nn.ReLU,
         "integrals": nn.Tanh,
     }
     shapes = {"operations": (1, 2), "convolved": (1, CHANNELS, side, side)}
-    return nn.Sequential(make[kind](), _Few()), shapes.get(kind, (1, size))
+    return nn.Sequential(make[kind](), _FirstTwo()), shapes.get(kind, (1, size))
 
 
 def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, float]:
@@ -145,7 +145,7 @@ def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, f
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, shape = _model(kind, size)
-        model = model.to(setting.device, setting.dtype).eval().requires_grad_(setting.followed)
+        model = model.to(setting.device, setting.dtype).eval().requires_grad_(setting.needs_grad)
         features = shape[1:]
         count = torch.Size(features).numel()
         # Correlations of about 1 / 4, as in a layer behind another.
@@ -157,7 +157,7 @@ def _timed(method: Any, setting: Setting, kind: str, size: int) -> tuple[Work, f
         covariance = Diagonal(covariance.diagonal(dim1=-2, dim2=-1))
     x = Gaussian(mean.to(setting.device, setting.dtype), covariance, validate_args=False)
     call = Call(model, (x,), {})
-    with torch.set_grad_enabled(setting.followed), approximations_ignored():
+    with torch.set_grad_enabled(setting.needs_grad), approximations_ignored():
         plan: Plan = method.plan(call)
         _once(method, call)  # the first makes tables
         times = [_once(method, call)]
@@ -185,7 +185,7 @@ def planned(call: Call, method: Any) -> Plan:
     with torch.no_grad():
         planner.end(call.in_flight(lambda x: planner.wrap(x, lineage)))
     free = free_bytes(call.device) // sharers(call.inputs[0].covariance)
-    setting = Setting.of(method, call, planner.followed)
+    setting = Setting.of(method, call, planner.needs_grad)
     return Plan(tuple(planner.steps), free, partial(rates_of, method, setting))
 
 

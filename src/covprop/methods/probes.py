@@ -26,10 +26,10 @@ Index: TypeAlias = tuple[int, ...]
 
 
 class Dependence(TorchFunctionMode):
-    """Follows what depends on some tensors, by the memory that torch functions write to."""
+    """A mode that tracks which tensors depend on given ones, by the memory that is written to."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Begin with these."""
+        """Track these tensors."""
         super().__init__()
         self.largest = 1
         self.most_work = 0.0
@@ -39,13 +39,13 @@ class Dependence(TorchFunctionMode):
         self._mark(tensors)
 
     def depends(self, tensor: Tensor) -> bool:
-        """Whether it may depend on them."""
+        """Whether a tensor may depend on the tracked ones."""
         return _memory(tensor) in self._held
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the function; what comes of something dependent is dependent, also in place."""
+        """Run a function; its results depend if an argument does, also in place."""
         del types
         named = kwargs or {}
         self._entered.see(func, args)
@@ -142,7 +142,7 @@ class Probes:
         yield first, math.nan
 
     def _elsewhere(self, element: Index, amount: float | None) -> list[Any] | None:
-        """The leaves there, or None where the model raises or returns others."""
+        """The leaves at these inputs, None where the model raises or returns other leaves."""
         try:
             after = self._after(element, amount)
         except Exception:  # whatever a model has against such an input

@@ -159,13 +159,13 @@ def entries_of_mean(x: GaussianTensor, loc: Tensor, *args: Any, **kwargs: Any) -
     return loc.numel() / x.numel() if even else None
 
 
-def register_linear(*names: str, **facts: Any) -> None:
-    """One line: every spelling of a torch function, linear with the `facts` of `affine`."""
+def register_linear(*names: str, **options: Any) -> None:
+    """One line: every spelling of a torch function, linear, with options of `affine`."""
 
     @rule(*spellings(*names), kind=Kind.LINEAR, treatment=EXACT, name=names[0],
           batch=Batch.ANYWHERE, in_place=in_place_spellings(*names))  # fmt: skip
     def body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-        return affine(function, *args, **facts, **kwargs)
+        return affine(function, *args, **options, **kwargs)
 
 
 register_linear("pad", strip=without_argument(3, "value", 0.0), entries=entries_of_sum)

@@ -34,7 +34,7 @@ COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta m
 @rule(*spellings("lerp"), kind=Kind.PRODUCT, treatment=PRODUCT, name="lerp",
       in_place=in_place_spellings("lerp"))  # fmt: skip
 def lerp(function: Callable[..., Any], input: Any, end: Any, weight: Any) -> Any:
-    """Input + weight (end - input), of a constant weight."""
+    """`input + weight (end - input)` with a constant weight."""
     return linear_in_both(lambda a, b: torch.lerp(a, b, weight), input, end)
 
 
@@ -44,7 +44,7 @@ def _sum_of_product(
     terms: tuple[Any, Any, Any],
     scales: dict[str, Any],
 ) -> Any:
-    """Beta input + alpha first * second: affine in any one of the three."""
+    """`beta input + alpha first * second`: affine in any one of the three."""
     input, first, second = terms
     if len(gaussians(terms, {})) == 1:
         offset = 1 if isinstance(input, GaussianTensor) else 0
@@ -64,7 +64,7 @@ def _sum_of_product(
 def addcmul(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
-    """Input + value tensor1 tensor2."""
+    """`input + value tensor1 tensor2`."""
     return _sum_of_product(function, torch.mul, (input, tensor1, tensor2), scales)
 
 
@@ -73,7 +73,7 @@ def addcmul(
 def addcdiv(
     function: Callable[..., Any], input: Any, tensor1: Any, tensor2: Any, **scales: Any
 ) -> Any:
-    """Input + value tensor1 / tensor2."""
+    """`input + value tensor1 / tensor2`."""
     return _sum_of_product(function, torch.div, (input, tensor1, tensor2), scales)
 
 
@@ -115,7 +115,7 @@ register_composer(spellings("lerp"), _in_steps(_lerp, by_last=True))
       name="addmm, addmv, baddbmm", batch=Batch.ANYWHERE,
       in_place=in_place_spellings("addmm", "addmv", "baddbmm"))  # fmt: skip
 def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: Any) -> Any:
-    """Beta input + alpha first @ second."""
+    """`beta input + alpha first @ second`."""
     named = [name for name in FACTORS[function.__name__] if name in options]
     first, second = (*factors, *(options.pop(name) for name in named))
     given = gaussians((input, first, second), {})
@@ -304,6 +304,6 @@ def _heads(x: Any, count: int) -> Any:
 
 
 def _longer(x: Any, row: Tensor | float) -> Any:
-    """One more row at the end: the same for every element of the batch."""
+    """Append one row, the same for every element of the batch."""
     last = torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
     return torch.cat([x, last + (row if isinstance(row, float) else row.reshape(-1))])

@@ -143,7 +143,7 @@ def _pending(
 
 
 def _of_one_dtype(call: Application) -> tuple[Any, ...]:
-    """The operands, those of a narrower dtype cast as torch does it; in place there is no cast."""
+    """The operands in the dtype that torch promotes them to; in-place operations do not cast."""
     if len(call.operands) == 1:
         return call.operands
     dtypes = {
@@ -167,7 +167,7 @@ def _reapplied(
     kwargs: dict[str, Any],
     of: Callable[[GaussianTensor], Any],
 ) -> Any:
-    """An operation on others in place of the tensors among its arguments."""
+    """Apply an operation again, with other tensors in place of its arguments."""
     both = map_leaves(
         (args, kwargs), lambda leaf: of(leaf) if isinstance(leaf, GaussianTensor) else leaf
     )
@@ -175,7 +175,7 @@ def _reapplied(
 
 
 def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | float | None:
-    """An operand in terms of the base, or as a constant."""
+    """An operand as an expression of the base, as a constant, or None if it is neither."""
     if is_plain(operand):
         return _constant(operand, base)
     if not isinstance(operand, GaussianTensor):
@@ -186,7 +186,7 @@ def _argument(operand: Any, base: GaussianTensor) -> Expression | Parameter | fl
 
 
 def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None:
-    """A number, or one for each element, that changes neither shape nor dtype."""
+    """A constant operand as a number or a parameter, None if it changes the shape or the dtype."""
     if operand.requires_grad and torch.is_grad_enabled():
         return None
     if operand.dim() == 0:
@@ -201,7 +201,7 @@ def _constant(operand: Tensor, base: GaussianTensor) -> Parameter | float | None
 
 
 def _evaluated(pending: Pending) -> GaussianTensor:
-    """The tensor with numbers; what it raises names the module that asked for the function."""
+    """The evaluated tensor, in the modes of its creation; errors name the function's module."""
     if pending.evaluated is None:
         modes = pending.inference, pending.gradients
         if modes != (torch.is_inference_mode_enabled(), torch.is_grad_enabled()):
@@ -218,7 +218,7 @@ def _evaluated(pending: Pending) -> GaussianTensor:
 
 
 def _value(pending: Pending) -> GaussianTensor:
-    """Operation by operation where that is exact and simple, else as one function."""
+    """Evaluate step by step where that is exact, else the whole expression as one function."""
     expression, base, stepwise = pending.expression, pending.base, pending.stepwise
     operation = expression.operation
     first = base.with_batch_at(FIRST)
@@ -256,7 +256,7 @@ def _value(pending: Pending) -> GaussianTensor:
 def apply(
     function: Callable[..., Any], activation: Activation, x: GaussianTensor
 ) -> GaussianTensor:
-    """Carry a Gaussian through an activation, of this function, as its carrier does."""
+    """Carry a Gaussian through the activation of a function, by its carrier."""
     try:
         mean, carrier = x.carrier.activation(activation, x.flat)
     except UnsupportedOperation as error:
@@ -275,7 +275,7 @@ def apply(
 
 
 def _integrated(expression: Expression, x: GaussianTensor) -> GaussianTensor:
-    """By quadrature; a function that jumps is the sum of a continuous one and of steps."""
+    """Evaluate by quadrature; a function that jumps is a continuous one plus steps."""
     mean = x.flat.detach().double()
     stddev = standard_deviation(x.variances.detach().double())
     first, *rest = [apply(expression, one, x) for one in by_quadrature(expression, mean, stddev)]
@@ -291,7 +291,7 @@ def activation_parser(
     factory: Callable[..., Activation],
     spelled: Sequence[Callable[..., Any]],
 ) -> Parser:
-    """How the calls of an activation are read: its first argument, and options."""
+    """The parser of calls of an activation: its first argument, and options."""
     names = list(signature.parameters)
     place = names.index("inplace") if "inplace" in names else len(names)
 
@@ -322,7 +322,7 @@ def _operation(
     options: tuple[Any, ...],
     named: tuple[tuple[str, Any], ...],
 ) -> Operation:
-    """The same object for the same options, so that equal functions are equal."""
+    """The operation of an activation with options, cached so that equal calls are equal."""
     activation = factory(*options, **dict(named))
     given = inspect.signature(factory).bind(*options, **dict(named))
     check_options(function, given.arguments)
@@ -336,7 +336,7 @@ def _operation(
 
 
 def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Blame an option for moments that are not finite, and not the input."""
+    """Refuse options for which moments are not finite, before the input is blamed."""
     for name, value in options.items():
         if isinstance(value, float) and (
             math.isnan(value) or (math.isinf(value) and name in FINITE)

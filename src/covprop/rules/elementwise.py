@@ -56,7 +56,7 @@ def _power(exponent: float) -> Operation:
 
 
 def power_parser(whole: Parser) -> Parser:
-    """Whole exponents are activations; others are of what stays positive."""
+    """The parser of powers: whole exponents are activations, others need a positive base."""
 
     def parse(input: Any, exponent: Any) -> Application | None:
         single = not isinstance(exponent, Tensor) or exponent.numel() == 1
@@ -125,7 +125,7 @@ for _declaration in DECLARATIONS:
 def prelu_rule(
     function: Callable[..., Any], input: GaussianTensor, weight: Tensor
 ) -> GaussianTensor:
-    """One slope for all elements, or one for each entry of the second dimension."""
+    """PReLU, with one slope for all elements, or one for each entry of the second dimension."""
     input.materialize()
     function(input.shown, weight)  # torch's own check of the shapes
     shape = [1] * input.dim()
@@ -204,7 +204,7 @@ def _check_one_function(function: Callable[[Tensor], Tensor], x: GaussianTensor)
 
 
 def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[float]) -> Tensor:
-    """A function of the user, as all operations see it."""
+    """The function of `cp.activation` that torch dispatches on."""
     del kinks
     return function(x)
 
@@ -213,7 +213,7 @@ def activated(x: Tensor, function: Callable[[Tensor], Tensor], kinks: Sequence[f
 def activated_rule(
     _: Callable[..., Any], x: GaussianTensor, function: Any, kinks: Sequence[float]
 ) -> GaussianTensor:
-    """By quadrature."""
+    """The rule of `cp.activation`: quadrature."""
     return apply(function, Quadrature(function, tuple(kinks)), x)
 
 
@@ -299,7 +299,7 @@ def _is_condition(operand: Any) -> bool:
 
 
 def register_operations() -> None:
-    """Arithmetic, comparisons and choices."""
+    """Register the parsers of arithmetic, comparisons and choices."""
     parsers: dict[tuple[str, ...], Parser] = {
         ("add",): _sum(ADD),
         ("sub", "subtract"): _sum(SUBTRACT),
@@ -328,7 +328,7 @@ def register_operations() -> None:
 
 
 def _bounded(compose: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Bounds that are tensors: constants by functions of one tensor, others by maxima."""
+    """A composer of bounds that are tensors: constant ones by rectifiers, others by maxima."""
 
     def composer(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
         given = dict(zip(("input", "min", "max"), args, strict=False)) | kwargs
@@ -343,14 +343,14 @@ def _bounded(compose: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _is_tensor(bound: Any) -> bool:
-    """Whether a bound is more than a number."""
+    """Whether a bound is a tensor of several numbers, or one with a gradient."""
     if isinstance(bound, GaussianTensor):
         return True
     return isinstance(bound, Tensor) and (bound.numel() != 1 or bound.requires_grad)
 
 
 def _between(x: Any, low: Any, high: Any) -> Any:
-    """x between bounds that are numbers or tensors, either of which may be missing."""
+    """Clamp `x` between bounds that are numbers or tensors; either may be missing."""
     like = {"dtype": x.dtype, "device": x.device}
     low, high = (
         bound if bound is None or isinstance(bound, Tensor) else torch.tensor(float(bound), **like)
@@ -367,6 +367,6 @@ def _between(x: Any, low: Any, high: Any) -> Any:
 
 
 def register_bounds() -> None:
-    """Tensors as bounds, of functions that have rules by now."""
+    """Let `clamp` and its relatives take tensors as bounds; their rules are registered before."""
     for function in spellings("clamp", "clip", "clamp_min", "clamp_max"):
         register_composer([function], _bounded(TABLE[function].compose))

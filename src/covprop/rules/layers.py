@@ -18,7 +18,6 @@ from torch import Tensor
 from covprop.activations import spellings
 from covprop.covariance import LinearMap
 from covprop.covariance.congruence import TOGETHER
-from covprop.covariance.dense import small_congruence
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.kernels import compiled
@@ -33,6 +32,8 @@ from covprop.rules.affine import (
 )
 from covprop.rules.operands import gaussians
 
+COMPILED = 128
+"""Features from which two products by torch are as fast."""
 IMAGE = 3
 """Channels, rows and columns."""
 
@@ -123,7 +124,7 @@ class Linear:
     weight: Tensor
 
     def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
-        """A v from output `start` on, or from the next before it: which, (*any, outputs)."""
+        """A v from output `start` on, or an earlier one: the first output, (*any, outputs)."""
         if vectors.shape[-1] == self.weight.shape[1]:
             return start, F.linear(vectors, self.weight[start:] if start else self.weight)
         several = vectors.unflatten(-1, (-1, self.weight.shape[1]))
@@ -142,12 +143,17 @@ class Linear:
         return (rows.unflatten(-1, (-1, self.weight.shape[0])) @ self.weight).flatten(-2)
 
     def outputs(self, size: int) -> int:
-        """Of each group of inputs that it takes."""
+        """Outputs for an event of this size."""
         return size // self.weight.shape[1] * len(self.weight)
 
     def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
-        """Of small matrices."""
-        return small_congruence(values, self.weight)
+        """A S A^T of small matrices, for which two products by torch would be slower."""
+        fits = values.shape[-1] == self.weight.shape[1] and self.weight.numel() > 0
+        if not fits or max(self.weight.shape) > COMPILED:
+            return None
+        if not compiled.usable(values, self.weight):
+            return None
+        return compiled.congruence(values, self.weight)
 
     def without_buffers(self) -> "Linear":
         """It needs no buffers."""
@@ -182,11 +188,11 @@ class Convolution:
         return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
 
     def outputs(self, size: int) -> int:
-        """Those of every image."""
+        """Outputs for an event of this size."""
         return size // self.image.numel() * len(self.weight) * self.places
 
     def congruence(self, values: Tensor) -> tuple[Tensor, float] | None:
-        """Of one image, where every output sees all channels."""
+        """A S A^T for one image, where every output sees all channels."""
         if values.shape[-1] != self.image.numel() or not self._simple:
             return None
         if not compiled.usable(values, self.weight):
@@ -333,34 +339,34 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def no_layer(*args: Any, **kwargs: Any) -> None:
-    """Layers with a weight of which nothing more is known."""
+    """No `Layer`, for functions with a weight of which nothing more is known."""
 
 
 def linear_layer(x: GaussianTensor, input: Any, weight: Tensor, bias: Any = None) -> Linear | None:
-    """What is known of a call of `F.linear`."""
+    """The `Layer` of a call of `F.linear`, None where its weight is a vector."""
     return Linear(weight) if weight.dim() > 1 and x.event_shape else None
 
 
+def _is_constant(argument: Any) -> bool:
+    return argument is None or is_plain(argument)
+
+
 @rule(*spellings("linear"), kind=Kind.LINEAR, treatment=EXACT, name="linear", batch=Batch.ANYWHERE)
-def linear(
-    function: Callable[..., Any], input: Any, weight: Any, bias: Any = None
-) -> GaussianTensor:
+def linear(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
     """W x + b, directly for a tensor with its batch first."""
-    if hasattr(function, "batch_at") and keeps_last_dims(
-        1, function, *gaussians((input, weight, bias), {})
-    ):  # the last dimension is the same
+    if hasattr(function, "batch_at") and keeps_last_dims(1, function, *gaussians(args, kwargs)):
         function = inspect.unwrap(function)
-    plain = is_plain(weight) and (bias is None or is_plain(bias))
-    layer = linear_layer(input, input, weight) if plain and function is F.linear else None
-    if layer is None:
-        return affine(
-            function, input, weight, bias, strip=without_argument(2, "bias"), layer=linear_layer
-        )
-    mapped = LinearMap(
-        partial(F.linear, weight=weight), input.event_shape, layer=layer,
-        squared=lambda vector: F.linear(vector, weight.square()),
-    )  # fmt: skip
-    return input.through(F.linear(input.loc, weight, bias), mapped)
+    plain = not kwargs and len(args) in (2, 3) and all(map(_is_constant, args[1:]))
+    if function is F.linear and plain:
+        x, weight, bias = (*args, None)[:3]
+        layer = linear_layer(x, x, weight)
+        if layer is not None:
+            mapped = LinearMap(
+                partial(F.linear, weight=weight), x.event_shape, layer=layer,
+                squared=lambda vector: F.linear(vector, weight.square()),
+            )  # fmt: skip
+            return x.through(F.linear(x.loc, weight, bias), mapped)
+    return affine(function, *args, strip=without_argument(2, "bias"), layer=linear_layer, **kwargs)
 
 
 register_linear("conv1d", strip=without_argument(2, "bias"), layer=no_layer)

@@ -4,8 +4,8 @@ Exact for a pair. For more, one after another, the maximum so far being taken as
 may have a formula of its own, which leaves the dependence of a and b unused.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product as every
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +21,10 @@ from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.operands import batch_error, gaussians, promoted
 
 PAIR = "exact for a pair"
-TOURNAMENT = "exact for a pair, one after another for more"
-MUCH = 100.0
+SEQUENTIAL = "exact for a pair, one after another for more"
+CANCELLING = 100.0
 """A ratio of variances whose difference loses digits that matter."""
-FAR = 40.0
+PADDING = 40.0
 """Standard deviations by which padding stays below everything else."""
 
 
@@ -75,7 +75,7 @@ def _number(*sides: Any) -> float | None:
 
 
 def _of_pair(a: Any, b: Any) -> Any:
-    """a + relu(b - a), with its mean as max(a, b) and what noise adds.
+    """a + relu(b - a), with max(a, b) plus the effect of noise as its mean.
 
     a + (b - a) is not b in the last bits, or none of it beside a large a.
     """
@@ -94,9 +94,9 @@ def _of_pair(a: Any, b: Any) -> Any:
 
 
 def _maximum_above_padding(function: Callable[..., Any], a: Any, b: Any) -> Any:
-    """The maximum where a side may be at minus infinity, as padding is: there it is the other.
+    """The maximum with padding: where a side is at minus infinity, it is the other side.
 
-    A mean FAR standard deviations below that of the other is as good as minus infinity.
+    A mean PADDING standard deviations below that of the other is as good as minus infinity.
     """
     for x in gaussians((a, b), {}):
         x.materialize()
@@ -107,14 +107,14 @@ def _maximum_above_padding(function: Callable[..., Any], a: Any, b: Any) -> Any:
 
 
 def _raised_padding(x: Any, other: Any) -> Any:
-    """X with its means at minus infinity just far enough below the other.
+    """`x` with its means at minus infinity raised to just far enough below the other.
 
     One below where the other does not vary: a tie there would halve its gradients.
     """
     floor = other
     if isinstance(other, GaussianTensor):
         variances = other.variances.detach().reshape(other.loc.shape)
-        spread = torch.where(variances > 0, FAR * variances.clamp(min=0).sqrt(), 1.0)
+        spread = torch.where(variances > 0, PADDING * variances.clamp(min=0).sqrt(), 1.0)
         floor = other.shown.detach() - other.batch_at.shown(spread)
     floor = torch.where(_is_minus_infinity(other), 0, floor)
     mean = x.shown if isinstance(x, GaussianTensor) else x
@@ -122,7 +122,7 @@ def _raised_padding(x: Any, other: Any) -> Any:
 
 
 def _with_mean(x: Any, mean: Tensor) -> Any:
-    """X with another mean."""
+    """`x` with another mean."""
     if not isinstance(x, GaussianTensor):
         return mean
     loc = x.batch_at.first(mean)
@@ -137,12 +137,14 @@ def _is_minus_infinity(x: Any) -> Tensor:
 
 
 def _likelier_first(a: GaussianTensor, b: GaussianTensor) -> tuple[Any, Any]:
-    """Put the likelier winner first where the other varies far more, which would cancel badly."""
+    """The likelier maximum first, where the other varies far more and would cancel digits."""
     first, second = a.variances.detach(), b.variances.detach()
     if a.batch_at != b.batch_at:
         return a, b
     wins = (b.loc >= a.loc).reshape(first.shape)
-    if not bool((torch.where(wins, first > MUCH * second, second > MUCH * first)).any()):
+    if not bool(
+        (torch.where(wins, first > CANCELLING * second, second > CANCELLING * first)).any()
+    ):
         return a, b
     if bool(wins.all()):
         return b, a
@@ -172,7 +174,7 @@ def _by_carrier(a: GaussianTensor, b: GaussianTensor) -> GaussianTensor | None:
 
 
 def commute_with_monotone(x: Any, extreme: Callable[[Any], Any]) -> Any:
-    """max g(y) = g(max y) for g that never falls: what is before g is closer to Gaussian.
+    """max g(y) = g(max y) for nondecreasing g: y is closer to Gaussian than g(y).
 
     Measured on a trained ResNet-18, deviations behind max pooling of rectified units are 20 % too
     small without.
@@ -185,20 +187,20 @@ def commute_with_monotone(x: Any, extreme: Callable[[Any], Any]) -> Any:
     )
 
 
-def tournament(players: Iterable[Any]) -> Any:
+def sequential_maximum(terms: Iterable[Any]) -> Any:
     """The maximum of several tensors, each against the best so far.
 
-    Measured for equal independent players, this loses less than a tree of pairs: the standard
+    Measured for equal independent terms, this loses less than a tree of pairs: the standard
     deviation of the largest of 4 is 0.978 of its value (tree 0.972), of 9 it is 0.941 (0.919).
     """
-    rest = iter(players)  # one at a time, as each has a covariance of its own
+    rest = iter(terms)  # one at a time, as each has a covariance of its own
     best = next(rest)
-    for player in rest:
-        best = torch.maximum(best, player)
+    for term in rest:
+        best = torch.maximum(best, term)
     return best
 
 
-@rule(*spellings("amax"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="amax",
+@rule(*spellings("amax"), kind=Kind.MAXIMUM, treatment=SEQUENTIAL, name="amax",
       batch=Batch.STEPWISE)  # fmt: skip
 def amax(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """Over one dimension or several."""
@@ -210,26 +212,26 @@ def _largest(input: Any, dim: Any, keepdim: bool) -> Any:
         return input
     dims = [dim] if isinstance(dim, int) else list(dim) or list(range(input.dim()))
     for d in sorted((d % input.dim() for d in dims), reverse=True):
-        winner = tournament(torch.unbind(input, d))
-        input = winner.unsqueeze(d) if keepdim else winner
+        largest = sequential_maximum(torch.unbind(input, d))
+        input = largest.unsqueeze(d) if keepdim else largest
     return input
 
 
-@rule(*spellings("amin"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="amin",
+@rule(*spellings("amin"), kind=Kind.MAXIMUM, treatment=SEQUENTIAL, name="amin",
       batch=Batch.STEPWISE)  # fmt: skip
 def amin(function: Callable[..., Any], input: Any, dim: Any = (), keepdim: bool = False) -> Any:
     """The maximum of the negative."""
     return commute_with_monotone(input, lambda x: -_largest(-x, dim, keepdim))
 
 
-@rule(*spellings("max"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="max",
+@rule(*spellings("max"), kind=Kind.MAXIMUM, treatment=SEQUENTIAL, name="max",
       batch=Batch.STEPWISE)  # fmt: skip
 def max_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
     return _extreme(maximum, amax, function, input, args, kwargs)
 
 
-@rule(*spellings("min"), kind=Kind.MAXIMUM, treatment=TOURNAMENT, name="min",
+@rule(*spellings("min"), kind=Kind.MAXIMUM, treatment=SEQUENTIAL, name="min",
       batch=Batch.STEPWISE)  # fmt: skip
 def min_rule(function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of two tensors, over a dimension, or over everything."""
@@ -255,7 +257,7 @@ def _extreme(
 
 
 @rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d,
-      torch.max_pool3d, kind=Kind.MAXIMUM, treatment=TOURNAMENT,
+      torch.max_pool3d, kind=Kind.MAXIMUM, treatment=SEQUENTIAL,
       name="max_pool1d, max_pool2d, max_pool3d", batch=Batch.STEPWISE)  # fmt: skip
 def max_pool(
     function: Callable[..., Any],
@@ -267,7 +269,7 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """A tournament of the shifted and strided images, one for each place in the window."""
+    """The maximum of the shifted and strided images, one for each place in the window."""
     if return_indices:
         raise UnsupportedOperation("max pooling of a Gaussian has no indices; leave them away")
     options = kernel_size, stride, padding, dilation, ceil_mode
@@ -302,9 +304,9 @@ def _pooled(
             slice(place[d] * gap[d], place[d] * gap[d] + (shape[d] - 1) * step[d] + 1, step[d])
             for d in range(count)
         ]
-        for place in every(*(range(k) for k in kernel))
+        for place in itertools.product(*(range(k) for k in kernel))
     )
-    return tournament(input[(..., *cut)] for cut in cuts)
+    return sequential_maximum(input[(..., *cut)] for cut in cuts)
 
 
 _WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -314,18 +316,18 @@ _WITH_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-@rule(*_WITH_INDICES, kind=Kind.MAXIMUM, treatment=TOURNAMENT,
+@rule(*_WITH_INDICES, kind=Kind.MAXIMUM, treatment=SEQUENTIAL,
       name="max_pool1d, max_pool2d, max_pool3d", batch=Batch.STEPWISE)  # fmt: skip
 def max_pool_with_indices(
     function: Callable[..., Any], input: Any, *args: Any, **kwargs: Any
 ) -> Extreme:
-    """For models that ask for the indices and do not use them: converted ones do."""
+    """Max pooling for models that ask for indices and do not use them, as converted ones do."""
     kwargs.pop("return_indices", None)
     return Extreme(max_pool(_WITH_INDICES[function], input, *args, **kwargs), None)
 
 
 @rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, kind=Kind.MAXIMUM,
-      treatment=TOURNAMENT,
+      treatment=SEQUENTIAL,
       name="adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d",
       batch=Batch.STEPWISE)  # fmt: skip
 def adaptive_max_pool(
@@ -359,7 +361,7 @@ def _adaptive_max(x: Any, dim: int, out: int) -> Any:
     groups = []
     for length in sorted(set(lengths)):
         first = torch.tensor([starts[i] for i in order if lengths[i] == length], device=x.device)
-        groups.append(tournament(x.index_select(dim, first + j) for j in range(length)))
+        groups.append(sequential_maximum(x.index_select(dim, first + j) for j in range(length)))
     return torch.cat(groups, dim).index_select(dim, torch.tensor(order, device=x.device).argsort())
 
 

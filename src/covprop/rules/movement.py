@@ -115,7 +115,7 @@ def grid_sample(
 @rule(Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, kind=Kind.MOVEMENT, treatment="exact",
       name="expand_as, view_as, reshape_as", batch=Batch.STEPWISE)  # fmt: skip
 def shaped_as(function: Callable[..., Any], x: Any, other: Any) -> Any:
-    """Of the other tensor only the shape matters."""
+    """A reshape to the shape of another tensor."""
     shape = tuple(other.shape)
     return x.expand(shape) if function is Tensor.expand_as else x.reshape(shape)
 
@@ -123,7 +123,7 @@ def shaped_as(function: Callable[..., Any], x: Any, other: Any) -> Any:
 @rule(torch.atleast_1d, torch.atleast_2d, torch.atleast_3d, kind=Kind.MOVEMENT, treatment="exact",
       name="atleast_1d, atleast_2d, atleast_3d")  # fmt: skip
 def at_least(function: Callable[..., Any], *tensors: Any) -> Any:
-    """Each of the tensors with as many dimensions."""
+    """Tensors with at least this many dimensions."""
     results = tuple(movement(function, x) if isinstance(x, GaussianTensor) else function(x)
                     for x in tensors)  # fmt: skip
     return results if len(results) > 1 else results[0]
@@ -229,7 +229,7 @@ def _values(x: GaussianTensor) -> tuple[Any, Any]:
 
 
 def _recast(x: GaussianTensor) -> GaussianTensor | None:
-    """The same tensor in a wider dtype, or of which this is one, if both have not changed since."""
+    """The tensor that this one was cast from or to, if neither has changed since."""
     if x.is_pending or x.carrier.recast is None:
         return None
     other, *known = (reference() for reference in x.carrier.recast)
@@ -245,7 +245,7 @@ def _still_pending(
     kwargs: dict[str, Any],
     tensors: Sequence[GaussianTensor],
 ) -> Any:
-    """A copy of a function that is pending is the same function, of a cast argument if it casts.
+    """A copy of a pending function is the same function, of a cast argument if it casts.
 
     Of a second tensor only dtype and device matter, so that it stays pending, too.
     """
@@ -284,7 +284,7 @@ _ATTRIBUTES = _getters(
 @rule(*_METADATA, *_ATTRIBUTES, kind=Kind.CONSTANT, treatment="a constant",
       name="zeros_like, ones_like, full_like", batch=Batch.STEPWISE)  # fmt: skip
 def metadata(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What depends only on shape, dtype and device is no Gaussian."""
+    """Functions of shape, dtype and device alone, which are constant."""
     return at_means(function, args, kwargs)
 
 
@@ -302,7 +302,7 @@ def no_nested_tensor(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 @rule(*_VALUES, kind=Kind.OTHER, name="values", batch=Batch.STEPWISE)
 def value(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Refuse what would make a decision of a random value."""
+    """Refuse to turn a random value into a number or a decision."""
     raise UnsupportedOperation(
         f"{name_of(function)} asks for the value of a Gaussian, which is random; control flow and "
         "indices cannot depend on it"

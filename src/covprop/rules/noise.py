@@ -60,7 +60,7 @@ _wanted: ContextVar[frozenset[int]] = ContextVar("wanted", default=frozenset())
 
 
 def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Say that dropout is on for no better reason than `model.train()`; layers: with names."""
+    """Warn that dropout is on because of `model.train()` alone; layers: with names."""
     for name, layer in layers:
         p = dropout_probability(layer)
         if layer.training and id(layer) not in _wanted.get() and p > 0:
@@ -76,7 +76,7 @@ def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def warn_of_functional_dropout() -> None:
-    """Say that F.dropout draws masks, where no layer does it of which `propagate` has told."""
+    """Warn that F.dropout draws masks, outside of the layers that `warn_of_dropout` knows."""
     if not _wanted.get() and not isinstance(calling_module(), NOISY):
         warn_user(
             "F.dropout is called with training=True, its default, so that its random masks add to "
@@ -88,7 +88,7 @@ def warn_of_functional_dropout() -> None:
 
 
 def dropout_probability(layer: nn.Module) -> float:
-    """That of a layer's own dropout."""
+    """The dropout probability of a layer."""
     if isinstance(layer, _DropoutNd):
         return layer.p
     if isinstance(layer, nn.RNNBase):

@@ -43,7 +43,7 @@ def var(
     keepdim: bool = False,
     correction: float | None = None,
 ) -> Any:
-    """A sum of squares of what is left of the mean."""
+    """The variance over dimensions: a sum of squared deviations from the mean."""
     _, dims, keepdim, count = _deviations(input, dim, unbiased, keepdim, correction)
     squares = (input - input.mean(dims, keepdim=True)).square()
     return squares.sum(dims, keepdim=keepdim) * (1 / max(count, 0) if count > 0 else math.nan)
@@ -52,7 +52,7 @@ def var(
 @rule(*spellings("std"), kind=Kind.SMOOTH, treatment=WITHIN, name="std",
       batch=Batch.STEPWISE)  # fmt: skip
 def std(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTensor:
-    """The length of what is left of the mean, over the root of a number."""
+    """The standard deviation over dimensions: the scaled length of the deviations."""
     x, dims, keepdim, count = _deviations(*args, **kwargs)
     scale = count**-0.5 if count > 0 else math.nan
     return _euclidean(function, x, dims, keepdim, centred=True, scale=scale)
@@ -127,7 +127,7 @@ def _root(
 def _written(
     function: Callable[..., Any], written: Callable[..., Any], x: GaussianTensor
 ) -> GaussianTensor:
-    """By the delta method, of a tensor whose batch comes first."""
+    """A function by the delta method, of a tensor whose batch comes first."""
     if x.batch_at != FIRST:
         raise batch_error(function, x)
     return delta(wraps(function)(written), x)
@@ -192,7 +192,7 @@ def normalize(
 def _unit(
     function: Callable[..., Any], x: GaussianTensor, dims: list[int], eps: float
 ) -> GaussianTensor:
-    """Over its length, which has to be far above what torch takes at least for it."""
+    """Divide by the length, which must be far above torch's lower limit of it."""
     x.materialize()
     groups = groups_of(function, x, arranged(dims))
     squares = x.loc.detach().square() + x.variances.detach().reshape(x.loc.shape)
@@ -273,7 +273,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> GaussianTensor:
-    """Over the last dimensions."""
+    """Layer norm over the last dimensions."""
     arrange = _last(function, input, normalized_shape)
     return _norm(function, input, arrange, (weight, bias), eps)
 
@@ -287,7 +287,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> GaussianTensor:
-    """Over the last dimensions, without taking their mean away."""
+    """RMS norm over the last dimensions, which does not subtract the mean."""
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     arrange = _last(function, input, normalized_shape)
     return _norm(function, input, arrange, (weight, None), eps, centred=False)

@@ -25,7 +25,7 @@ def gaussians(args: Any, kwargs: Any) -> list[GaussianTensor]:
 
 
 def check_finite(function: Callable[..., Any], x: GaussianTensor) -> None:
-    """Blame what was before a function for what it was given."""
+    """Raise if the input of a function is not finite, so that the function is not blamed."""
     if not (is_finite(x.loc) and is_finite(x.variances)):
         raise MomentOverflow(
             f"the input of {name_of(function)} has a mean or variance that is NaN or infinite; "
@@ -96,7 +96,7 @@ def at_means(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def as_unary(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Tensor], Any]:
-    """The torch function as a function of what stands where the one Gaussian stands.
+    """The torch function as a function of the one argument that is Gaussian.
 
     It does not hold the Gaussian, which would keep its covariance alive.
     """
@@ -108,7 +108,7 @@ def as_unary(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[
 
 
 def unary_of_slots(function: Callable[..., Any], slots: Any, named: Any) -> Callable[[Tensor], Any]:
-    """The same, of arguments with a slot where the Gaussian stands."""
+    """The same, for arguments with a slot in place of the Gaussian."""
     return lambda value: function(*fill(slots, lambda _: value), **fill(named, lambda _: value))
 
 
@@ -134,7 +134,7 @@ def check_batch_is_separate(
     x: GaussianTensor,
     shape: torch.Size,
 ) -> None:
-    """Scaling each element of the batch must scale its result and nothing else."""
+    """Check by probes that scaling an element of the batch scales its result and nothing else."""
     count, divisor = x.batch_shape.numel(), 1
     if count <= 1:
         return

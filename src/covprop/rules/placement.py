@@ -13,7 +13,7 @@ from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch, write
 from covprop.rules.affine import EXACT, affine, scaling, without_terms
 from covprop.rules.joint import join
-from covprop.rules.maximum import tournament
+from covprop.rules.maximum import sequential_maximum
 from covprop.rules.operands import batch_error, gaussians
 
 REDUCED = "sum, mean: exact; amax, amin: exact for a pair, one after another for more"
@@ -139,7 +139,7 @@ def _placed(*functions: Callable[..., Any], names: tuple[str, ...], name: str) -
 
 
 def _taken(function: Callable[..., Any], source: Any, origin: Tensor, batch: torch.Size) -> Any:
-    """Elements of a source by their numbers, those below zero being any."""
+    """Elements of a source by their numbers; any element for numbers below zero."""
     if not isinstance(source, GaussianTensor):
         return source.reshape(-1)[origin.clamp(min=0)]
     size, count = source.event_shape.numel(), batch.numel()
@@ -208,7 +208,7 @@ def _spread(input: Any, index: Any, value: Any) -> Any:
 
 
 def copied(input: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
-    """What `input.copy_(src)` makes of a tensor."""
+    """The result of `input.copy_(src)`."""
     return torch.as_tensor(src).expand(input.shape).to(input)
 
 
@@ -227,7 +227,7 @@ def copy_rule(
 def index_put(
     function: Callable[..., Any], input: Any, indices: Any, values: Any, accumulate: bool = False
 ) -> Any:
-    """As `input[indices] = values`, or added to what is there at places along one dimension."""
+    """`input[indices] = values`, or with accumulate, a sum at places along one dimension."""
     if not accumulate:
         return dispatch(with_items, (input, tuple(indices), values), {})
     if len(indices) != 1:
@@ -249,7 +249,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """What `src` has for each place along a dimension, reduced, with what is there or without."""
+    """Reduce the elements of `src` for each place along a dimension, with those of input or not."""
     _check_reduction(function, input, dim, index, reduce)
     src = src[tuple(slice(0, size) for size in index.shape)]
     count = torch.zeros(input.shape, dtype=input.dtype, device=index.device)
@@ -262,8 +262,8 @@ def scatter_reduce(
             return total
         return total / (count + 1 if include_self else count.clamp(min=1))
     sign = 1 if reduce == "amax" else -1
-    players = _players(sign * src, dim, index, input.shape)
-    best = tournament([sign * input, *players] if include_self else players)
+    terms = _by_rank(sign * src, dim, index, input.shape)
+    best = sequential_maximum([sign * input, *terms] if include_self else terms)
     return sign * best if include_self else torch.where(untouched, input, sign * best)
 
 
@@ -279,7 +279,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """The same with one index for all elements of a row."""
+    """`scatter_reduce` with one index for all elements of a row."""
     if isinstance(index, GaussianTensor):
         raise UnsupportedOperation(f"{name_of(function)} takes places that are random here")
     shape = [1] * len(source.shape)
@@ -307,7 +307,7 @@ def _check_reduction(
         )
 
 
-def _players(src: Any, dim: int, index: Tensor, shape: torch.Size) -> list[Any]:
+def _by_rank(src: Any, dim: int, index: Tensor, shape: torch.Size) -> list[Any]:
     """The first, the second ... element for each place, minus infinity where there is none."""
     order = index.argsort(dim=dim, stable=True)
     keys = index.gather(dim, order)
@@ -319,7 +319,7 @@ def _players(src: Any, dim: int, index: Tensor, shape: torch.Size) -> list[Any]:
     begins.narrow(dim, 1, keys.shape[dim] - 1).copy_(keys.diff(dim=dim) != 0)
     first = torch.where(begins, number, 0).cummax(dim).values
     rank = number - first
-    players = []
+    terms = []
     for k in range(int(rank.max()) + 1 if rank.numel() else 0):
         # One place more, for elements of other ranks.
         wide = list(shape)
@@ -328,5 +328,5 @@ def _players(src: Any, dim: int, index: Tensor, shape: torch.Size) -> list[Any]:
         origin.scatter_(dim, torch.where(rank == k, keys, shape[dim]), order)
         origin = origin.narrow(dim, 0, shape[dim])
         taken = torch.gather(src, dim, origin.clamp(min=0))
-        players.append(torch.where(origin >= 0, taken, -torch.inf))
-    return players
+        terms.append(torch.where(origin >= 0, taken, -torch.inf))
+    return terms

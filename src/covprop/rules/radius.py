@@ -50,7 +50,7 @@ class Radius:
 
 
 def _known(x: Any) -> Radius | None:
-    """What is known of a tensor that has numbers."""
+    """The recorded radius of an evaluated tensor, if any."""
     if not isinstance(x, GaussianTensor) or x.is_pending:
         return None
     found = getattr(x.loc, "radius", None)
@@ -59,7 +59,7 @@ def _known(x: Any) -> Radius | None:
 
 
 def _marked(x: GaussianTensor, radius: Radius) -> GaussianTensor:
-    """The tensor, whose mean remembers, as all handles of the tensor and nothing else have it."""
+    """Record a radius on the mean of a tensor, which all its aliases share."""
     x.materialize()
     x.loc.radius = replace(radius, carrier=weakref.ref(x.carrier))  # type: ignore[attr-defined]
     return x
@@ -74,7 +74,7 @@ def _number(value: float | Tensor) -> float | None:
 
 
 def _coefficients(x: GaussianTensor, degree: int) -> list[float] | None:
-    """Those of a function of a tensor that is a polynomial of this degree."""
+    """Coefficients of a pending function that is a polynomial of this degree."""
     if x.pending is None:
         return [0.0, 1.0] if degree == 1 else None
     found = polynomial(x.pending.expression)
@@ -86,7 +86,7 @@ def _coefficients(x: GaussianTensor, degree: int) -> list[float] | None:
 
 
 def _summed(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
-    """A sum or a mean of squares remembers of what."""
+    """A composer of sums and means that records the radius of a sum of squares."""
     x, dim = args[0] if args else kwargs.get("input"), kwargs.get("dim", kwargs.get("axis"))
     dim = args[1] if len(args) > 1 else dim
     if len(tensors) > 1 or not isinstance(x, GaussianTensor) or not x.shape:
@@ -183,7 +183,7 @@ def _multiplied(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
 
 
 def follow(x: GaussianTensor, moved: GaussianTensor, in_order: bool) -> GaussianTensor:
-    """Elements of a tensor, which are what it is; in order: all of them, in another shape."""
+    """Copy the recorded radius of a tensor to elements of it; in order: all, in another shape."""
     known = _known(x)
     if known is None or known.power != INVERSE:
         return moved
@@ -204,7 +204,7 @@ def _warn_of_product(inverse: GaussianTensor) -> None:
 
 
 def _divided(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
-    """A tensor over its length, to which nothing is added."""
+    """A tensor divided by its own length."""
     del function
     if len(tensors) != 2 or kwargs or any(x.is_pending for x in tensors):  # noqa: PLR2004
         return None
@@ -232,7 +232,7 @@ def _is_source(known: Radius, x: GaussianTensor, other: GaussianTensor) -> bool:
 
 
 def register_radii() -> None:
-    """Once the operations have their readings, which take what is no sum of squares."""
+    """Register composers before those that the operations already have."""
     for names, found in (
         (("sum", "mean"), _summed),
         (("sqrt",), _rooted(ROOT)),
@@ -247,7 +247,7 @@ def register_radii() -> None:
 
 
 def _first(one: Callable[..., Any], other: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What one composer makes of a call, or else another one."""
+    """A composer that tries one composer, then another."""
 
     def composer(*call: Any) -> Any:
         result = one(*call)

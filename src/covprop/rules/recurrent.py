@@ -78,7 +78,7 @@ class Cell:
     of_state: tuple[int | None, ...]
 
     def weights(self, directions: Sequence[Sequence[Any]]) -> "Weights":
-        """Those of all directions as one; each has w_ih, w_hh and, where there are any, biases."""
+        """The weights of all directions as one; each has w_ih, w_hh and maybe biases."""
 
         def parts(tensor: Tensor, places: Sequence[int | None]) -> list[Tensor]:
             every = tensor.chunk(1 + max(place for place in places if place is not None))
@@ -137,7 +137,7 @@ def recurrent_cell(
     b_ih: Any = None,
     b_hh: Any = None,
 ) -> Any:
-    """One step."""
+    """The rule of recurrent cells: one step."""
     cell = CELLS[function]
     state = hx if function is torch.lstm_cell else (hx,)
     made = _next(cell, cell.weights([(w_ih, w_hh, b_ih, b_hh)]), input, state)
@@ -165,7 +165,7 @@ def recurrent_network(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """All layers."""
+    """The rule of recurrent networks: all layers."""
     initial = hx if function is torch.lstm else [hx]
     if not isinstance(initial, list | tuple) or not isinstance(weights, list | tuple):
         raise UnsupportedOperation(PACKED)
@@ -245,7 +245,7 @@ def _repeated(
 def recurrent_layer(
     vector: Tensor, recurrence: Recurrence, one_by_one: Callable[[], Any], parameters: Any
 ) -> Tensor:
-    """What is dispatched for each layer, so that plans and bars have a name for it."""
+    """A function that is dispatched for each layer, so that plans and bars can name it."""
     raise NotImplementedError
 
 

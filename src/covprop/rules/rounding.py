@@ -86,7 +86,7 @@ def _parser(name: str) -> Callable[..., Application | None]:
 
 
 def _around_means(name: str, x: GaussianTensor) -> GaussianTensor:
-    """Rounded as far as it is from the even integer beside each mean."""
+    """Round the difference from the even integer beside each mean."""
     even = 2 * (x.loc.detach() / 2).round()
     centred = x.moved(x.loc - even)
     ends = _ends(*_reach(centred))
@@ -135,7 +135,7 @@ register_parser(spellings("trunc", "fix"), _parser("trunc"))
 @rule(*spellings("frac"), kind=Kind.ELEMENTWISE, treatment=STEPS, name="frac",
       batch=Batch.STEPWISE, in_place=in_place_spellings("frac"))  # fmt: skip
 def frac(function: Callable[..., Any], input: Any) -> Any:
-    """What truncation takes away."""
+    """The fractional part."""
     return input - torch.trunc(input)
 
 
@@ -174,6 +174,6 @@ def _divided(compose: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def register_rounded_division() -> None:
-    """Once division has its parser."""
+    """Let division take a rounding mode, after its parser is registered."""
     functions = spellings("div", "divide", "true_divide")
     register_composer(functions, _divided(TABLE[functions[0]].compose))

@@ -105,7 +105,7 @@ def _check_linear(
     x: GaussianTensor,
     tangent: Callable[[Tensor], Tensor],
 ) -> None:
-    """Warn where one standard deviation is too far for the slope at the mean."""
+    """Warn where the function is not nearly linear within one standard deviation."""
     point = x.loc.detach()
     stddev = x.variances.detach().clamp(min=0).sqrt().reshape(x.shape)
     signs = torch.cos(2.0 * torch.arange(x.event_shape.numel(), device=x.device)).sign()
@@ -212,7 +212,7 @@ def groups_of(
     centred: bool = False,
     offset: float = 0.0,
 ) -> Groups:
-    """By what `arrange` makes, (groups, n), of a tensor in the layout that the model sees."""
+    """Groups by `arrange`, which gives (groups, n) of a tensor in the model's layout."""
     batch = [max(1, size) for size in x.batch_shape]
     size = max(1, x.event_shape.numel())
     places = torch.arange(math.prod((*batch, *x.event_shape)), device=x.device)
@@ -273,7 +273,7 @@ def _warn(function: Callable[..., Any], extra: Tensor, variance: Tensor) -> None
 
 
 def _of_event(x: GaussianTensor, value: Tensor | float) -> Tensor:
-    """A number for each element of the flat event, of what the model would broadcast."""
+    """A constant that the model broadcasts, as a number for each element of the flat event."""
     value = torch.as_tensor(value, dtype=torch.float64, device=x.device).expand(x.shape)
     value = x.batch_at.first(value)
     return value[(0,) * len(x.batch_shape)].reshape(-1)
