@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import covprop as cp
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_layer
 from covprop.kernels.gradients import jvp
 from covprop.native import build
 from tests.oracles import assert_close
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no compiler was found")
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-RUNNABLE = compiled.LIBRARIES.get(CAPABILITY, ("portable",))
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "leaky_relu": F.leaky_relu,
@@ -33,13 +31,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 ROUNDING = 64.0
 """Roundings by which the two may differ, relative to the standard deviations: sums of up to 48
 terms of either sign, each of which both round."""
-
-
-@pytest.fixture(params=RUNNABLE)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    library = compiled.load(build.library_path(request.param))
-    monkeypatch.setattr(compiled, "library", lambda: library)
-    return str(request.param)
 
 
 def both(
@@ -249,6 +240,33 @@ def test_gradients_are_those_of_the_torch_code(
     scale = float(weights[1].abs().sum(-1).max() * (deviations.max() / deviations.min()))
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, atol=ROUNDING * torch.finfo(dtype).eps * scale)
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_do_not_see_what_another_call_has_left(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept in memory of each thread, where it was multiplied by zeros."""
+    x = gaussian(130, 3, dtype)
+    weights = torch.ones_like(x.mean), torch.ones_like(x.covariance_matrix)
+    monkeypatch.setattr(compiled, "threads", lambda _: 1)
+    layers = []
+    whole = compiled_layer.piecewise_layer
+
+    def seen(layer: Any, mean: Tensor, covariance: Tensor) -> Any:
+        layers.append(layer)
+        return whole(layer, mean, covariance)
+
+    monkeypatch.setattr(compiled_layer, "piecewise_layer", seen)
+    gradients(torch.relu, x, weights)
+    matrix = torch.full_like(x.covariance_matrix, torch.nan)
+    matrix.diagonal().fill_(1)
+    made = compiled_layer._backward(layers[0], (x.mean, matrix), weights)
+    assert made is not None
+    assert bool(made[0].isnan().all())
+    found = gradients(torch.relu, gaussian(5, 1, dtype), (weights[0][:5], weights[1][:5, :5]))
+    assert all(bool(one.isfinite().all()) for one in found)
 
 
 def test_gradients_of_units_that_do_not_vary() -> None:

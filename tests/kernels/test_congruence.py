@@ -10,19 +10,10 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.kernels import compiled
 from covprop.kernels.gradients import jvp
-from covprop.native import build
 from covprop.rules.layers import COMPILED, Linear
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="no compiler was found")
-RUNNABLE = compiled.LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), ("portable",))
 SIZES = (1, 2, 3, 7, 8, 13, 16, 33, 100, COMPILED)
-
-
-@pytest.fixture(params=RUNNABLE)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    library = compiled.load(build.library_path(request.param))
-    monkeypatch.setattr(compiled, "library", lambda: library)
-    return str(request.param)
 
 
 def matrices(m: int, n: int, dtype: torch.dtype, *batch: int) -> tuple[Tensor, Tensor]:

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 import covprop as cp
 from covprop.kernels import compiled
-from covprop.native import build
 from covprop.rules.layers import Convolution
 
 pytestmark = [
     pytest.mark.skipif(compiled.library() is None, reason="no compiler was found"),
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
 ]
-RUNNABLE = compiled.LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), ("portable",))
 
 
 class Case(NamedTuple):
@@ -42,13 +40,6 @@ CASES = (
     Case((2, 1, 1), 30, (1, 1)),
     Case((5, 8, 8), 6, (3, 3), padding=(1, 1)),
 )
-
-
-@pytest.fixture(params=RUNNABLE)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    library = compiled.load(build.library_path(request.param))
-    monkeypatch.setattr(compiled, "library", lambda: library)
-    return str(request.param)
 
 
 def layer_of(case: Case, dtype: torch.dtype) -> tuple[Convolution, Tensor]:

@@ -478,7 +478,7 @@ def test_memory_grows_with_the_depth(monkeypatch) -> None:
     Fourth cumulants take six matrices of a block at a time, and keep half a matrix for each pair of
     layers.
     """
-    for constant in ("carriers.third_cumulant.PRODUCTS", "covariance.base.CHUNK"):
+    for constant in ("kernels.products.FORMED", "covariance.base.CHUNK"):
         monkeypatch.setattr(f"covprop.{constant}", 2**14)  # a small part, as of large networks
     monkeypatch.setattr("covprop.carriers.third_cumulant.KEPT", 0)
     width, peaks = 120, []

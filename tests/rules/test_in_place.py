@@ -26,7 +26,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = dict.fromkeys(
 FORMS = {form: name for name in ARGUMENTS for form in in_place_spellings(name)}
 
 
-@pytest.mark.parametrize("form", FORMS, ids=repr)
+@pytest.mark.parametrize("form", FORMS, ids=list(FORMS.values()))
 def test_a_form_changes_its_argument_to_what_the_function_returns(
     form: Callable[..., Tensor],
 ) -> None:

@@ -19,10 +19,10 @@ from covprop.activations.correlated import LADDER, LAST_COEFFICIENTS, Correlated
 from covprop.activations.knots import COST, FINE, Pieces, Side, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
 from covprop.kernels import compiled, compiled_layer, compiled_moments
+from covprop.kernels.kinked import kinked_powers
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
     in_dtype,
-    kinked_powers,
     rectified_coefficients,
     rectified_moments,
     standard_deviation,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from covprop.carriers.origins import Origin, SkewedVector, Vertex, all_origins
 from covprop.kernels.edgeworth import Fourth
+from covprop.kernels.products import matmul
 
 PRODUCTS = 2**18
 """Numbers of products of factors that are held at a time."""
@@ -50,12 +51,12 @@ class Vertices(NamedTuple):
             )
             path, star = second * met, third * w.square()
             of_e, of_w = torch.add(path, star, alpha=1 / 3) * w, (path + star) * e
-            total = total + of_e.mT @ other.e[some] + of_w.mT @ other.w[some]
+            total = total + matmul(of_e.mT, other.e[some]) + matmul(of_w.mT, other.w[some])
         return 3 * total
 
     def twice(self, other: "Vertices") -> Tensor:
         """The part of K(y_i, y_i, x_j, x_j) whose paths have both ends of y at one vertex."""
-        return self.met.mT @ other.own
+        return matmul(self.met.mT, other.own)
 
 
 def shared_vertices(
@@ -141,7 +142,7 @@ def _met(
     for i, (vertex, place) in enumerate(zip(vertices, places, strict=True)):
         rho = _part(vertex.own, place, place)
         for total, own in zip(met, owns, strict=True):
-            total.append(rho.to(own[i]) @ own[i])
+            total.append(matmul(rho.to(own[i]), own[i]))
     for (i, older), (j, newer) in itertools.combinations(enumerate(vertices), 2):
         if older.roots.isdisjoint(newer.roots):
             continue
@@ -149,8 +150,8 @@ def _met(
             return None
         rho = _part(newer.older[origins[i]], places[i], places[j])
         for total, own in zip(met, owns, strict=True):
-            total[i] = total[i] + rho.to(own[j]) @ own[j]
-            total[j] = total[j] + rho.to(own[i]).mT @ own[i]
+            total[i] = total[i] + matmul(rho.to(own[j]), own[j])
+            total[j] = total[j] + matmul(rho.to(own[i]).mT, own[i])
     return [torch.cat(total, dim=-2) for total in met]
 
 

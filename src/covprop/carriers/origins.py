@@ -16,9 +16,7 @@ from torch import Tensor
 
 from covprop.activations.powers import ExpectedDerivatives
 from covprop.kernels.edgeworth import Bent, Fourth, Marginal, Marginals
-
-FACTORS = 4
-"""Tensors of a block: e, w, q and r."""
+from covprop.kernels.products import FACTORS
 
 _serials = itertools.count()
 
@@ -148,23 +146,6 @@ def all_origins(*several: Iterable[Origin]) -> tuple[Origin, ...]:
 def moved(factors: Tensor, transfer: Callable[[Tensor], Tensor]) -> Tensor:
     """Factors along an edge, which takes vectors as columns."""
     return transfer(factors.flatten(-3, -2).mT).mT.unflatten(-2, (FACTORS, -1))
-
-
-def slices_of(one: Tensor, two: Tensor, three: Tensor, counting: Tensor | None) -> Tensor:
-    """T(x_i, y_i, z_j) from factors (*batch, 4, count, n), times a number of each column."""
-    (e, w, q, r), (e2, w2, q2, r2) = one.unbind(-3), two.unbind(-3)
-    if two is one:
-        left = [torch.addcmul(w * q, r, e, value=2), e * q, e * w, e * e]
-    else:
-        left = [
-            (w * q2 + q * w2) / 2 + r * e2 + e * r2,
-            (e * q2 + q * e2) / 2,
-            (e * w2 + w * e2) / 2,
-            e * e2,
-        ]
-    products = torch.stack(left, dim=-3)
-    products = products if counting is None else products * counting
-    return products.flatten(-3, -2).mT @ three.flatten(-3, -2)
 
 
 def block_of(e: Tensor | None, w: Tensor | None, q: Tensor | None, r: Tensor | None) -> Tensor:

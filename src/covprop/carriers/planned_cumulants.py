@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from covprop.carriers.ledger import FanInWatcher, Ledger, Work, in_all
-from covprop.carriers.origins import FACTORS
 from covprop.carriers.planned import NO_WORK, Planned
 from covprop.carriers.recurrent import (
     Places,
@@ -18,13 +17,14 @@ from covprop.carriers.recurrent import (
     series_order,
     table_bytes,
 )
-from covprop.carriers.third_cumulant import KEPT, PRODUCTS
+from covprop.carriers.third_cumulant import KEPT
 from covprop.covariance.dense import PlannedDense
 from covprop.covariance.planned import Cost, PlannedCovariance
 from covprop.flow.algebra import Recurrence
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage
 from covprop.flow.tensor import GaussianTensor
+from covprop.kernels.products import FACTORS, FORMED
 
 BESIDE = 5
 """Copies of the factors of a vector in the blocks of others that are held while they are made."""
@@ -142,7 +142,7 @@ class PlannedCumulants(Planned):
             matrix = self.batch_shape.numel() * result.itemsize * own**2
             argument = self._blocks(self.size, self.columns.values())
             replayed = argument if argument > KEPT else 0
-            formed = 2 * min(PRODUCTS * result.itemsize, argument)
+            formed = 2 * min(FORMED * result.itemsize, argument)
             held += FACTORS * matrix + max(HELD * matrix, formed, VERTICES * argument // FACTORS)
             held += self._correlations(self.columns.values()) + argument // FACTORS
             kept += moved + SLICED * argument + FOLLOWED * matrix

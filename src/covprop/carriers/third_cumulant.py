@@ -33,13 +33,13 @@ from covprop.carriers.origins import (
     all_origins,
     block_of,
     moved,
-    slices_of,
 )
 from covprop.covariance import Covariance
 from covprop.flow.carrier import Carrier
 from covprop.flow.lineage import Lineage, Transfer
 from covprop.kernels.edgeworth import Coefficients, Fourth, Slices
 from covprop.kernels.normal import correlation, inverse_deviation
+from covprop.kernels.products import columns_at_a_time, slices_of
 
 UNKNOWN_SKEWNESS = (
     "the skewness of the result is too large for the expansion to be trusted, so it is not given; "
@@ -47,8 +47,6 @@ UNKNOWN_SKEWNESS = (
 )
 KEPT = 2**22
 """Bytes of blocks up to which they stay with a vector that the program no longer holds."""
-PRODUCTS = 2**20
-"""Numbers of products of factors that slices hold at a time."""
 LARGEST_RESULT = 3.0
 """The skewness of a result from which it is not given."""
 
@@ -230,15 +228,7 @@ class ThirdCumulant(Full):
             numbers = [one.new_full((o.count, 1), float(o is not without)) for o in origins]
             counting = torch.cat(numbers)
         two, three = two.to(one.dtype), three.to(one.dtype)
-        count, step = one.shape[-2], _step(one, two, three)
-        total: Tensor | None = None
-        for start in range(0, count, step):
-            some = slice(start, start + step)
-            x, z = one[..., some, :], three[..., some, :]
-            partners = x if two is one else two[..., some, :]
-            share = slices_of(x, partners, z, None if counting is None else counting[some])
-            total = share if total is None else total.add_(share)
-        return total
+        return slices_of(one, two, three, counting)
 
     def thrice(self, inverse: Tensor, other: "ThirdCumulant") -> Tensor | None:
         """K(y_i, y_i, y_i, x_j) / sigma_i^3 of this y and another x, None if not known."""
@@ -266,7 +256,7 @@ class ThirdCumulant(Full):
         tensor = self.blocks.tensor
         if tensor is not None:
             over = inverse.to(tensor)[..., None, None, :]
-            for part in tensor.split(_step(tensor), dim=-2):
+            for part in tensor.split(columns_at_a_time(tensor), dim=-2):
                 e, w, q, r = (over * part).unbind(-3)
                 third = (e * torch.addcmul(w * q, r, e)).sum(-2, dtype=total.dtype)
                 total = total + 3 * third
@@ -355,7 +345,7 @@ class ThirdCumulant(Full):
         nodes = {carrier for carrier in held if isinstance(carrier, ThirdCumulant)}
         living = [node for node in nodes if not node.covariance.constant]
         needed = dict.fromkeys(origin for node in living for origin in node.origins)
-        bases = {
+        bases: dict[Any, None] = {
             origin.base: None for origin in needed
             if origin.base is not None and any(
                 origin not in node.origins and not origin.base.roots.isdisjoint(node.roots)
@@ -363,25 +353,18 @@ class ThirdCumulant(Full):
             )
         }  # fmt: skip
         # Others may be alive as well: vertices of what came of them refer to them.
-        alive = [ref() for lineage in {node.lineage for node in nodes} for ref in lineage.origins]
-        for origin in {*needed, *alive} - {None}:
+        lineages = {node.lineage for node in nodes}
+        alive = [one for lineage in lineages for ref in lineage.origins if (one := ref())]
+        for origin in (*needed, *alive):
             if origin.base not in bases:
                 origin.base = None
         living += [base for base in bases if base not in nodes]
         release(nodes, living)
-        for lineage in {node.lineage for node in nodes}:
+        for lineage in lineages:
             _forget_crosses(lineage.cross_cache, living)
         for one in others:
             if isinstance(one, ThirdCumulant) and one not in nodes:
                 one.release_blocks()
-
-
-def _step(*factors: Tensor) -> int:
-    """Columns of factors (*batch, 4, count, n) to take at a time; all if autograd follows them."""
-    first = factors[0]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in factors):
-        return first.shape[-2]
-    return max(1, PRODUCTS * first.shape[-2] // max(1, first.numel()))
 
 
 def _forget_crosses(crosses: CrossCache, living: Iterable[ThirdCumulant]) -> None:

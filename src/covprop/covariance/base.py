@@ -81,6 +81,9 @@ class Layer(Protocol):
     def rows(self, vectors: Tensor, start: int = 0) -> tuple[int, Tensor]:
         """A v of vectors (*any, n) from an output `first` <= start on: first, (*any, m - first)."""
 
+    def product(self, vectors: Tensor) -> Tensor | None:
+        """A v of many vectors (*batch, count, n), if it is one product of matrices."""
+
     def diagonal(self, half: Tensor) -> Tensor | None:
         """diag(A H) of H (*batch, n, m), if there is a short way to it."""
 
@@ -120,11 +123,12 @@ class LinearMap:
     squared: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Map vectors (*batch, count, n) to (*batch, count, m), some at a time."""
-        count = vectors.shape[-2]
-        step = max(1, CHUNK * count // max(1, vectors.numel()))
-        if step >= count:
+        """Map vectors (*batch, count, n) to (*batch, count, m), some at a time or compiled."""
+        count, size = vectors.shape[-2], max(1, vectors.numel())
+        if (step := max(1, CHUNK * count // size)) >= count:
             return self._of(vectors)
+        if self.layer is not None and (product := self.layer.product(vectors)) is not None:
+            return product
         first = self._of(vectors[..., :step, :])
         if first.requires_grad:
             return self._of(vectors)

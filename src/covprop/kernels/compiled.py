@@ -117,6 +117,13 @@ class Convolution(NamedTuple):
     sides: tuple[int, ...]
 
 
+class _PowerSeries(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("count", "different", "rows", "columns", "orders")),
+        *((name, ctypes.c_void_p) for name in ("rho", "left", "right", "result")),
+    )
+
+
 class _SeriesBackward(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "rows", "columns", "order")),
@@ -141,11 +148,19 @@ def load(path: Path) -> ctypes.CDLL:
         for layer, given in (("piecewise_layer", 5), ("piecewise_layer_backward", 6)):
             getattr(found, f"{layer}_{name}").argtypes = (*(pointer,) * given, threads)
             getattr(found, f"{layer}_{name}").restype = count
-        for function in ("plackett", "plackett_backward", "series_backward"):
+        for function in (
+            "plackett",
+            "plackett_backward",
+            "series_backward",
+            "product",
+            "slices",
+            "power_series",
+        ):
             getattr(found, f"{function}_{name}").restype = None
     found.piecewise_moments.restype = found.piecewise_marginals_backward.restype = count
     found.piecewise_marginals_backward.argtypes = (pointer, count, *(pointer,) * 6)
     found.series_numbers.restype = found.quadrature_moments.restype = None
+    found.kinked_powers.restype = None
     return found
 
 
@@ -299,6 +314,22 @@ def plackett_backward(*arguments: Tensor) -> tuple[Tensor, ...]:
     pointers = (ctypes.c_void_p * 3)(*(result.data_ptr() for result in results))
     _element_wise("plackett_backward", arguments, ctypes.addressof(pointers))
     return results
+
+
+def power_series(rho: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """sum_k rho^k a_k b_k of rho (*batch, rows, columns), of one dimension more or expanded."""
+    *batch, rows, columns = rho.shape
+    order, count = len(left), math.prod(batch)
+    left = left.expand(order, *batch, rows, 1).contiguous()
+    right = right.expand(order, *batch, 1, columns).contiguous()
+    alike = rho.dim() > 2 and rho.stride(0) == 0  # noqa: PLR2004
+    rho = (rho[0] if alike else rho).contiguous()
+    result = torch.empty((*batch, rows, columns), dtype=rho.dtype)
+    different = count // batch[0] if alike else count
+    pointers = (t.data_ptr() for t in (rho, left, right, result))
+    call = _PowerSeries(count, different, rows, columns, order, *pointers)
+    function("power_series", rho)(ctypes.byref(call), threads(result.numel() * order))
+    return result
 
 
 def series_backward(

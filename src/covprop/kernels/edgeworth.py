@@ -34,10 +34,16 @@ class Coefficients(NamedTuple):
         unit = torch.where(largest > 0, largest, 1)
         return cls(flushed(derivatives / unit, like.dtype).to(like), unit.to(like))
 
+    @property
+    def orders(self) -> int:
+        """How many derivatives there are."""
+        return self.rows.shape[0]
+
     def beyond(self, marginal: "Marginal") -> "Coefficients":
         """What skewness t and kurtosis k add to them: t f_{k+3} / 6 + k f_{k+4} / 24."""
-        count, rows = len(self.rows), self.rows
-        third, fourth = _from(rows, 3, count), _from(rows, 4, count)
+        count = self.orders
+        rows = _padded(self.rows, count + 4)
+        third, fourth = rows[3 : 3 + count], rows[4 : 4 + count]
         t, k = (numbers.to(rows) for numbers in marginal)
         return Coefficients(t / 6 * third + k / 24 * fourth, self.unit)
 
@@ -65,23 +71,27 @@ class PairTerm(NamedTuple):
 
 def pair_sums(rho: Tensor, *terms: PairTerm) -> tuple[Tensor, ...]:
     """Several such sums in one go, in units of both; rho (*batch, n, m)."""
-    count = max(min(len(t.left.rows) - t.a, len(t.right.rows) - t.b) for t in terms)
+    count = max(min(t.left.orders - t.a, t.right.orders - t.b) for t in terms)
     factorials = [1 / math.factorial(m) for m in range(count)]
     weights = rho.new_tensor([[w * (m >= t.start) for t in terms]
                               for m, w in enumerate(factorials)])  # fmt: skip
-    left = torch.stack([_from(t.left.rows, t.a, count) for t in terms], dim=1)
-    right = torch.stack([_from(t.right.rows, t.b, count) for t in terms], dim=1)
+    beyond = max(max(t.a, t.b) for t in terms)
+    tables = {id(c): c for t in terms for c in (t.left, t.right)}
+    padded = {key: _padded(c.rows, count + beyond) for key, c in tables.items()}
+    left = torch.stack([padded[id(t.left)][t.a : t.a + count] for t in terms], dim=1)
+    right = torch.stack([padded[id(t.right)][t.b : t.b + count] for t in terms], dim=1)
     left = left * weights.reshape(*weights.shape, *(1,) * (left.dim() - 2))
     sums = power_series(rho.expand(len(terms), *rho.shape), left[..., :, None],
                         right[..., None, :])  # fmt: skip
     return sums.unbind()
 
 
-def _from(rows: Tensor, start: int, count: int) -> Tensor:
-    """So many rows from one on, with zeros for those that there are not."""
-    rows = rows[start : start + count]
-    missing = rows.new_zeros(count - len(rows), *rows.shape[1:])
-    return torch.cat([rows, missing]) if len(missing) else rows
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """At least so many rows, with zeros for those that there are not."""
+    missing = count - rows.shape[0]
+    if missing <= 0:
+        return rows
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
 def in_units(total: Tensor, left: Coefficients, right: Coefficients) -> Tensor:

@@ -188,6 +188,8 @@ class _PowerSeries(Function):
     @staticmethod
     def forward(ctx: Any, correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(correlation, left, right)
+        if correlation.dim() > 1 and compiled.usable(correlation, left, right):
+            return compiled.power_series(correlation, left, right)
         total = torch.empty_like(correlation)
         torch.mul(left[-1], right[-1], out=total)
         for k in reversed(range(len(left) - 1)):

@@ -180,6 +180,10 @@ void pair_gradients(const PiecewiseLayer& f, const Pairs<T>& p, const Tile<T>& t
             limit = std::exp((std::log(p.accuracy) - left[step] - right[step]) / double(p.ladder[step] + 1));
         } while (!(most <= limit) && step + 1 < p.steps);
         series_gradients(p, tile, w, int(p.ladder[step]));
+    } else {  // what other calls have left is multiplied by gradients that are zero, and may be no number
+        PairGradients<T>& to = w.found;
+        for (T* left : {to.by_covariance, to.by_mean[0], to.by_mean[1], to.by_variance[0], to.by_variance[1]})
+            std::fill(left, left + tile.rows * TILE, T(0));
     }
     if (most <= limit) return;
     for (int i = 0; i < tile.rows; i++)

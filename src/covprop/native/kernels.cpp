@@ -7,6 +7,8 @@
 #include "convolution.h"
 #include "elementwise.h"
 #include "gradients.h"
+#include "powers.h"
+#include "products.h"
 #include "quadrature.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -32,6 +34,14 @@
                                      T* half, T* result, int threads) {                             \
         return convolved(*f, batch, weight, s, half, result, threads);                              \
     }                                                                                              \
+    EXPORTED void product_##NAME(const Product<T>* job, int threads) { product_of(*job, threads); } \
+    EXPORTED void power_series_##NAME(const PowerSeries<T>* job, int threads) {                   \
+        power_series(*job, threads);                                                               \
+    }                                                                                              \
+    EXPORTED void slices_##NAME(int64_t batch, int64_t count, const Factors<T>* x,                \
+                                const Factors<T>* z, T* result, int threads) {                     \
+        slices(batch, count, *x, *z, result, threads);                                             \
+    }                                                                                              \
     EXPORTED int64_t piecewise_layer_##NAME(const PiecewiseLayer* function, const Vectors<T>* x,   \
                                             const double* values, double* centre, T* result,        \
                                             int threads) {                                          \
@@ -55,6 +65,10 @@ EXPORTED int64_t piecewise_marginals_backward(
     const PiecewiseLayer* function, int64_t n, const double* mean, const double* variance,
     const double* by_centre, const double* by_output, double* to_mean, double* to_variance) {
     return piecewise_marginals_backward(*function, n, mean, variance, by_centre, by_output, to_mean, to_variance);
+}
+EXPORTED void kinked_powers(const KinkedPowers* call) {
+    static const Binomials binomials;
+    for (int64_t i = 0; i < call->n; i++) kinked_element(*call, binomials, i);
 }
 EXPORTED void series_numbers(const SeriesCall* call) { series_elements(*call); }
 EXPORTED void quadrature_moments(const QuadratureCall* call, int threads) { quadrature(*call, threads); }

@@ -22,6 +22,7 @@ from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.kernels import compiled
 from covprop.kernels.gradients import followed
+from covprop.kernels.products import matmul
 from covprop.rules.affine import (
     EXACT,
     affine,
@@ -130,6 +131,12 @@ class Linear:
         several = vectors.unflatten(-1, (-1, self.weight.shape[1]))
         return 0, F.linear(several, self.weight).flatten(-2)
 
+    def product(self, vectors: Tensor) -> Tensor | None:
+        """V W^T."""
+        if vectors.shape[-1] != self.weight.shape[1]:
+            return None
+        return matmul(vectors, self.weight.mT)
+
     def diagonal(self, half: Tensor) -> Tensor | None:
         """sum_k W_nk H_kn."""
         if half.shape[-2] != self.weight.shape[1]:
@@ -186,6 +193,9 @@ class Convolution:
                 self.stride, self.padding, self.dilation, self.groups,
             )  # fmt: skip
         return first * self.places, mapped.reshape(*vectors.shape[:-1], -1)
+
+    def product(self, vectors: Tensor) -> None:
+        """A convolution is none."""
 
     def outputs(self, size: int) -> int:
         """Outputs for an event of this size."""
