@@ -777,5 +777,4 @@ def test_saturated_units_have_the_variance_of_a_gaussian_argument(mean: float) -
     y = propagate(function, x, cp.Cumulants())
     plain = propagate(function, x, cp.GaussianLayers())
     assert_close(y.variance[0], plain.variance[0], rtol=1e-12)
-    correlation = y.covariance_matrix[0, 1] / y.stddev.prod()
-    assert 0.1 < float(correlation) < 1.0
+    assert_close(y.covariance_matrix[0, 1], plain.covariance_matrix[0, 1], rtol=0.1)
