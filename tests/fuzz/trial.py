@@ -20,7 +20,7 @@ import covprop as cp
 from covprop.activations.composite import closed_form
 from covprop.activations.expression import Expression
 from covprop.carriers import full
-from covprop.carriers.cross_covariance import consistent
+from covprop.carriers.cross_covariance import checked_sum
 from covprop.methods import LayerwiseMethod
 from tests.fuzz.outcomes import Refusal, Wrong, answer, compare
 from tests.fuzz.programs import Input
@@ -167,7 +167,7 @@ def _numbers(trial: Trial, x: Input, noise: float | None) -> tuple[list[bool], l
 
     def spy(operation: Any, matrix: Tensor, size: Tensor, edges: Any) -> Any:
         added.append(float(size.max()))
-        return consistent(operation, matrix, size, edges)
+        return checked_sum(operation, matrix, size, edges)
 
     def watch(value: Any) -> Any:
         waits = isinstance(value, cp.GaussianTensor) and value.is_pending
@@ -176,7 +176,7 @@ def _numbers(trial: Trial, x: Input, noise: float | None) -> tuple[list[bool], l
         added[:] = [0.0]
         return value
 
-    with patch.object(full, "consistent", spy):
+    with patch.object(full, "checked_sum", spy):
         trial.run(noise=noise, input=x, watch=watch)
     whole = [
         one.expression for one in pending
