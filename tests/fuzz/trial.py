@@ -116,7 +116,8 @@ class Blurred:
 
     Of a layer that is made of several operations, STEP of the largest variances that it adds up
     inside, as they may cancel. Never below the smallest variance of the dtype: where there is none,
-    a mean behind a kink is off by its root. Not to what is composed into one function with what
+    a mean behind a kink is off by its root; nor below the square of the rounding of its mean, in
+    which an integral cannot see it. Not to what is composed into one function with what
     follows, which has no numbers of its own.
     """
 
@@ -147,8 +148,9 @@ class Blurred:
             value.materialize()
             variance = value.covariance.diagonal().clamp(min=0).reshape(value.shape)
             self.variances.append(float(variance.max()))
-            varies = variance > 0
-            value = value + noise * (variance + varies * (inside + self.least / STEP)).sqrt()
+            lost = (torch.finfo(torch.float64).eps * value.shown.detach()) ** 2
+            added = inside + (self.least + lost) / STEP
+            value = value + noise * (variance + (variance > 0) * added).sqrt()
         return value
 
     def around(self, function: Callable[[Any], Any]) -> Callable[..., Any]:
