@@ -111,7 +111,7 @@ def test_what_is_told_of_dropout_is_true_of_methods_that_refuse_it(method: Any) 
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.2))
     x = cp.Gaussian.isotropic(torch.ones(3), stddev=1.0)
     with (
-        pytest.warns(cp.DropoutWarning, match="others refuse the model"),
+        pytest.warns(cp.DropoutWarning, match="some methods refuse dropout"),
         pytest.raises(cp.UnsupportedOperation, match="draws random numbers"),
     ):
         propagate(model, x, method=method)

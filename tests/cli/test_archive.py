@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import covprop as cp
 from covprop.cli import archive, arrays
 from covprop.cli.program import PLAIN
-from covprop.flow.table import TABLE, spelled
+from covprop.flow.table import TABLE, as_torch_function
 from tests.cli.running import FEATURES, covprop, export, network, refused
 from tests.oracles import assert_close
 from tests.test_exported import MERGED, assert_same, decomposed, exported, given
@@ -56,7 +56,7 @@ def test_an_operator_with_a_rule_is_allowed_by_it() -> None:
     operators = [getattr(torch.ops.aten, name) for name in sorted(PLAIN)]
     ruled = {kind for kind in operators for name in kind.overloads()
              if "Tensor" in str(getattr(kind, name)._schema) and not name.endswith("out")
-             and spelled(getattr(kind, name)) in TABLE}  # fmt: skip
+             and as_torch_function(getattr(kind, name)) in TABLE}  # fmt: skip
     assert not ruled
 
 

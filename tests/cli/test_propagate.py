@@ -225,7 +225,7 @@ def test_a_batch_may_share_its_covariance(covariances: int) -> None:
 def test_a_batch_that_is_not_named_is_told() -> None:
     np.save("means.npy", np.random.default_rng(0).normal(size=(3, FEATURES)))
     words = ("propagate", "model.pt2", "--mean", "means.npy", "--stddev", 0.1)
-    assert "its first dimension, of 3, is one" in covprop(*words).err
+    assert "its first dimension, of 3, as a batch" in covprop(*words).err
     assert covprop(*words, "--batch-dims", 1).err == ""
 
 

@@ -131,7 +131,7 @@ def members() -> dict[str, list[str]]:
     return found
 
 
-INTERNAL = {"mapped", "with_error", "with_moments"}
+INTERNAL = {"mapped", "unchecked", "with_error", "with_moments"}
 """Of `cp.Gaussian`, for what makes one."""
 
 
