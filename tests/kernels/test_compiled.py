@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import covprop as cp
-from covprop.kernels import compiled, compiled_layer
+from covprop.kernels import compiled, compiled_pairs
 from covprop.kernels.gradients import jvp
 from covprop.native import build
 from tests.oracles import assert_close
@@ -147,7 +147,7 @@ def test_the_largest_correlation_is_that_of_the_matrix(dtype: torch.dtype) -> No
     inverse = x.variance.rsqrt()
     rho = (x.covariance_matrix * inverse[..., None] * inverse[..., None, :]).abs()
     rho.diagonal(dim1=-2, dim2=-1).zero_()
-    found = compiled.largest_correlation(x.covariance_matrix)
+    found = compiled_pairs.largest_correlation(x.covariance_matrix)
     assert found == pytest.approx(float(rho.max()), rel=4 * torch.finfo(dtype).eps)
 
 
@@ -192,14 +192,14 @@ def test_what_is_not_plain_numbers_is_left_to_torch() -> None:
 def test_numbers_of_elements_are_broadcast_over_a_batch_and_checked() -> None:
     x = gaussian(5, 2, torch.float64, batch=(3,))
     inverse, rows = x.variance[0].rsqrt(), torch.randn(2, 5, dtype=torch.float64)
-    one = compiled.Series(inverse, None, rows[:, None], torch.ones_like(inverse))
-    found, _ = compiled.pairs(one, one, x.covariance_matrix)
+    one = compiled_pairs.Series(inverse, None, rows[:, None], torch.ones_like(inverse))
+    found, _ = compiled_pairs.pairs(one, one, x.covariance_matrix)
     for i in range(3):
-        alone = compiled.Series(inverse, None, rows, torch.ones_like(inverse))
-        assert torch.equal(found[i], compiled.pairs(alone, alone, x.covariance_matrix[i])[0])
+        alone = compiled_pairs.Series(inverse, None, rows, torch.ones_like(inverse))
+        assert torch.equal(found[i], compiled_pairs.pairs(alone, alone, x.covariance_matrix[i])[0])
     short = one._replace(inverse=inverse[:4])
     with pytest.raises(RuntimeError, match="expanded size"):
-        compiled.pairs(short, one, x.covariance_matrix)
+        compiled_pairs.pairs(short, one, x.covariance_matrix)
 
 
 def gradients(
@@ -252,17 +252,17 @@ def test_gradients_do_not_see_what_another_call_has_left(
     weights = torch.ones_like(x.mean), torch.ones_like(x.covariance_matrix)
     monkeypatch.setattr(compiled, "threads", lambda _: 1)
     layers = []
-    whole = compiled_layer.piecewise_layer
+    whole = compiled.piecewise_layer
 
     def seen(layer: Any, mean: Tensor, covariance: Tensor) -> Any:
         layers.append(layer)
         return whole(layer, mean, covariance)
 
-    monkeypatch.setattr(compiled_layer, "piecewise_layer", seen)
+    monkeypatch.setattr(compiled, "piecewise_layer", seen)
     gradients(torch.relu, x, weights)
     matrix = torch.full_like(x.covariance_matrix, torch.nan)
     matrix.diagonal().fill_(1)
-    made = compiled_layer._backward(layers[0], (x.mean, matrix), weights)
+    made = compiled._backward(layers[0], (x.mean, matrix), weights)
     assert made is not None
     assert bool(made[0].isnan().all())
     found = gradients(torch.relu, gaussian(5, 1, dtype), (weights[0][:5], weights[1][:5, :5]))

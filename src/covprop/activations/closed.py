@@ -17,7 +17,7 @@ from torch import Tensor
 from covprop.activations.base import Activation, Elements
 from covprop.activations.correlated import Correlated
 from covprop.activations.moments import Scalar, leading
-from covprop.kernels import compiled
+from covprop.kernels import compiled_pairs
 from covprop.kernels.normal import (
     cumulative,
     density,
@@ -84,9 +84,9 @@ class Probit(Correlated):
         rho = covariance * (left[1] * right[1])
         return self.height**2 * plackett(left[0], right[0], rho)[0]
 
-    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled_pairs.Direct | None:
         """The formula of `direct`, and its numbers."""
-        return compiled.Direct(
+        return compiled_pairs.Direct(
             "probit", torch.stack(left), torch.stack(right), COSTS["probit"], height=self.height
         )
 
@@ -139,9 +139,9 @@ class GaussianErrorLinear(Correlated):
         result = result.masked_scatter(small, _gelu_integral(*(t[small] for t in tensors)))
         return result.masked_scatter(~small, _gelu_closed(*(t[~small] for t in tensors)))
 
-    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled_pairs.Direct | None:
         """The formulas of `direct`, and their numbers."""
-        return compiled.Direct("gelu", torch.stack(left), torch.stack(right), COSTS["gelu"])
+        return compiled_pairs.Direct("gelu", torch.stack(left), torch.stack(right), COSTS["gelu"])
 
 
 def _gelu_integral(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covprop.activations.base import Activated, Activation, Elements, Prepared, noting
 from covprop.activations.nested import ScalarPair, pair_covariance
-from covprop.kernels import compiled, compiled_moments
+from covprop.kernels import compiled, compiled_moments, compiled_pairs
 from covprop.kernels.normal import (
     correlation,
     in_dtype,
@@ -79,7 +79,7 @@ class Correlated(Activation, ABC):
         """1 / sigma, the tail after each order of LADDER, coefficients and their unit."""
         if len(coefficients) and compiled.usable(coefficients, output, variance):
             orders = [k for k in LADDER if k <= len(coefficients)]
-            bound = compiled.Bound(orders, self.accuracy[dtype])
+            bound = compiled_pairs.Bound(orders, self.accuracy[dtype])
             limits = compiled_moments.SeriesLimits.of(dtype, LAST_COEFFICIENTS)
             found = compiled_moments.series_numbers(coefficients, output, variance, bound, limits)
             return in_dtype(found, dtype)
@@ -95,7 +95,7 @@ class Correlated(Activation, ABC):
         tails = _relative_tails(coefficients.detach(), scaled)
         return tuple(element.to(dtype) for element in (inverse, tails, coefficients, units))
 
-    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+    def compiled_direct(self, left: Elements, right: Elements) -> compiled_pairs.Direct | None:
         """The direct formula of the compiled kernels and its numbers, where there is one."""
         del left, right
         return None
@@ -137,15 +137,15 @@ class Correlated(Activation, ABC):
         self, left: Elements, right: Elements, covariance: Tensor, diagonal: Tensor | None
     ) -> Tensor | None:
         """By a compiled kernel: elements (*any, *batch, n); None where it has no formula."""
-        rows = compiled.Series(*left[:4])
-        columns = rows if left is right else compiled.Series(*right[:4])
+        rows = compiled_pairs.Series(*left[:4])
+        columns = rows if left is right else compiled_pairs.Series(*right[:4])
         own = left[4:]
         order, direct = len(left[2]), self.compiled_direct(own, own if left is right else right[4:])
         if not order and direct is None:
             return None
         orders = [k for k in LADDER if k <= order]
-        bound = compiled.Bound(orders, self.accuracy[covariance.dtype])
-        result, beyond = compiled.pairs(rows, columns, covariance, bound, direct, diagonal)
+        bound = compiled_pairs.Bound(orders, self.accuracy[covariance.dtype])
+        result, beyond = compiled_pairs.pairs(rows, columns, covariance, bound, direct, diagonal)
         if not beyond:
             return result
         self._finish(result, left, right, covariance, diagonal is not None)
@@ -337,7 +337,7 @@ def series_elements(coefficients: Tensor, variance: Tensor, dtype: torch.dtype) 
     """1 / sigma, coefficients and their unit."""
     if compiled.usable(coefficients, variance):
         limits = compiled_moments.SeriesLimits.of(dtype)
-        bound = compiled.Bound((), accuracy=1.0)  # every term counts, whatever the correlation
+        bound = compiled_pairs.Bound((), accuracy=1.0)  # every term counts
         found = compiled_moments.series_numbers(coefficients, variance, variance, bound, limits)
         return found.inverse, found.coefficients, found.units
     units = series_units(coefficients, dtype)
@@ -348,7 +348,7 @@ def series_pair(left: Elements, right: Elements, covariance: Tensor) -> Tensor:
     """All terms of the series, of `series_elements`."""
     if compiled.usable(covariance, *left, *right):
         rows, columns = (t.squeeze(-1) for t in left), (t.squeeze(-2) for t in right)
-        return compiled.pairs(_side(*rows), _side(*columns), covariance)[0]
+        return compiled_pairs.pairs(_side(*rows), _side(*columns), covariance)[0]
     rho = correlation(covariance, left[0], right[0])
     return in_units(covariance, left[2], right[2]) * power_series(rho, left[1], right[1])
 
@@ -360,8 +360,8 @@ def series_matrix(
     if not compiled.usable(covariance, variance, *elements):
         return None
     side = _side(*elements)
-    return compiled.pairs(side, side, covariance, diagonal=variance)[0]
+    return compiled_pairs.pairs(side, side, covariance, diagonal=variance)[0]
 
 
-def _side(inverse: Tensor, coefficients: Tensor, units: Tensor) -> compiled.Series:
-    return compiled.Series(inverse, None, coefficients, units)
+def _side(inverse: Tensor, coefficients: Tensor, units: Tensor) -> compiled_pairs.Series:
+    return compiled_pairs.Series(inverse, None, coefficients, units)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covprop.activations.base import Elements
 from covprop.activations.correlated import select_pairs
-from covprop.kernels import compiled
+from covprop.kernels import compiled_pairs
 from covprop.kernels.normal import (
     SATURATION,
     correlation,
@@ -279,7 +279,7 @@ def knots_covariance(left: Elements, right: Elements, covariance: Tensor) -> Ten
     return result
 
 
-def knots_formula(left: Elements, right: Elements) -> compiled.Direct | None:
+def knots_formula(left: Elements, right: Elements) -> compiled_pairs.Direct | None:
     """The same of a compiled kernel, which knows neither jumps nor narrow segments."""
     one, other = Side(*left), Side(*right)
     if len(one.heights) or len(other.heights) or _narrow_elements(one, other):
@@ -289,7 +289,7 @@ def knots_formula(left: Elements, right: Elements) -> compiled.Direct | None:
         rows if left is right else torch.cat([other.slope[None], other.positions, other.weights])
     )
     knots = len(one.positions), len(other.positions)
-    return compiled.Direct("knots", rows, columns, COST * knots[0] * knots[1], knots)
+    return compiled_pairs.Direct("knots", rows, columns, COST * knots[0] * knots[1], knots)
 
 
 def _narrow_elements(left: Side, right: Side) -> list[Tensor]:

@@ -18,7 +18,8 @@ from covprop.activations.base import (
 from covprop.activations.correlated import LADDER, LAST_COEFFICIENTS, Correlated
 from covprop.activations.knots import COST, FINE, Pieces, Side, knots_covariance, knots_formula
 from covprop.activations.moments import Scalar
-from covprop.kernels import compiled, compiled_layer, compiled_moments
+from covprop.kernels import compiled, compiled_moments
+from covprop.kernels.compiled_pairs import Direct
 from covprop.kernels.kinked import kinked_powers
 from covprop.kernels.normal import (
     RECTIFIED_ORDER,
@@ -145,13 +146,13 @@ class Piecewise(Correlated):
     def marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance from the same positions; those of a ReLU in few operations."""
         found = self._compiled_moments(mean.detach(), variance.detach(), 0)
-        followed = compiled_layer.is_followed(mean, variance)
+        followed = compiled.is_followed(mean, variance)
         if found is not None and not followed:
             return found.mean, found.variance
         if found is not None and (pieces := self._continuous_pieces) is not None:
             terms = self._terms(None, published=False, dtype=mean.dtype)
-            layer = compiled_layer.Layer(self.function, pieces, terms, self._marginals)
-            return compiled_layer.piecewise_marginals(layer, mean, variance, found[:2])
+            layer = compiled.Layer(self.function, pieces, terms, self._marginals)
+            return compiled.piecewise_marginals(layer, mean, variance, found[:2])
         return self._marginals(mean, variance)
 
     def _marginals(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,8 +185,8 @@ class Piecewise(Correlated):
         if pieces is None:
             return None
         terms = self._terms(order, published, covariance.dtype)
-        layer = compiled_layer.Layer(self.function, pieces, terms, by_torch)
-        return compiled_layer.piecewise_layer(layer, mean, covariance)
+        layer = compiled.Layer(self.function, pieces, terms, by_torch)
+        return compiled.piecewise_layer(layer, mean, covariance)
 
     @property
     def compiles_matrix(self) -> bool:
@@ -193,18 +194,18 @@ class Piecewise(Correlated):
         return self._continuous_pieces is not None
 
     @cached_property
-    def _continuous_pieces(self) -> compiled_layer.Pieces | None:
+    def _continuous_pieces(self) -> compiled.Pieces | None:
         if not self.uniform or self.has_jumps:
             return None
         knots, slopes = (tuple(map(float, row)) for row in (self.knots, self.slopes))
-        return compiled_layer.Pieces(knots, slopes)
+        return compiled.Pieces(knots, slopes)
 
     @classmethod
     @lru_cache(maxsize=64)
-    def _terms(cls, order: int | None, published: bool, dtype: torch.dtype) -> compiled_layer.Terms:
+    def _terms(cls, order: int | None, published: bool, dtype: torch.dtype) -> compiled.Terms:
         if order is not None:
-            return compiled_layer.Terms((order,), published, narrow=NARROW)
-        return compiled_layer.Terms(
+            return compiled.Terms((order,), published, narrow=NARROW)
+        return compiled.Terms(
             tuple(k for k in LADDER if k <= cls.max_order), bounded=True,
             accuracy=cls.accuracy[dtype], few=cls.compiled_pairs, direct_cost=COST,
             last=LAST_COEFFICIENTS, narrow=NARROW, fine=FINE[dtype],
@@ -245,7 +246,7 @@ class Piecewise(Correlated):
         """c E[g'] E[g'] + sum_tu w_t w_u sigma sigma K1, and K0 and mixed terms for the jumps."""
         return knots_covariance(left, right, covariance)
 
-    def compiled_direct(self, left: Elements, right: Elements) -> compiled.Direct | None:
+    def compiled_direct(self, left: Elements, right: Elements) -> Direct | None:
         """The sum over knots, unless there are jumps or narrow segments."""
         return knots_formula(left, right)
 

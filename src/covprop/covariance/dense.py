@@ -29,7 +29,7 @@ from covprop.covariance.congruence import (
 from covprop.covariance.planned import KERNEL, PER_PAIR, PIECES, Cost, PlannedCovariance, Result
 from covprop.covariance.semidefinite import matrix_flaw
 from covprop.covariance.streamed import PlannedStreamed, Streamed
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_pairs
 from covprop.kernels.normal import in_dtype
 
 BLOCK = 2**16
@@ -202,7 +202,7 @@ class Dense(Covariance):
         """By a compiled kernel in one pass, where it is usable."""
         values = self.values.detach()
         if compiled.usable(values):
-            return compiled.largest_correlation(values)
+            return compiled_pairs.largest_correlation(values)
         return super().largest_correlation()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Dense":

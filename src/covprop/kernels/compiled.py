@@ -1,4 +1,6 @@
-"""The compiled kernels: covariances of pairs in one pass over memory and one parallel region.
+"""The library of compiled kernels, and its kernels of whole layers.
+
+A congruence `A S A^T`, that of a convolution, and all moments of a piecewise-linear function.
 
 A library for each instruction set is built with the package from `covprop/native`, where there is
 a compiler; `library` is the one for this processor, or None. What it computes is what the torch
@@ -8,18 +10,19 @@ code of its callers computes, to rounding: that code is the reference, and runs 
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
-from covprop.kernels.rounding import DEGENERATE, rounding
+from covprop.kernels.normal import SATURATION
+from covprop.kernels.rounding import DEGENERATE, FLUSH, REMAINDER, rounding
 from covprop.native.build import library_path
 
 LIBRARIES = {"AVX512": ("avx512", "avx2", "portable"), "AVX2": ("avx2", "portable")}
@@ -32,104 +35,6 @@ PARALLEL = 2**15
 """Pairs from which threads are worth starting."""
 PANEL = 32
 """Rows that a kernel may take together at most."""
-FORMULAS = ("", "knots", "probit", "gelu")
-"""Direct formulas for pairs that the series does not reach."""
-
-
-class Series(NamedTuple):
-    """The series of one side of the pairs: tensors (*orders, *batch, n).
-
-    inverse: 1 / sigma; tails: what is left of the series after each order that it may have;
-    coefficients: a_k / sigma in their units.
-    """
-
-    inverse: Tensor
-    tails: Tensor | None
-    coefficients: Tensor
-    units: Tensor | None
-
-
-class Bound(NamedTuple):
-    """Orders that the series may have, and what its error may be."""
-
-    orders: Sequence[int]
-    accuracy: float
-
-
-class Direct(NamedTuple):
-    """A formula for pairs that the series does not reach, and its numbers (rows, *batch, n).
-
-    cost: of a pair, in terms of the series; knots: of the functions, of a piecewise-linear one.
-    """
-
-    name: str
-    left: Tensor
-    right: Tensor
-    cost: float
-    knots: tuple[int, int] = (0, 0)
-    height: float = 0.0
-
-
-class _Side(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*Series._fields, "numbers")),
-        *((name, ctypes.c_int64) for name in ("knots", "size", "all")),
-    )
-
-
-class _Pairs(ctypes.Structure):
-    """`Pairs` of kernels.cpp."""
-
-    _fields_ = (
-        ("left", _Side),
-        ("right", _Side),
-        ("batch", ctypes.c_int64),
-        ("covariance", ctypes.c_void_p),
-        ("covariance_batch", ctypes.c_int64),
-        ("covariance_row", ctypes.c_int64),
-        ("result", ctypes.c_void_p),
-        ("diagonal", ctypes.c_void_p),
-        ("order", ctypes.c_int64),
-        ("ladder", ctypes.c_void_p),
-        ("steps", ctypes.c_int64),
-        ("direct", ctypes.c_int64),
-        ("accuracy", ctypes.c_double),
-        ("direct_cost", ctypes.c_double),
-        ("height", ctypes.c_double),
-        ("degenerate", ctypes.c_double),
-    )
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
-
-
-class Convolution(NamedTuple):
-    """What `F.conv2d` is given beside its weight, and the places of its result.
-
-    image: channels, rows, columns; above, left: zeros around them.
-    """
-
-    image: tuple[int, ...]
-    stride: tuple[int, ...]
-    above: int
-    left: int
-    sides: tuple[int, ...]
-
-
-class _PowerSeries(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("count", "different", "rows", "columns", "orders")),
-        *((name, ctypes.c_void_p) for name in ("rho", "left", "right", "result")),
-    )
-
-
-class _SeriesBackward(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "rows", "columns", "order")),
-        *((name, ctypes.c_void_p) for name in ("rho", "left", "right", "gradient")),
-        *((name, ctypes.c_void_p) for name in ("by_rho", "by_left", "by_right")),
-    )
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -205,56 +110,22 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
-def pairs(
-    left: Series,
-    right: Series,
-    covariance: Tensor,
-    bound: Bound | None = None,
-    direct: Direct | None = None,
-    diagonal: Tensor | None = None,
-) -> tuple[Tensor, int]:
-    """Cov[g(y_i), h(w_j)] from Cov[y_i, w_j] (*batch, rows, columns).
+def loaded() -> ctypes.CDLL:
+    """The library, once `usable` has said that there is one."""
+    found = library()
+    assert found is not None
+    return found
 
-    bound: of the error of the series, which otherwise has all terms; diagonal: of the result, where
-    it is symmetric: then the upper triangle is read. Also returns the number of pairs that neither
-    the series nor a direct formula reaches.
-    """
-    *batch, rows, columns = covariance.shape
-    matrix = matrices(covariance)
-    result = torch.empty(covariance.shape, dtype=covariance.dtype)
-    orders, accuracy = bound or ((), 0.0)
-    ladder = (ctypes.c_int64 * len(orders))(*orders)
-    name, first, second, cost, knots, height = direct or ("", None, None, 0.0, (0, 0), 0.0)
-    kept: list[Tensor] = []  # what the pointers point to
 
-    def pointer(tensor: Tensor | None, *shape: int) -> int | None:
-        """Of numbers (*shape, *batch, n), which the kernel reads without a look at their count."""
-        if tensor is None:
-            return None
-        kept.append(tensor.expand(*shape).contiguous())
-        return kept[-1].data_ptr()
+def function(name: str, like: Tensor) -> "ctypes._FuncPointer":
+    """The function of this name for numbers of this dtype."""
+    found: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
+    return found
 
-    def side(series: Series, numbers: Tensor | None, knots: int, size: int) -> _Side:
-        single = [pointer(t, *batch, size) for t in (series.inverse, series.units)]
-        tails, coefficients, own = (
-            None if t is None else pointer(t, t.shape[0], *batch, size)
-            for t in (series.tails, series.coefficients, numbers)
-        )
-        pointers = single[0], tails, coefficients, single[1], own
-        return _Side(*pointers, knots, size, count * size)
 
-    count, order = matrix.shape[0], left.coefficients.shape[0]
-    upper = side(left, first, knots[0], rows)
-    alike = left is right and first is second and rows == columns
-    call = _Pairs(
-        upper, upper if alike else side(right, second, knots[1], columns),
-        count, matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
-        result.data_ptr(), pointer(diagonal, *batch, rows), order,
-        ctypes.addressof(ladder), len(ladder), FORMULAS.index(name),
-        accuracy, cost, height, rounding(DEGENERATE, result.dtype),
-    )  # fmt: skip
-    beyond = function("pairs", result)(ctypes.byref(call), threads(result.numel()))
-    return result, beyond
+def threads(count: int) -> int:
+    """How many threads so many pairs are worth."""
+    return torch.get_num_threads() if count >= PARALLEL else 1
 
 
 def matrices(covariance: Tensor) -> Tensor:
@@ -263,15 +134,17 @@ def matrices(covariance: Tensor) -> Tensor:
     return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
 
-def largest_correlation(covariance: Tensor) -> float:
-    """The largest |rho| of two elements, from Cov (*batch, n, n)."""
-    matrix = matrices(covariance)
-    count, size = matrix.shape[:2]
-    found: float = function("largest", matrix)(
-        count, size, matrix.data_ptr(), matrix.stride(0), matrix.stride(1),
-        threads(matrix.numel()),
-    )  # fmt: skip
-    return found
+class Convolution(NamedTuple):
+    """What `F.conv2d` is given beside its weight, and the places of its result.
+
+    image: channels, rows, columns; above, left: zeros around them.
+    """
+
+    image: tuple[int, ...]
+    stride: tuple[int, ...]
+    above: int
+    left: int
+    sides: tuple[int, ...]
 
 
 def congruence(covariance: Tensor, weight: Tensor) -> tuple[Tensor, float]:
@@ -301,83 +174,196 @@ def convolved(covariance: Tensor, weight: Tensor, layer: Convolution) -> tuple[T
     return result, least
 
 
-def plackett(a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
-    """K0 and K1 of tensors of one shape."""
-    first, second = (torch.empty(rho.shape, dtype=rho.dtype) for _ in range(2))
-    _element_wise("plackett", (a, b, rho), first.data_ptr(), second.data_ptr())
-    return first, second
+class _Settings(ctypes.Structure):
+    """`PiecewiseLayer` of layer.h."""
 
-
-def plackett_backward(*arguments: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of a, b and rho, from them, K0 and the gradients of K0 and K1."""
-    results = tuple(torch.empty(arguments[0].shape, dtype=arguments[0].dtype) for _ in range(3))
-    pointers = (ctypes.c_void_p * 3)(*(result.data_ptr() for result in results))
-    _element_wise("plackett_backward", arguments, ctypes.addressof(pointers))
-    return results
-
-
-def power_series(rho: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """sum_k rho^k a_k b_k of rho (*batch, rows, columns), of one dimension more or expanded."""
-    *batch, rows, columns = rho.shape
-    order, count = len(left), math.prod(batch)
-    left = left.expand(order, *batch, rows, 1).contiguous()
-    right = right.expand(order, *batch, 1, columns).contiguous()
-    alike = rho.dim() > 2 and rho.stride(0) == 0  # noqa: PLR2004
-    rho = (rho[0] if alike else rho).contiguous()
-    result = torch.empty((*batch, rows, columns), dtype=rho.dtype)
-    different = count // batch[0] if alike else count
-    pointers = (t.data_ptr() for t in (rho, left, right, result))
-    call = _PowerSeries(count, different, rows, columns, order, *pointers)
-    function("power_series", rho)(ctypes.byref(call), threads(result.numel() * order))
-    return result
-
-
-def series_backward(
-    rho: Tensor, left: Tensor, right: Tensor, gradient: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of sum_k rho^k a_k b_k by rho (*batch, rows, columns), a and b."""
-    *batch, rows, columns = rho.shape
-    order, count = len(left), rho[..., 0, 0].numel()
-    left = left.expand(order, *batch, rows, 1)
-    right = right.expand(order, *batch, 1, columns)
-    given = [t.contiguous() for t in (rho, left, right, gradient)]
-    made = [torch.empty(t.shape, dtype=t.dtype) for t in given[:3]]
-    pointers = (t.data_ptr() for t in (*given, *made))
-    call = _SeriesBackward(count, rows, columns, order, *pointers)
-    function("series_backward", rho)(ctypes.byref(call), threads(rho.numel() * order))
-    return made[0], made[1], made[2]
-
-
-def _element_wise(name: str, tensors: Sequence[Tensor], *results: int) -> None:
-    """Call a function of tensors of one shape, which may be broadcast."""
-    first = tensors[0]
-    if first.dim() > 2:  # noqa: PLR2004
-        rows, columns = first.shape[-2:]
-        tensors = [t.reshape(-1, rows, columns) for t in tensors]
-    else:
-        tensors = [t.reshape((1,) * (3 - t.dim()) + t.shape) for t in tensors]
-    shape = (ctypes.c_int64 * 3)(*tensors[0].shape)
-    arguments = (_Argument * len(tensors))(
-        *(_Argument(t.data_ptr(), (ctypes.c_int64 * 3)(*t.stride())) for t in tensors)
+    _fields_ = (
+        ("knots", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("places", "slopes", "jumps")),
+        *((name, ctypes.c_int64) for name in ("steps", "last")),
+        ("ladder", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bounded", "few", "published")),
+        *((name, ctypes.c_double) for name in ("saturation", "narrow", "fine", "accuracy")),
+        *((name, ctypes.c_double) for name in ("direct_cost", "degenerate")),
+        *((name, ctypes.c_double) for name in ("tiny", "large", "flush", "remainder")),
     )
-    limit = ctypes.c_double(rounding(DEGENERATE, first.dtype))
-    pointers = (ctypes.c_void_p(result) for result in results)
-    function(name, first)(shape, arguments, *pointers, limit, threads(first.numel()))
 
 
-def loaded() -> ctypes.CDLL:
-    """The library, once `usable` has said that there is one."""
-    found = library()
-    assert found is not None
-    return found
+class Pieces(NamedTuple):
+    """A continuous piecewise-linear function."""
+
+    knots: tuple[float, ...]
+    slopes: tuple[float, ...]
 
 
-def function(name: str, like: Tensor) -> "ctypes._FuncPointer":
-    """The function of this name for numbers of this dtype."""
-    found: ctypes._FuncPointer = getattr(loaded(), f"{name}_{NAMES[like.dtype]}")
-    return found
+class Terms(NamedTuple):
+    """How pairs are computed.
+
+    orders: that of the series, or those that it may have if its error is bounded; accuracy: that
+    bound; few: the number of pairs up to which the direct formula has them all; direct_cost: of
+    that formula, in terms of the series; last: how many of the last coefficients bound those
+    beyond; narrow, fine: widths of segments, in deviations, from which the formulas of single
+    elements and the direct one hold.
+    """
+
+    orders: tuple[int, ...]
+    published: bool = False
+    bounded: bool = False
+    accuracy: float = 1.0
+    few: int = 0
+    direct_cost: float = 0.0
+    last: int = 0
+    narrow: float = 0.0
+    fine: float = 0.0
 
 
-def threads(count: int) -> int:
-    """How many threads so many pairs are worth."""
-    return torch.get_num_threads() if count >= PARALLEL else 1
+@lru_cache(maxsize=256)
+def _prepared(pieces: Pieces, terms: Terms, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The structure, and what its pointers point to."""
+    rows = (*pieces, (0.0,) * len(pieces.knots))
+    numbers = [(ctypes.c_double * len(row))(*row) for row in rows]
+    ladder = (ctypes.c_int64 * len(terms.orders))(*terms.orders)
+    finfo = torch.finfo(dtype)
+    call = _Settings(
+        len(pieces.knots), *(ctypes.addressof(row) for row in numbers), len(ladder), terms.last,
+        ctypes.addressof(ladder), terms.bounded, terms.few, terms.published, SATURATION,
+        terms.narrow, terms.fine, terms.accuracy, terms.direct_cost, rounding(DEGENERATE, dtype),
+        finfo.tiny, finfo.max, FLUSH, rounding(REMAINDER, torch.float64),
+    )  # fmt: skip
+    return ctypes.byref(call), call, numbers, ladder
+
+
+class _Vectors(ctypes.Structure):
+    """`Vectors` of layer.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "n")),
+        *((name, ctypes.c_void_p) for name in ("mean", "covariance")),
+        *((name, ctypes.c_int64) for name in ("matrix", "row")),
+    )
+
+
+class Layer(NamedTuple):
+    """A function of vectors, and its moments by torch code: mean and covariance of theirs."""
+
+    function: Callable[[Tensor], Tensor]
+    pieces: Pieces
+    terms: Terms
+    by_torch: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def piecewise_layer(layer: Layer, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Mean (*batch, n) and covariance (*batch, n, n), None where the formulas do not hold.
+
+    As where a segment is narrow, or with tensors that the library does not take.
+    """
+    if not is_followed(mean, covariance):
+        return _forward(layer, mean, covariance)
+    if not layer.terms.bounded:
+        return None
+    found = _forward(layer, mean.detach(), covariance.detach())
+    return None if found is None else _Followed.apply(mean, covariance, found, _backward, layer)
+
+
+def piecewise_marginals(
+    layer: Layer, mean: Tensor, variance: Tensor, found: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Moments of elements, found without gradients, with a compiled backward pass."""
+    return _Followed.apply(mean, variance, found, _marginals_backward, layer)
+
+
+def is_followed(*tensors: Tensor) -> bool:
+    """Whether autograd follows one of them."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _forward(layer: Layer, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
+    if not usable(covariance) or not usable(mean):
+        return None
+    point = mean.double().contiguous()
+    values = layer.function(point)
+    centre = torch.empty_like(point)
+    result = torch.empty(covariance.shape, dtype=covariance.dtype)
+    matrix, vectors = _vectors(point, covariance)
+    refused = function("piecewise_layer", result)(
+        _prepared(layer.pieces, layer.terms, matrix.dtype)[0], ctypes.byref(vectors),
+        values.data_ptr(), centre.data_ptr(), result.data_ptr(),
+        threads(result.numel()),
+    )  # fmt: skip
+    return None if refused else (centre.to(mean.dtype), result)
+
+
+def _vectors(mean: Tensor, covariance: Tensor) -> tuple[Tensor, _Vectors]:
+    """The structure, and the matrix that it points to."""
+    matrix = covariance
+    if matrix.dim() != 2 or matrix.stride(1) != 1:  # noqa: PLR2004
+        matrix = matrices(covariance)
+    size = matrix.shape[-1]
+    strides = matrix.stride(0), matrix.stride(-2)
+    count = mean.numel() // size
+    return matrix, _Vectors(count, size, mean.data_ptr(), matrix.data_ptr(), *strides)
+
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
+"""Means, and variances or covariances."""
+
+
+class _Followed(Function):
+    """Results of a compiled kernel, with a compiled backward pass.
+
+    Where that does not do, because its gradients have gradients or a transform runs, torch code
+    makes the results once more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, spread: Tensor, found: Pair,
+        backward: Callable[[Layer, Pair, Pair], Pair | None], layer: Layer,
+    ) -> Pair:  # fmt: skip
+        ctx.compiled, ctx.layer = backward, layer
+        ctx.save_for_backward(mean, spread)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, by_mean: Tensor, by_spread: Tensor) -> tuple[Tensor | None, ...]:
+        given, gradients = ctx.saved_tensors, (by_mean, by_spread)
+        taken = all(usable(*both) for both in zip(given, gradients, strict=True))
+        made = ctx.compiled(ctx.layer, given, gradients) if taken else None
+        if made is None:
+            return *_by_torch(ctx.layer, given, gradients), None, None, None
+        return *made, None, None, None
+
+
+def _backward(layer: Layer, given: Pair, gradients: Pair) -> Pair | None:
+    mean, covariance = given
+    point, by_mean = (t.double().contiguous() for t in (mean, gradients[0]))
+    by_covariance = gradients[1].contiguous()
+    to_mean = torch.empty_like(point)
+    to_covariance = torch.empty(covariance.shape, dtype=covariance.dtype)
+    matrix, vectors = _vectors(point, covariance)
+    refused = function("piecewise_layer_backward", matrix)(
+        _prepared(layer.pieces, layer.terms, matrix.dtype)[0], ctypes.byref(vectors),
+        by_mean.data_ptr(), by_covariance.data_ptr(), to_mean.data_ptr(),
+        to_covariance.data_ptr(), threads(to_covariance.numel()),
+    )  # fmt: skip
+    return None if refused else (to_mean.to(mean.dtype), to_covariance)
+
+
+def _marginals_backward(layer: Layer, given: Pair, gradients: Pair) -> Pair | None:
+    tensors = [tensor.contiguous() for tensor in (*given, *gradients)]
+    made = torch.empty_like(tensors[0]), torch.empty_like(tensors[0])
+    refused = loaded().piecewise_marginals_backward(
+        _prepared(layer.pieces, layer.terms, torch.float64)[0], tensors[0].numel(),
+        *(tensor.data_ptr() for tensor in (*tensors, *made)),
+    )  # fmt: skip
+    return None if refused else made
+
+
+def _by_torch(layer: Layer, given: Pair, gradients: Pair) -> tuple[Tensor | None, ...]:
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = given if again else [t.detach().requires_grad_(t.requires_grad) for t in given]
+        results = layer.by_torch(*inputs)
+        wanted = [t for t in inputs if t.requires_grad]
+        found = iter(torch.autograd.grad(results, wanted, gradients, create_graph=again))
+    return tuple(next(found) if t.requires_grad else None for t in inputs)

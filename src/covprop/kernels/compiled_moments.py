@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_pairs
 from covprop.kernels.normal import SATURATION
-from covprop.kernels.polynomials import FLUSH
-from covprop.kernels.rounding import REMAINDER, rounding
+from covprop.kernels.rounding import FLUSH, REMAINDER, rounding
 
 FUNCTIONS = ("tanh", "sigmoid", "silu", "softplus", "logsigmoid", "mish", "gelu_tanh", "elu")
 """Those that `quadrature` knows, in the order of quadrature.h."""
@@ -116,7 +115,7 @@ def series_numbers(
     coefficients: Tensor,
     output: Tensor,
     variance: Tensor,
-    bound: compiled.Bound,
+    bound: compiled_pairs.Bound,
     limits: SeriesLimits,
 ) -> SeriesNumbers:
     """What the series of pairs reads of elements (*batch, n); tails for the orders of the bound."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_pairs
 from covprop.kernels.normal import (
     SATURATION,
     SQRT_PI,
@@ -80,7 +80,7 @@ class _Plackett(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         if compiled.usable(a, b, rho):
-            first, second = compiled.plackett(a, b, rho)
+            first, second = compiled_pairs.plackett(a, b, rho)
             ctx.save_for_backward(a, b, rho, first)
             return first, second
         # K0(a, b, -rho) = -K0(a, -b, rho) and K1(a, b, -rho) = K1(a, -b, rho).
@@ -105,7 +105,7 @@ class _Plackett(Function):
     def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor) -> tuple[Tensor, ...]:
         a, b, rho, first = ctx.saved_tensors
         if compiled.usable(a, b, rho, first, grad_first, grad_second):
-            return compiled.plackett_backward(a, b, rho, first, grad_first, grad_second)
+            return compiled_pairs.plackett_backward(a, b, rho, first, grad_first, grad_second)
         shift_a, shift_b = _shift(a, b, rho), _shift(b, a, rho)
         grad_a = grad_first * shift_a + grad_second * (b * first + shift_b + rho * shift_a)
         grad_b = grad_first * shift_b + grad_second * (a * first + shift_a + rho * shift_b)

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from covprop.kernels import compiled
+from covprop.kernels import compiled, compiled_pairs
 from covprop.kernels.gradients import first_order
 from covprop.kernels.normal import density
+from covprop.kernels.rounding import FLUSH
 
-FLUSH = 0.3
-"""The power of the smallest normal number below which a coefficient counts as zero."""
 GROWTH = 1.25
 """Ratio of the distances from zero, or a kink, of neighbouring points of a graded grid."""
 
@@ -189,7 +188,7 @@ class _PowerSeries(Function):
     def forward(ctx: Any, correlation: Tensor, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(correlation, left, right)
         if correlation.dim() > 1 and compiled.usable(correlation, left, right):
-            return compiled.power_series(correlation, left, right)
+            return compiled_pairs.power_series(correlation, left, right)
         total = torch.empty_like(correlation)
         torch.mul(left[-1], right[-1], out=total)
         for k in reversed(range(len(left) - 1)):
@@ -206,7 +205,7 @@ class _PowerSeries(Function):
         size = size.clamp(limits.tiny, limits.max)
         power, least = gradient / size, limits.tiny ** (1 - FLUSH)
         if compiled.usable(correlation, left, right, power):
-            found = compiled.series_backward(correlation, left, right, power)
+            found = compiled_pairs.series_backward(correlation, left, right, power)
             return found[0].mul_(size), found[1].mul_(size), found[2].mul_(size)
         order = len(left)
         slope = torch.zeros_like(correlation)

@@ -48,6 +48,8 @@ CHANGED = 1e4
 """Of an output that does, relative to its size: more is no rounding, less may be."""
 NEGATIVE_VARIANCE = 100.0
 """Of a variance that should be zero, relative to the largest: sums of products of n numbers."""
+FLUSH = 0.3
+"""The power of the smallest normal number below which a coefficient counts as zero."""
 DIFFERENCE_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 """The step at which rounding (eps / h^2) and truncation (h) of second derivatives are equal."""
 

@@ -6,7 +6,7 @@
 #include "moments.h"
 #include "pairs.h"
 
-// What is the same of all calls of one function: compiled_layer.py has it in the same layout.
+// What is the same of all calls of one function: compiled.py has it in the same layout.
 struct PiecewiseLayer {
     int64_t knots;
     const double *places, *slopes, *jumps;  // no function with a jump comes here
