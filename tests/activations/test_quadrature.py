@@ -4,8 +4,10 @@ import math
 import subprocess
 import sys
 
+import mpmath as mp
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import covprop as cp
@@ -260,3 +262,24 @@ assert 0.5 < float(y.correlation_matrix[0, 1]) < 1
 def test_a_single_very_wide_pair_fits_into_memory():
     done = subprocess.run([sys.executable, "-c", WIDE_PAIR], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()[-500:]
+
+
+@pytest.mark.usefixtures("both_kernels")
+@pytest.mark.parametrize("at", [0.0, -0.7, 3.0])
+@pytest.mark.parametrize("deviation", [1e-3, 5e-7, 1e-12])
+def test_gradients_near_a_kink_do_not_depend_on_the_width(at, deviation):
+    """By the variance the mean of SELU has the slope of a ramp on one side, at any width."""
+    scale, alpha = 1.0507009873554804934, 1.6732632423543772848
+
+    def expected(variance):
+        s, m = mp.sqrt(variance), mp.mpf(at * deviation)
+        positive = m * mp.ncdf(m / s) + s * mp.npdf(m / s)
+        negative = mp.exp(m + variance / 2) * mp.ncdf(-(m + variance) / s) - mp.ncdf(-m / s)
+        return scale * (positive + alpha * negative)
+
+    mean = torch.tensor([at * deviation], dtype=torch.float64)
+    variance = torch.tensor([[deviation**2]], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(propagate(F.selu, cp.Gaussian(mean, variance)).mean, variance)
+    with mp.workdps(60):
+        true = float(mp.diff(expected, mp.mpf(deviation) ** 2, h=mp.mpf(deviation) ** 2 * 1e-12))
+    assert_close(slope, torch.full_like(slope, true), rtol=1e-6, atol=1e-15 / deviation)

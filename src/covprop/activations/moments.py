@@ -206,7 +206,7 @@ class _Moments(Function):
         (mean, variance), order, grad_rows = ctx.saved_tensors, ctx.order, grads[0]
         stddev = standard_deviation(variance)
         _, at = _converged(ctx.scalar, mean, stddev, order + 2)
-        step = stddev.clamp(min=DIFFERENCE_STEP)
+        step = _step(ctx.scalar, mean, stddev)
         rows = at.coefficients  # a_k / sigma
         if bool((step > stddev).any()):  # rounding would swamp second derivatives
             rows = _widened(ctx.scalar, mean, step, rows)
@@ -219,6 +219,15 @@ class _Moments(Function):
             heat = (k - 1) * rows[k - 1] + math.sqrt((k + 1) * (k + 2)) * rows[k + 1]
             into_variance = into_variance + grad_rows[k - 1] * heat / (2 * step.square())
         return into_mean, into_variance, None, None
+
+
+def _step(scalar: Scalar, mean: Tensor, stddev: Tensor) -> Tensor:
+    """Widths at which slopes are compared: where rounding is small, and no kink is in reach."""
+    step = torch.full_like(stddev, DIFFERENCE_STEP)
+    for kink in scalar.kinks:
+        step = step.minimum((mean - kink).abs() / REACH)
+    step = step.maximum(stddev)
+    return torch.where(step > torch.finfo(step.dtype).tiny ** 0.25, step, DIFFERENCE_STEP)
 
 
 def _widened(scalar: Scalar, mean: Tensor, stddev: Tensor, rows: Tensor) -> Tensor:
