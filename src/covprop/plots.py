@@ -125,10 +125,13 @@ def comparison_figure(reference: dict[str, Any], rows: Sequence[dict[str, Any]])
         axis.set_yticks(range(len(shown)), [row["name"] for row in shown])
         axis.set_ylim(max(1, len(shown)) - 0.5, -0.5)
         _style(axis, colour="0.9")
-    handles, labels = others[0].get_legend_handles_labels()
-    more_handles, more_labels = first.get_legend_handles_labels()
+    labelled = {
+        label: handle
+        for axis in (*others, first)
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     legend.set_axis_off()
-    legend.legend(handles + more_handles, labels + more_labels, loc="center", frameon=False,
+    legend.legend(labelled.values(), labelled, loc="center", frameon=False,
                   title=f"against {reference['name']}")  # fmt: skip
     return figure
 
@@ -155,7 +158,7 @@ def _amounts(axis: Any, values: Sequence[float], sampled: float, label: str) -> 
     low, high = (min(known) / 2, max(known) * 2) if known else (0.1, 10.0)
     for place, value in enumerate(values):
         mark, at = (">", high / 1.1) if math.isinf(value) else ("s", _positive(value))
-        name = "method" if place == 0 else None
+        name = "infinite" if math.isinf(value) else "method"
         axis.plot([at], [place], mark, color=GREEN, markersize=9, clip_on=False, label=name)
     if math.isfinite(sampled) and sampled > 0:
         axis.axvline(sampled, color=PURPLE, linestyle="--", label="Monte Carlo")

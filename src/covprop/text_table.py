@@ -12,6 +12,8 @@ MINUTE = 60.0
 MOST_DIGITS = 6
 """Significant digits that the format `g` writes."""
 GAP = "  "
+WIDTH = 100
+"""Characters of a line that fit a page of 1,000 pixels."""
 NARROWEST = 8
 """Characters that the first column keeps in a table of limited width."""
 CALL = re.compile(r"\bcp\.\w+\((?:[^()]|\([^()]*\))*\)")
@@ -32,14 +34,18 @@ class Table:
     """Lines above the table."""
     width: int | None = None
     """Characters of a line of the text at most; longer notes and first cells are wrapped."""
+    below: "Table | None" = None
+    """A table between the rows and the notes, such as more columns than fit beside the others."""
 
     def __str__(self) -> str:
-        """The lead, a line for each row, then the notes."""
+        """The lead, a line for each row, the table below, then the notes."""
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
         if self.width is not None:
             others = sum(widths[1:]) + len(GAP) * (len(widths) - 1)
             widths[0] = min(widths[0], max(NARROWEST, self.width - others))
         lines = [line for row in (self.head, *self.rows) for line in self._lines(row, widths)]
+        if self.below is not None:
+            lines.append(str(self.below))
         return "\n".join((*self._wrapped(self.lead), *lines, *self._wrapped(self.notes)))
 
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -68,7 +74,9 @@ class Table:
         notes = "<br>".join(html.escape(note) for note in self.notes)
         lead = "".join(f"<p>{html.escape(line)}</p>" for line in self.lead)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        return f"{lead}{table}<p>{notes}</p>"
+        below = "" if self.below is None else self.below.to_html()
+        foot = f"<p>{notes}</p>" if notes or self.below is None else ""
+        return f"{lead}{table}{below}{foot}"
 
     def _cells(self, row: Sequence[str]) -> str:
         sides = ("left" if self._is_word(i) else "right" for i in range(len(row)))

@@ -22,10 +22,9 @@ from covprop.diagnostics.verdict import (
 from covprop.gaussian import Gaussian
 from covprop.methods import ControlVariate, Method, MonteCarlo, Split
 from covprop.plots import comparison_figure
-from covprop.text_table import Table, Tabular, in_bytes, in_digits, in_seconds, plain
+from covprop.text_table import WIDTH, Table, Tabular, in_bytes, in_digits, in_seconds, plain
 
 FIGURES = ("mean_ratio", "variance_ratio", "mean_error", "covariance_error", "wasserstein", "kl")
-WIDTH = 100  # columns of the text
 UNKNOWN = "-"  # an amount that there is not
 RESOLVED = 10.0  # standard errors of a mean from zero for a ratio to it to be meaningful
 MOST = 1e15  # samples that a reference is worth: a control variate of a linear map has no error

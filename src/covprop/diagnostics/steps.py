@@ -14,13 +14,17 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import known_deviation
 from covprop.kernels.rounding import MOMENT
 from covprop.plots import trace_figure
-from covprop.text_table import Table, Tabular, in_digits, in_percent, in_seconds, plain
+from covprop.text_table import WIDTH, Table, Tabular, in_digits, in_percent, in_seconds, plain
 
 NOT_GAUSSIAN = 0.05  # Kolmogorov distance above which a step is called not Gaussian
 OFF = 0.01  # error of a variance above which a step is named
 SURE = 5.0  # standard errors of sampling that an error has to exceed to be named
 DIRECT = 0  # the order of pairs that a formula without a series has computed
-MEASURES = ("skewness", "excess_kurtosis", "kolmogorov", "mean_error", "variance_error")
+MEASURES = {
+    "skewness": "skewness", "excess_kurtosis": "kurtosis", "kolmogorov": "Kolmogorov",
+    "mean_error": "mean error", "variance_error": "variance error",
+}  # fmt: skip
+"""What samples say of a step: its name, and the head of its column."""
 CHOSEN = 64  # elements of a step whose Kolmogorov distance is taken, evenly spaced
 DRAWS = 10_000  # samples of which a Kolmogorov distance is taken: the first ones
 NEGLIGIBLE = 1e-2  # share of the average variance below which an element is left out: a dead ReLU
@@ -178,13 +182,20 @@ class Trace(Tabular):
 
     @property
     def table(self) -> Table:
-        """A row for each step."""
-        head = ["module", "operation", "shape", "mean", "variance", "largest", "max |rho|",
-                "order", "time"]  # fmt: skip
-        if self.samples:
-            head += ["skewness", "kurtosis", "Kolmogorov", "mean error", "variance error"]
-        rows = tuple(_cells(step, bool(self.samples)) for step in self.steps)
-        return Table(tuple(head), rows, words=3, notes=tuple(self._notes()))
+        """A row for each step, and below it one with what its samples say."""
+        summaries = [(step, _summary(step)) for step in self.steps]
+        below = Table(
+            ("module", "operation", *MEASURES.values()),
+            tuple(_sampled_cells(step, summary) for step, summary in summaries),
+            words=2, width=WIDTH,
+        )  # fmt: skip
+        return Table(
+            ("module", "operation", "shape", "mean", "variance", "largest", "max |rho|", "order",
+             "time"),
+            tuple(_cells(step, summary) for step, summary in summaries),
+            words=3, notes=tuple(self._notes()), width=WIDTH,
+            below=below if self.samples else None,
+        )  # fmt: skip
 
     def _notes(self) -> list[str]:
         notes = ["mean, variance: averages over elements; largest: of the variances"]
@@ -246,15 +257,18 @@ def median_and_worst(values: Tensor) -> tuple[float, float]:
     return (float(known.median()), float(known.max())) if known.numel() else (math.nan, math.nan)
 
 
-def _cells(step: TraceStep, sampled: bool) -> tuple[str, ...]:
-    summary = _summary(step)
-    cells = [
+def _cells(step: TraceStep, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
         step.module, step.operation, "x".join(map(str, step.shape)),
         in_digits(summary["mean"]), in_digits(summary["variance"]),
         in_digits(summary["largest_variance"]), f"{step.largest_correlation:.3f}",
         step.series, in_seconds(step.seconds) if step.seconds else "",
-    ]  # fmt: skip
-    for measure in MEASURES if sampled else ():
+    )  # fmt: skip
+
+
+def _sampled_cells(step: TraceStep, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = [step.module, step.operation]
+    for measure in MEASURES:
         if step.normality is None:
             cells.append("-")
             continue
