@@ -93,7 +93,8 @@ def tables(record: dict[str, Any]) -> list[Table]:
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Densities by draws, less those of the exact mode."""
     groups = {key: each for key, each in regression.grouped(record).items() if EXACT in each}
-    figure, axes = drawing.panels(1, 1, width=6, height=4)
+    figure, axes = drawing.panels(1, 1, width=6.4, height=4.6)
+    drawing.bands(axes[0, 0], len(groups))
     panel, colours = axes[0, 0], (drawing.GREEN, drawing.ORANGE, drawing.VERMILION, drawing.PURPLE,
                                   drawing.BLUE)  # fmt: skip
     for shift, (mode, colour) in enumerate(zip(MODES[1:], colours, strict=True)):
@@ -110,6 +111,7 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
                            capsize=2, label=mode)  # fmt: skip
     panel.axvline(0, color="0.5", linewidth=0.8)
     panel.set_yticks(range(len(groups)), [f"{name}, {depth} layers" for name, depth in groups])
-    panel.set_xlabel("density of test rows less that of the exact mode, nats")
+    panel.set_xlabel("log density of test rows less that of the exact mode, nats")
+    panel.set_ylim(-0.5, len(groups) - 0.5)
     panel.legend(frameon=False, fontsize=drawing.FONT)
     return {NAME: figure}

@@ -54,10 +54,12 @@ def tables(record: dict[str, Any]) -> list[Table]:
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """A map for each method."""
     steps = record["settings"]["steps"]
-    figure, (axes,) = drawing.panels(1, len(TITLES), width=3.9, height=3.5)
+    figure, (axes,) = drawing.panels(1, len(TITLES), width=3.4, height=2.8)
     for panel, (name, result) in zip(axes, record["results"].items(), strict=True):
         errors = grid.square(np.array(result["errors"]), steps)
         mesh = drawing.error_map(panel, grid.axis(steps), errors, *SCALES[name])
-        drawing.means(panel, f"{TITLES[name]}: at most {result['max']:.1e}")
-        figure.colorbar(mesh, ax=panel, label="absolute error", extend="min", shrink=0.75)
+        drawing.means(panel, f"{TITLES[name]}:\nat most {result['max']:.1e}")
+        panel.set(xticks=range(-4, 5, 2), yticks=range(-4, 5, 2))
+        last = panel is axes[-1]
+        figure.colorbar(mesh, ax=panel, label="absolute error" if last else "", extend="min")
     return {NAME: figure}

@@ -214,12 +214,12 @@ def tables(record: dict[str, Any]) -> list[Table]:
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """How much better than the extended filter, with two standard errors: a panel each."""
     groups = grouped(record)
-    figure, axes = drawing.panels(1, len(MEASURES), width=3.2, height=3.2)
+    figure, axes = drawing.panels(2, len(MEASURES) // 2, width=4.2, height=2.9)
     colours = dict(
         zip(METHODS, (drawing.BLACK, drawing.ORANGE, drawing.BLUE, drawing.GREEN), strict=True)
     )
     others = [method for method in METHODS if method != EXTENDED]
-    for panel, (measure, words) in zip(axes[0], MEASURES.items(), strict=True):
+    for panel, (measure, words) in zip(axes.flat, MEASURES.items(), strict=True):
         drawing.bands(panel, len(groups))
         panel.axvline(0, color="0.3", linewidth=1)
         for row, seeds in enumerate(groups.values()):
@@ -231,7 +231,7 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
                     label=method if row == 0 else None,
                 )  # fmt: skip
         panel.set_title(words, fontsize=drawing.FONT)
-        panel.set_yticks(range(len(groups)), list(groups) if panel is axes[0, 0] else [])
+        panel.set_yticks(range(len(groups)), list(groups) if panel in axes[:, 0] else [])
         panel.set_ylim(len(groups) - 0.5, -0.5)
         panel.set_xscale("symlog", linthresh=0.1 if measure in LOGARITHMS else 0.01)
         panel.set_xlabel("better than EKF by", fontsize=drawing.FONT)

@@ -31,6 +31,8 @@ WAYS = (EXACT, WU, DIAGONAL, MCVI, MCVI_100, MCVI_1000, IGNORED)
 """Of predicting with a network that was trained without noise."""
 WIDTH, EPOCHS, RATE = 50, 50, 5e-3
 COLOURS = (drawing.BLACK, drawing.GREEN, drawing.ORANGE, drawing.VERMILION, drawing.PURPLE)
+MARKS = ("o-", "x--", "D-", "v-", "s-")
+"""What two modes share is seen of both: the second is a cross and dashes."""
 
 
 def settings(options: Options) -> dict[str, Any]:
@@ -146,17 +148,21 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
         of_set = {float(noise): each for (one, noise), each in groups.items() if one == name}
         rows = (of_set, {n: each[CLEAN]["ways"] for n, each in of_set.items() if CLEAN in each})
         for panel, by_noise in zip(axes[:, column], rows, strict=True):
-            for mode, colour in zip(MODES, COLOURS, strict=True):
+            for mode, colour, mark in zip(MODES, COLOURS, MARKS, strict=True):
                 points = [
                     (noise, np.mean(each[mode]["density"]))
                     for noise, each in by_noise.items() if mode in each
                 ]  # fmt: skip
                 if points:
-                    panel.plot(*np.transpose(points), "o-", color=colour, label=mode, markersize=4)
-            panel.set(xscale="log", xlabel="noise of the features")
+                    panel.plot(*np.transpose(points), mark, color=colour, label=mode, markersize=5)
+            panel.set(xscale="log", xlabel="standard deviation of the features' noise")
+            panel.set_xticks(list(by_noise), [f"{noise:g}" for noise in by_noise], minor=False)
+            panel.set_xticks([], minor=True)
         axes[0, column].set_title(f"{name}, trained with noise", fontsize=drawing.FONT)
         axes[1, column].set_title(f"{name}, trained without", fontsize=drawing.FONT)
     for panel in axes[:, 0]:
-        panel.set_ylabel("density of test rows, nats")
-    axes[0, 0].legend(frameon=False, fontsize=drawing.FONT)
+        panel.set_ylabel("log density of test rows, nats")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False,
+                  fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}

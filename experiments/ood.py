@@ -33,6 +33,7 @@ ANGLES = (0, 30, 60, 90, 120, 150, 180)
 LIKELIHOOD = bayes.Categorical()
 PIXELS, CLASSES, DRAWS = 28 * 28, 10, 100
 COLOURS = (drawing.PURPLE, drawing.BLACK, drawing.ORANGE, drawing.VERMILION)
+MARKS = ("s-", "o-", "D-", "v--")
 
 
 def settings(options: Options) -> dict[str, Any]:
@@ -143,13 +144,16 @@ def tables(record: dict[str, Any]) -> list[Table]:
 
 def figures(record: dict[str, Any]) -> dict[str, Figure]:
     """Accuracy, entropy and density over the angle."""
-    names = ("accuracy", "entropy", "density")
-    figure, axes = drawing.panels(1, len(names), width=3.2, height=2.9)
-    styles = dict(zip(MODES, COLOURS, strict=True))
-    for panel, score in zip(axes[0], names, strict=True):
+    units = {"accuracy": "accuracy", "entropy": "entropy, nats", "density": "log density, nats"}
+    figure, axes = drawing.panels(1, len(units), width=3.0, height=3.0)
+    styles = dict(zip(MODES, zip(COLOURS, MARKS, strict=True), strict=True))
+    for panel, (score, label) in zip(axes[0], units.items(), strict=True):
         for mode, each in record["results"].items():
-            panel.plot(ANGLES, each[f"rotated: {score}"], "o-", color=styles[mode], label=mode,
-                       markersize=3)  # fmt: skip
-        panel.set(xlabel="rotation, degrees", ylabel=score)
-    axes[0, 0].legend(frameon=False, fontsize=drawing.FONT)
+            colour, mark = styles[mode]
+            panel.plot(ANGLES, each[f"rotated: {score}"], mark, color=colour, label=mode,
+                       markersize=4)  # fmt: skip
+        panel.set(xlabel="rotation, degrees", ylabel=label, xticks=ANGLES[::2])
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False,
+                  fontsize=drawing.FONT)  # fmt: skip
     return {NAME: figure}

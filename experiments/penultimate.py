@@ -177,10 +177,10 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
             errors = [1 - row[f"{source}/{way}"]["accuracy"] for row in rows]
             label = way if place == 0 else None
             panel.barh(place + offset, np.mean(errors), 0.28, color=colour, label=label)
-    panel.axvline(1 - np.mean([row["network"] for row in rows]), color="0.4", linewidth=0.8)
-    panel.set_yticks(range(len(SOURCES)), list(reversed(SOURCES)), fontsize=drawing.FONT)
-    panel.set_xlabel(
-        "share of test images that are wrong; line: the network", fontsize=drawing.FONT
-    )
-    panel.legend(fontsize=drawing.FONT - 1, frameon=False)
+    panel.axvline(1 - np.mean([row["network"] for row in rows]), color=drawing.BLACK,
+                  linewidth=1.2, linestyle="--", label="the network itself")  # fmt: skip
+    sources = [source.replace("`", "") for source in reversed(SOURCES)]
+    panel.set_yticks(range(len(SOURCES)), sources, fontsize=drawing.FONT)
+    panel.set_xlabel("share of test images that the head gets wrong", fontsize=drawing.FONT)
+    figure.legend(fontsize=drawing.FONT, frameon=False, loc="outside upper center", ncols=3)
     return {NAME: figure}

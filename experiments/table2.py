@@ -101,8 +101,8 @@ def figures(record: dict[str, Any]) -> dict[str, Figure]:
             image = panel.imshow(values, cmap=colours, vmin=low, vmax=high)
             panel.set_title(f"{method}: {word}", fontsize=drawing.FONT)
             panel.set(xlabel="logit", ylabel="logit", xticks=range(LOGITS), yticks=range(LOGITS))
-        figure.colorbar(image, ax=list(row), label=f"{word} of the ratio", extend="both",
-                        shrink=0.85)  # fmt: skip
+        figure.colorbar(image, ax=list(row), label=f"{word} of the ratio", shrink=0.85,
+                        extend="both" if low > 0 else "max")  # fmt: skip
     figure.suptitle(f"Covariance of two logits, Monte Carlo / method, {len(instances)} instances",
                     fontsize=drawing.FONT + 1)  # fmt: skip
     return {f"{NAME}-covariance": figure}
