@@ -17,8 +17,8 @@ MATRIX = 2
 class Arithmetic(Distribution):
     """`x + c`, `x - c`, `c - x`, `-x`, `x * c` and `x / c` for numbers, or tensors like the mean.
 
-    The skewness stays, up to its sign. An estimated error, standard errors and a mixture are those
-    of the Gaussian that it was, and dropped.
+    The skewness stays, up to its sign. An estimated error, standard errors and a mixture are
+    dropped, as they describe the original Gaussian.
     """
 
     __slots__ = ()

@@ -22,7 +22,7 @@ from covprop.plots import MOST_CORRELATED, gaussian_figure
 
 
 class Distribution(ABC):
-    """Moments, shapes, draws, densities, and distribution functions of each element by itself."""
+    """Moments, shapes, samples and densities, and the distribution function of each element."""
 
     __slots__ = ()
 

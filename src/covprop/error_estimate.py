@@ -175,7 +175,7 @@ class Deferred:
 
 
 class Accuracy:
-    """What a result tells of its own accuracy."""
+    """The accuracy of a result: its notes, its estimated error and its standard errors."""
 
     __slots__ = ()
 

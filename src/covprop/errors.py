@@ -63,7 +63,8 @@ class InconsistentBranches(CovpropError, ArithmeticError):
 
     Args:
         message: What happened, and what to do.
-        elements: Which elements of the batch have one, (*batch); None if that is not known.
+        elements: Which elements of the batch have a negative variance, (*batch); None if that is
+            not known.
     """
 
     def __init__(self, message: str, elements: Tensor | None = None) -> None:

@@ -98,7 +98,7 @@ class Gaussian(Arithmetic, Accuracy, Stored):
         sampling: SamplingError | None = None, mixture: Any = None, skewness: Tensor | None = None,
         notes: Sequence[str] = (), error: ErrorEstimate | Deferred | None = None,
     ) -> Self:  # fmt: skip
-        """What the library has made, without the checks of the constructor."""
+        """A Gaussian that the library has made, without the checks of the constructor."""
         result = object.__new__(cls)
         result._mean, result._covariance, result._method = mean, covariance, method
         result._sampling, result._mixture = sampling, mixture

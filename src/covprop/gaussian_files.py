@@ -27,15 +27,15 @@ SLOTS = (
 
 
 class Stored:
-    """What is written to files: those of safetensors, of pickle and of torch.save."""
+    """Saving and loading: safetensors files, pickle and torch.save."""
 
     __slots__ = ()
 
     def save(self, path: str | PathLike[str]) -> None:
         """Save to a safetensors file, without the mixture and with the method as text.
 
-        An error estimate that has not been computed is left out, because it needs the model, and
-        `notes` of what is loaded say so. Ask for `error` first to keep it.
+        An error estimate that has not been computed is left out, because it needs the model; the
+        `notes` of the loaded Gaussian say so. Ask for `error` first to keep it.
 
         Args:
             path: The file, which is replaced if it exists.

@@ -23,8 +23,8 @@ class Mixture:
     Args:
         weights: The weights of the components, (components,), which sum to 1.
         components: The Gaussians, a batch (components, *batch).
-        offsets: The components' means less that of the mixture, (components, *batch, n), where they
-            are known better than by the difference of rounded numbers.
+        offsets: The means of the components minus that of the mixture, (components, *batch, n), if
+            they are known more accurately than the difference of the rounded means.
 
     Example:
         parts = cp.Gaussian.isotropic(torch.tensor([[-1.0], [1.0]]), stddev=0.5, batch_dims=1)
@@ -76,7 +76,7 @@ class Mixture:
         )
 
     def detach(self) -> "Mixture":
-        """Leave the graph of autograd."""
+        """Detach all tensors from the autograd graph."""
         offsets = self._offsets(Tensor.detach)
         return Mixture(self.weights.detach(), self.components.detach(), offsets)
 

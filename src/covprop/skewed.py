@@ -71,7 +71,7 @@ class Skewed(Gaussian):
         """Elements with a triangular density, from low over its peak at the mode to high.
 
         Args:
-            low: The least value, a number or a tensor.
+            low: The smallest value, a number or a tensor.
             mode: The most likely one.
             high: The largest one.
             batch_dims: How many leading dimensions are a batch.
@@ -96,10 +96,10 @@ class Skewed(Gaussian):
 
     @classmethod
     def uniform(cls, low: Number, high: Number, batch_dims: int = 0) -> "Skewed":
-        """Elements that are equally likely anywhere between two numbers; they have no skewness.
+        """Elements with a uniform density between two numbers, without skewness.
 
         Args:
-            low: The least value, a number or a tensor.
+            low: The smallest value, a number or a tensor.
             high: The largest one.
             batch_dims: How many leading dimensions are a batch.
 
@@ -129,7 +129,7 @@ class Skewed(Gaussian):
         Args:
             mean: Of the elements themselves, not of their logarithms; positive.
             stddev: Of the elements themselves.
-            variance: The same as variance, in place of stddev.
+            variance: Their variance, in place of stddev.
             batch_dims: How many leading dimensions are a batch.
 
         Example:
@@ -154,7 +154,7 @@ class Skewed(Gaussian):
         Args:
             mean: Of the elements; positive.
             stddev: Of the elements.
-            variance: The same as variance, in place of stddev.
+            variance: Their variance, in place of stddev.
             batch_dims: How many leading dimensions are a batch.
 
         Example:
@@ -211,7 +211,7 @@ class Skewed(Gaussian):
     ) -> Tensor:
         """Draw samples of Pearson's type III with the three moments, with gradients.
 
-        Those of mean and variance; the skewness is a constant to them.
+        Gradients are those of mean and variance; the skewness counts as a constant.
 
         Args:
             sample_shape: The number of samples, or a shape; by default one sample.
@@ -228,7 +228,7 @@ class Skewed(Gaussian):
     def condition(
         self, elements: Any, value: Tensor, noise: float | Tensor | None = None, **named: Any
     ) -> Gaussian:
-        """The other elements, of which independent ones tell nothing."""
+        """The other elements, unchanged, as all elements are independent."""
         super().condition(elements, value, noise, **named)  # which checks the arguments
         seen = set(self._elements(elements).tolist())
         return self.marginal([i for i in range(self.event_shape.numel()) if i not in seen])

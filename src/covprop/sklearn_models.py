@@ -370,7 +370,7 @@ class NoisyInputRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):
 
     @property
     def feature_names_in_(self) -> Any:
-        """Their names, where they had some."""
+        """The names of these features, if they had names."""
         return self._fitted().feature_names_in_
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -57,9 +57,11 @@ class UncertaintyBudget(Tabular):
         stddev: The standard uncertainty of an input of one element, (groups, *batch); NaN for
             several elements.
         coefficient: The sensitivity coefficient E[df/dx] of one element that varies; else NaN.
-        contribution: The standard deviation of the linear part: |coefficient| stddev of one.
+        contribution: The standard deviation of the linear part, |coefficient| stddev, of one
+            element.
         first_order: Var(E[y | x_i]) / Var(y), Sobol's first-order index.
-        total: E[Var(y | all but x_i)] / Var(y), his total index; noise of the model is not in it.
+        total: E[Var(y | all but x_i)] / Var(y), Sobol's total index, without noise inside the
+            model.
         share: Shapley effects; with `noise` they sum to 1.
         noise: The share of noise inside the model, such as dropout, (*batch, *event).
         error: The estimated error of the shares; NaN where it is not known.

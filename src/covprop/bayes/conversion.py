@@ -24,15 +24,16 @@ def to_bayesian(
 ) -> nn.Module:  # fmt: skip
     """Copy a network with random weights in its linear and convolutional layers.
 
-    nn.Linear, nn.Conv1d and nn.Conv2d are replaced, all others kept. New layers are trained, also
-    where the old ones were frozen. To keep a part of a network as it is, convert the rest of it:
-    `model.head = to_bayesian(model.head)`.
+    nn.Linear, nn.Conv1d and nn.Conv2d are replaced, all other layers are kept. The new layers can
+    be trained, even if the old ones were frozen. To keep a part of a network, convert only the
+    rest: `model.head = to_bayesian(model.head)`.
 
     Args:
         model: The network.
-        prior: `HePrior()` by default. `TrainedPrior(ratio)` is MOPED: prior and posterior begin
-            around the trained weights, with deviations of that part of them.
-        keep_weights: Whether the means begin at the weights of the model, or as new layers do.
+        prior: `HePrior()` by default. `TrainedPrior(ratio)` is MOPED: prior and posterior start at
+            the trained weights, with standard deviations of this ratio to them.
+        keep_weights: Whether the means start at the weights of the model, or at random as in a new
+            layer.
         members: As in `BayesLinear`.
         shared: As in `BayesLinear`.
 
@@ -65,14 +66,14 @@ def with_posterior(
 ) -> nn.Module:  # fmt: skip
     """Copy a network with weights of these means and variances, found elsewhere.
 
-    Other layers' parameters and running statistics are not random here: a variance of theirs must
-    be zero, or their names be in `fixed`.
+    Parameters and running statistics of other layers are not random here: their variances must be
+    zero, or their names must be in `fixed`.
 
     Args:
         model: The network.
         mean_state: A state dict of the model.
-        variance_state: Variances by its names, all of those of linear and convolutional layers.
-        prior: For `kl`, N(0, 1) by default.
+        variance_state: Variances by the same names, for all linear and convolutional layers.
+        prior: The prior for `kl`, N(0, 1) by default.
         fixed: Names of entries that are kept at their means.
         shared: Whether layers may be used twice, as in `to_bayesian`.
 

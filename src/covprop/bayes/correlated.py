@@ -109,19 +109,20 @@ class FactorLinear(nn.Module):
 
 
 def with_factor(model: nn.Module, factor_state: Mapping[str, Tensor]) -> nn.Module:
-    """Add noise of a few directions to the weights of a linear layer: SWAG's low rank.
+    """Add noise along a few directions to the weights of a linear layer, as in SWAG.
 
-    The covariance of the weights becomes diag(v) + F F^T, with the variances v that the layer has.
-    It is changed in place, and returned.
+    The covariance of the weights becomes diag(v) + F F^T, with the present variances v of the
+    layer. The model is changed in place, and returned.
 
     Args:
         model: A network with Bayesian layers, as `with_posterior` returns it.
-        factor_state: F by the names of the weight and the bias, (*shape, k) each. Of one layer:
-            directions that several layers have in common would make them depend on each other,
-            which the moments of covprop do not follow.
+        factor_state: F by the names of the weight and the bias, (*shape, k) each. They must belong
+            to one layer: common directions of several layers would make these depend on each other,
+            which covprop does not follow.
 
     Raises:
-        UnsupportedOperation: Where the names are those of several layers, or of no linear layer.
+        UnsupportedOperation: If the names belong to several layers, or to a layer that is not
+            linear.
 
     Example:
         network = bayes.to_bayesian(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)))
@@ -161,11 +162,11 @@ def with_factor(model: nn.Module, factor_state: Mapping[str, Tensor]) -> nn.Modu
 
 
 def from_laplace(posterior: Any) -> nn.Module:
-    """The network of a posterior of laplace-torch, with its weights random.
+    """A network whose random weights have a posterior of laplace-torch.
 
-    Diagonal and Kronecker-factored posteriors of all weights or of the last layer, and full ones of
-    the last layer. Weights of a layer are correlated as the posterior says, to its last digit;
-    laplace-torch itself linearises, or samples.
+    It supports diagonal and Kronecker-factored posteriors of all weights or of the last layer, and
+    full posteriors of the last layer. The correlations of the weights in a layer are exactly those
+    of the posterior. laplace-torch itself linearises the network, or samples.
 
     Args:
         posterior: A fitted `laplace.Laplace`.
@@ -174,9 +175,9 @@ def from_laplace(posterior: Any) -> nn.Module:
         A copy of the network, for `bayes.predict` and `cp.propagate`.
 
     Raises:
-        UnsupportedOperation: For a posterior that makes layers depend on each other (the full one
-            of all weights, low rank), of a subnetwork or of functions, and for Kronecker factors of
-            what is no linear layer.
+        UnsupportedOperation: If the posterior makes layers depend on each other (a full one of all
+            weights, or one of low rank), is one of a subnetwork or of functions, or has Kronecker
+            factors of a layer that is not linear.
 
     Example:
         def predictions(posterior, x):  # of laplace.Laplace(..., hessian_structure="kron")

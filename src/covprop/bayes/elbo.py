@@ -79,12 +79,12 @@ class ELBO:
 
     Args:
         likelihood: The distribution p(t | f) of the target given the outputs.
-        data_size: The number of training data, not that of a batch; members of an ensemble may have
-            their own, (members,).
+        data_size: The number of training data, not of a batch; one for each member of an ensemble,
+            (members,), if they differ.
         annealing: The weight of the KL divergence as a function of the step, by default 1.
         likelihood_temperature: T, for the likelihood p^(1/T).
         kl_temperature: A factor of the KL divergence; values below 1 give a cold posterior.
-        log: A function that gets the terms of every call as numbers, such as a list's append.
+        log: A function that receives the terms of every call as numbers, such as `list.append`.
 
     Example:
         elbo = bayes.ELBO(bayes.HomoskedasticGaussian(), data_size=100)

@@ -128,8 +128,8 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
         """Return bounds of the central interval that holds each target with this probability.
 
-        From the predictive distribution itself, which has heavier tails than the Gaussian of its
-        variance where the size of the noise is not known.
+        It uses the predictive distribution itself. If the size of the noise is uncertain, that has
+        heavier tails than a Gaussian with the same variance.
 
         Args:
             X: Features (rows, features).
@@ -157,7 +157,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
 
         Args:
             X: Features (rows, features).
-            y: What the targets turned out to be.
+            y: The observed targets.
         """
         check_is_fitted(self)
         y = self._columns(y)
@@ -170,11 +170,11 @@ class BayesRegressor(RegressorMixin, BayesEstimator):
         return self._shaped(np.where(constant, y >= self.targets_.mean, array(torch.cat(parts))))
 
     def log_predictive(self, X: Any, y: Any) -> Floats:
-        """Return the logarithm of the density that was predicted where each target is (rows,).
+        """Return the logarithm of the predicted density at each target, (rows,).
 
         Args:
             X: Features (rows, features).
-            y: What the targets turned out to be.
+            y: The observed targets.
         """
         inputs, y = self._inputs(self._features(X)), self._columns(y)
         target = torch.as_tensor(self.targets_.apply(y)).to(self.device)
@@ -341,7 +341,7 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):
         return np.log(self.predict_proba(X))
 
     def mutual_information(self, X: Any) -> Floats:
-        """Return the uncertainty (nats) due to not knowing the weights: large far from the data.
+        """Return the uncertainty in nats that comes from the weights: large far from the data.
 
         Args:
             X: Features (rows, features).

@@ -38,8 +38,8 @@ SPARE = 4
 class Prediction:
     """Moments of the target, its variance split by the law of total variance.
 
-    Var[t] = E[Var[t | f]] + Var[E[t | f]], all of shape (*batch, k). For classes the mean holds
-    their probabilities, and the variances are those of the indicators of the classes.
+    Var[t] = E[Var[t | f]] + Var[E[t | f]], all of shape (*batch, k). For classes, the mean holds
+    the probabilities, and the variances are those of an indicator (0 or 1) for each class.
 
     Attributes:
         mean: E[t], or the probabilities of the classes.
@@ -90,7 +90,7 @@ class Prediction:
 
     @property
     def mutual_information(self) -> Tensor:
-        """Of class and outputs (*batch,): the part of the entropy due to not knowing f."""
+        """Mutual information of class and outputs f, (*batch,): entropy that comes from f."""
         if self.entropy is None or self.expected_entropy is None:
             raise ValueError("mutual information needs classes; use .epistemic for numbers")
         # Jensen's inequality makes it non-negative; rounding alone would not.
@@ -137,7 +137,7 @@ class Likelihood(ABC):
         return self.log_prob(values, target).logsumexp(0) - math.log(len(values))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over what is to be learned: nothing, unless it is a module with parameters."""
+        """Iterate over the learned parameters: none, unless the likelihood is a module."""
         return iter(())
 
 
@@ -217,13 +217,13 @@ def _unit(count: int, like: Tensor) -> Tensor:
 class Cubature:
     """Points with equal weights for the standard normal density: Sobol's, and their negatives.
 
-    A linear map gives them the identity as covariance, so that polynomials of degree 3 are averaged
-    exactly: for narrow Gaussians they are as good as the delta method of second order or better,
-    for wide ones they do not go astray as rules of higher degree do. Errors are in
+    A linear map gives them the identity as covariance, so polynomials of degree 3 are averaged
+    exactly. For narrow Gaussians they are at least as good as the second-order delta method. For
+    wide ones they stay reliable, where rules of higher degree do not. Errors are in
     `docs/bayes-reference.md`.
 
     Args:
-        points: How many, an even number; 4 for each dimension if that is more.
+        points: The number of points, an even number; 4 for each dimension if that is more.
 
     Example:
         bayes.Categorical(expectation=bayes.Cubature(points=256))
@@ -242,7 +242,7 @@ class Cubature:
     def around(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Return points (count, *batch, n) of the Gaussian with these moments, without gradient.
 
-        By the symmetric root of the covariance, which is unique and continuous.
+        It uses the symmetric root of the covariance, which is unique and continuous.
         """
         with torch.no_grad():
             eigenvalues, vectors = torch.linalg.eigh(covariance.double())

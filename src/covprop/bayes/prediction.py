@@ -30,10 +30,10 @@ class LocalReparametrisation:
     """Inference by sampling the outputs of every layer (MCVI, Kingma et al. 2015).
 
     Args:
-        samples: Draws for every element of the batch; one is enough to train with, a prediction
-            takes two.
-        generator: Of the draws of weights and inputs, torch's global one by default; dropout always
-            has that one.
+        samples: The number of draws for each element of the batch; training needs one, a prediction
+            at least two.
+        generator: A random generator for weights and inputs, by default torch's global one. Dropout
+            always uses the global one.
 
     Example:
         y = bayes.predict(bayes.BayesLinear(3, 2), torch.ones(5, 3), bayes.LocalReparametrisation())
@@ -100,8 +100,8 @@ def draws(
         model: A network with Bayesian layers.
         x: A tensor (batch, ...), or (members, batch, ...) where layers have members, or a Gaussian
             of such a batch.
-        samples: How many draws of each output.
-        generator: torch's global one by default.
+        samples: The number of draws of each output.
+        generator: A random generator, by default torch's global one.
 
     Example:
         values = bayes.draws(bayes.BayesLinear(3, 2), torch.ones(5, 3), 100)  # (100, 5, 2)
@@ -124,8 +124,8 @@ def predict(model: nn.Module, x: Tensor | Gaussian, method: Inference = DEFAULT)
 
     Args:
         model: A network that returns one tensor.
-        x: A known tensor (batch, ...), or a Gaussian of batch shape (batch,); with members both
-            lead with them.
+        x: A known tensor (batch, ...), or a Gaussian of batch shape (batch,). If the model has
+            members, their dimension comes first.
         method: `cp.GaussianLayers()`, `cp.Series()`, `cp.Wu2019()` (DVI), `cp.AssumedDensity()`
             (dDVI), `bayes.LocalReparametrisation()` (MCVI), or any other.
 
@@ -235,9 +235,9 @@ class Decomposition:
     Args:
         aleatoric: The noise of the likelihood.
         epistemic: The effect of random weights at the mean of the input.
-        input: What the uncertainty of the input adds, on its own and together with the weights:
-            zero for a known input, and negative where the network is much flatter away from the
-            mean of the input than at it.
+        input: What the uncertainty of the input adds, on its own and together with the weights. It
+            is zero for a known input, and negative where the network is much steeper at the mean of
+            the input than around it.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(5, 3), stddev=0.1, batch_dims=1)
@@ -267,10 +267,10 @@ def decompose(
 ) -> Decomposition:  # fmt: skip
     """Split the variance of a prediction by its origin: noise, weights, input.
 
-    With T the variance of what is expected of the target (without a likelihood, of the network's
-    output) and E the same for the input at its mean, epistemic = E and input = T - E. The noise is
-    the likelihood's expected one, zero without a likelihood. With draws T and E are separate
-    estimates, so that a small input part needs many draws.
+    Let T be the variance of the target's expectation given the outputs (without a likelihood, the
+    variance of the network's output), and E the same for the input at its mean. Then epistemic = E
+    and input = T - E. The noise is the expected noise of the likelihood, zero without one. With
+    draws, T and E are separate estimates, so a small input part needs many draws.
 
     Args:
         model: The network.

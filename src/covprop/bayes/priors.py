@@ -39,12 +39,12 @@ class Posterior:
     """A factorised Gaussian over the weights, or over the biases, of a layer.
 
     Args:
-        mean: Of every weight; members lead if there are any.
+        mean: The mean of every weight; the first dimension is that of members, if there are any.
         log_stddev: Logarithms of the standard deviations, in the same shape.
-        fan_in: Inputs of one output of the layer.
-        fan_out: Outputs of one input of the layer.
+        fan_in: The number of inputs of one output of the layer.
+        fan_out: The number of outputs of one input of the layer.
         members: Whether the first dimension is that of members.
-        centre: Where the prior is centred, if not at zero.
+        centre: The centre of the prior, by default zero.
 
     Example:
         mean = torch.zeros(2, 3)
@@ -93,7 +93,7 @@ class Prior(ABC):
 
     @abstractmethod
     def divergence(self, posterior: Posterior) -> Tensor:
-        """KL(posterior || prior), or a stand-in for it: one number, or (members,)."""
+        """KL(posterior || prior), or a substitute for it: one number, or (members,)."""
 
 
 class _GaussianPrior(Prior, ABC):
@@ -150,7 +150,7 @@ class WideHePrior(_GaussianPrior):
     """N(0, widening * 2 / fan_in).
 
     Args:
-        widening: The variance in units of He's.
+        widening: The variance in units of He's variance.
 
     Example:
         bayes.BayesLinear(3, 2, prior=bayes.WideHePrior(widening=2.0))
@@ -206,7 +206,7 @@ class ScaleMixturePrior(Prior):
             raise ValueError(f"narrow {self.narrow} is to be less than wide {self.wide}")
 
     def divergence(self, posterior: Posterior) -> Tensor:
-        """KL from the wide component in closed form, less the bump that the narrow one adds.
+        """KL from the wide component in closed form, minus the bump that the narrow one adds.
 
         The logarithm of the mixture is that of the wide component, a quadratic, and a bump,
         softplus(b - d w^2 / 2), b = log((1 - s) wide / (s narrow)), d = 1/narrow^2 - 1/wide^2.
@@ -266,13 +266,13 @@ def _integrals(
 class EmpiricalBayes(Prior):
     """N(0, v), with a separate variance v for the weights, and for the biases, of every layer.
 
-    v has an inverse-gamma hyperprior and is at its optimum, in closed form (Wu et al. 2019):
-    v = (2 b + sum E w^2) / (2 a + 2 + count).  The divergence is KL(q || N(0, v)) - log p(v), so
-    that v minimises it and gradients need not pass through v.
+    v has an inverse-gamma hyperprior and takes its optimal value, in closed form (Wu et al. 2019):
+    v = (2 b + sum E w^2) / (2 a + 2 + count). This v minimises the divergence KL(q || N(0, v)) -
+    log p(v), so gradients need not pass through it.
 
     Args:
-        shape: a of the inverse gamma.
-        scale: b of the inverse gamma.
+        shape: The parameter a of the inverse gamma distribution.
+        scale: The parameter b of the inverse gamma distribution.
 
     Example:
         bayes.BayesLinear(3, 2, prior=bayes.EmpiricalBayes())
@@ -307,8 +307,8 @@ class EmpiricalBayes(Prior):
 class TrainedPrior(Prior):
     """N(w, (ratio |w|)^2) around trained weights w: MOPED, of Krishnan et al. (2020).
 
-    A weight below a tenth of the root mean square of its layer's has the deviation of that tenth:
-    one that happens to be zero would otherwise be fixed there.
+    For a weight that is smaller than a tenth of its layer's root mean square, that tenth takes the
+    place of |w|. Otherwise a weight of zero would be fixed at zero.
 
     Args:
         ratio: The standard deviation in units of the trained weight.

@@ -34,11 +34,11 @@ class History:
     Attributes:
         elbo: The bound for one datum in nats, an average over the steps of the epoch.
         expected_log_prob: Its first term, for one datum.
-        kl: The divergence of all weights from the prior, not for one datum.
+        kl: The divergence of all weights from the prior, for the whole network.
         validation: The log predictive density of the validation data, for one datum; empty without
             them.
-        best_epoch: () or (members,): the epoch, from 0, whose parameters the model has; None: the
-            last one.
+        best_epoch: The epoch, from 0, whose parameters the model has, () or (members,); None if it
+            is the last.
 
     Example:
         elbo, x = bayes.ELBO(bayes.HomoskedasticGaussian(), 10), torch.randn(10, 3)
@@ -79,27 +79,29 @@ def fit(
 ) -> History:  # fmt: skip
     """Train a model, and the parameters of its likelihood, by AdamW on the ELBO.
 
-    Of a model with members x, y and weight lead with them: each member has its own data in an order
-    of its own, and none sees another; y and weight without members are the same for all.
+    If the model has members, the first dimension of x, y and weight is that of members. Each member
+    then has its own data in its own order, and does not depend on the others. If y and weight lack
+    that dimension, they are the same for all members.
 
     Args:
         model: The network.
         elbo: The bound, with the likelihood.
-        x: Data (N, ...), or a Gaussian of them where inputs are uncertain.
+        x: Data (N, ...), or a batch of Gaussians if inputs are uncertain.
         y: Targets (N, ...).
         method: As in `predict`.
         epochs: Passes over the data.
-        batch_size: Data of one step, of each member.
-        learning_rate: One, or one for each member (members,), to compare them in one computation.
+        batch_size: The number of data in one step, for each member.
+        learning_rate: One number, or one for each member, (members,), to compare them in one run.
         weight_decay: The weight decay of AdamW.
-        cooldown: The share of the steps, at the end, in which the learning rate falls linearly to
-            zero: the last epoch is then no longer moved about by single batches.
-        weight: How much each datum counts, next to the others, (N,).
-        generator: Of the order of the data, torch's global one by default; draws have the method's.
+        cooldown: The fraction of the steps, at the end, in which the learning rate falls linearly
+            to zero, so that single batches no longer move the result.
+        weight: Relative weights of the data, (N,).
+        generator: A random generator for the order of the data, by default torch's global one.
+            Draws use that of the method.
         validation: Other data (x, y) or (x, y, weight), whose log predictive density is recorded
             after every epoch.
-        patience: End when that has not improved for so many epochs, and restore the best one, each
-            member its own; without it, the last epoch is kept.
+        patience: Stop when the validation density has not improved for so many epochs, and restore
+            the best epoch of each member. Without it, the last epoch is kept.
         progress: Whether to show a progress bar.
         callback: Called after every epoch with its number and the history; True ends the training.
 

@@ -150,9 +150,10 @@ class Trace(Tabular):
         return tuple(s for s in self.steps if s.module == module or s.module.startswith(inside))
 
     def first_non_gaussian(self, distance: float = NOT_GAUSSIAN) -> TraceStep | None:
-        """The first step with an element that is farther from Gaussian, by Kolmogorov distance.
+        """The first step with an element whose Kolmogorov distance from a Gaussian is larger.
 
-        And farther than sampling makes, in 95 of 100 traces, any element of any Gaussian step.
+        It must also be larger than chance explains: in 95 of 100 traces, sampling makes no element
+        of a Gaussian step seem that far from a Gaussian.
         """
         sampled = [(s, s.normality.kolmogorov) for s in self.steps if s.normality is not None]
         tests = max(1, sum(distances.numel() for _, distances in sampled))
@@ -165,7 +166,7 @@ class Trace(Tabular):
     first_departure = first_non_gaussian  # the former name
 
     def first_error(self, share: float = OFF) -> TraceStep | None:
-        """The first step with a variance that is off by more, beyond the error of sampling."""
+        """The first step with a variance off by more than this share and than chance explains."""
         for step in self.steps:
             if step.normality is not None:
                 error, noise = step.normality.variance_error, step.normality.variance_stderr

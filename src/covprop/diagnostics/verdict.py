@@ -73,8 +73,8 @@ def kl_divergence(first: Gaussian, second: Gaussian) -> Tensor:
 
     (1/2) (sum_i (l_i - 1 - log l_i) + |D^-1/2 (m - n)|^2), l the eigenvalues of D^-1/2 C D^-1/2.
 
-    Singular covariances have the divergence on their common support where both vary in the same
-    directions, to rounding, and the means differ in no other; else it is infinite.
+    If the covariances are singular but vary in the same directions (to rounding), and the means
+    differ in no other direction, it is the divergence on this common support; else it is infinite.
 
     Args:
         first: a Gaussian with mean m and covariance C.

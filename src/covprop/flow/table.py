@@ -22,10 +22,10 @@ class Batch(Enum):
 
     Attributes:
         FIRST: The first dimensions. A call with the batch elsewhere is refused.
-        ANYWHERE: Any dimension. The rule sees it first, and runs the function that it is given to
-            see what goes where.
-        STEPWISE: As the operations that the rule is made of want it. The rule gets its tensors as
-            they are, pending ones too.
+        ANYWHERE: Any dimension. The rule gets tensors with the batch first, and learns from the
+            function that it is given where the elements go.
+        STEPWISE: Wherever the operations inside the rule accept it. The rule gets its tensors
+            unchanged, also pending ones.
 
     Example:
         cp.rule(torch.trapezoid, batch=cp.Batch.ANYWHERE)(cp.extending.affine)

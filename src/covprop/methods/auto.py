@@ -29,9 +29,9 @@ class Auto(Method):
 
     `y.error` is the estimate, `y.method` the method that was used, and `y.notes` say why. If the
     estimated error stays above 5 %, there is a warning. One choice is made for a whole batch:
-    without a tolerance, it takes the points that half of the batch needs for 0.5 % and nine tenths
-    for 2 %. A loop over the batch may take other numbers of points, so the results agree within
-    `y.error` only. Results are deterministic. Gradients come from the layers.
+    without a tolerance, it takes enough points for an error of 0.5 % in half of the batch, and
+    of 2 % in nine tenths of it. A loop over the batch may take other numbers of points, so the
+    results agree within `y.error` only. Results are deterministic. Gradients come from the layers.
 
     Args:
         tolerance: The largest acceptable error, of means in standard deviations and of standard
@@ -56,7 +56,7 @@ class Auto(Method):
             raise ValueError(f"tolerance is a share between 0 and 1, not {self.tolerance!r}")
 
     def run(self, call: Call) -> Any:
-        """The best of the answers that there is reason to look for."""
+        """The best of the answers that it computes."""
         if not any(x.covariance.distributed for x in call.inputs):
             return Choice(call, self.tolerance, self.seed).made()
         result = GaussianLayers().passes(call)
@@ -66,7 +66,7 @@ class Auto(Method):
         )
 
     def plan(self, call: Call) -> Plan:
-        """That of the way from layer to layer which it would take."""
+        """The plan of the layerwise method that it would use."""
         return self.layerwise(call).plan(call)
 
     def gains(self, call: Call, selected: bool = False) -> Gains | None:
@@ -74,5 +74,5 @@ class Auto(Method):
         return self.layerwise(call).gains(call, selected)
 
     def layerwise(self, call: Call) -> LayerwiseMethod:
-        """The method that goes from layer to layer which it would take."""
+        """The layerwise method that it would use."""
         return Choice(call, self.tolerance, self.seed).layerwise[0]

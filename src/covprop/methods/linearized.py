@@ -63,13 +63,13 @@ class Linearized(FunctionMethod):
 class Unscented(FunctionMethod):
     """The unscented transform (Julier & Uhlmann; Wan & van der Merwe, scaled): 2 n + 1 points.
 
-    The mean, and the mean +- sqrt(alpha^2 (n + kappa)) times each column of a square root of the
-    covariance, n the number of elements of all inputs. The mean is exact for quadratic functions.
+    The points are the mean, and the mean +- sqrt(alpha^2 (n + kappa)) times each column of a square
+    root of the covariance; n is the number of elements of all inputs. The mean is exact for
+    quadratic functions.
 
-    By default the points are as far out as a sample is likely to be, and all weights are at
-    least zero, so that the covariance is positive semi-definite: the cubature rule. A small alpha
-    makes large weights of opposite signs, which float32 does not bear, and may make variances
-    negative.
+    By default the points are as far out as a sample is likely to be, and all weights are at least
+    zero, so that the covariance is positive semi-definite: the cubature rule. A small alpha makes
+    large weights of opposite signs, which lose accuracy in float32 and may make variances negative.
 
     Args:
         alpha: How far out the points are.

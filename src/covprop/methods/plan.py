@@ -84,12 +84,12 @@ class Plan:
 
     @property
     def work(self) -> float:
-        """Floating-point operations on covariances, about."""
+        """About how many floating-point operations on covariances it takes."""
         return sum(step.work for step in self.steps)
 
     @property
     def counts(self) -> Work:
-        """All work, by kinds that take different times."""
+        """The amount of each kind of work."""
         return in_all([step.counts for step in self.steps])
 
     @property
@@ -98,12 +98,12 @@ class Plan:
         return self.counts.seconds(self.rates())
 
     def rates_for(self, least: float) -> Work:
-        """The rates, measured only where typical ones say that it takes so many seconds."""
+        """The rates of this machine, measured only if typical rates predict so many seconds."""
         return self.rates() if self.counts.seconds(TYPICAL) > least else TYPICAL
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is below the memory that is free."""
+        """Whether the peak is below the free memory."""
         return self.peak_bytes <= self.free_bytes
 
     @property
@@ -112,7 +112,7 @@ class Plan:
         return self.table_at(self.rates())
 
     def table_at(self, rates: Work) -> Table:
-        """The same with other seconds for each kind of work."""
+        """The same table with other rates."""
         head = ("module", "operation", "shape", "features", "covariance", "peak", "work", "time")
         rows = []
         for steps in folded(self.steps):

@@ -49,9 +49,9 @@ class Adversarial:
     Attributes:
         ball: Where the attack could go.
         correct: Whether the label wins without an attack, (*batch,).
-        robust: Whether it also wins after it.
-        margin: The smallest y_label - y_j that the attack reached.
-        found: The inputs where it did, (*batch, *event).
+        robust: Whether the label also wins after the attack.
+        margin: The smallest margin y_label - y_j that the attack reached.
+        found: The inputs with that margin, (*batch, *event).
 
     Example:
         attack = cp.robustness.adversarial_accuracy(nn.Linear(4, 3), torch.ones(2, 4), 0, 0.1)
@@ -66,12 +66,12 @@ class Adversarial:
 
     @property
     def accuracy(self) -> float:
-        """The share of all inputs that are right after the attack."""
+        """The share of inputs that are classified correctly after the attack."""
         return float(self.robust.double().mean())
 
     @property
     def clean_accuracy(self) -> float:
-        """The share that is right without an attack."""
+        """The share of inputs that are classified correctly without an attack."""
         return float(self.correct.double().mean())
 
     def pick(self, place: tuple[int, ...]) -> "Adversarial":
@@ -100,9 +100,9 @@ def adversarial_accuracy(
 ) -> Adversarial:
     """Measure accuracy under projected gradient descent on the margin (Madry et al. 2018).
 
-    Each attack takes steps of 2.5 radius / steps along the gradient of min_j y_label - y_j from the
-    input itself; and again along that of y_label - y_j for each of the four nearest classes j, as a
-    nearest class that is out of reach would hold the first one back. An attack that fails proves
+    Each attack takes steps of length 2.5 radius / steps along the gradient. The first one starts at
+    the input and follows min_j y_label - y_j. Four more follow y_label - y_j for each of the four
+    nearest classes j, because the nearest class may be out of reach. An attack that fails proves
     nothing.
 
     Args:
@@ -273,9 +273,9 @@ def fooling_rate(
 ) -> FoolingRate:
     """Fooling rates under noise of each level (Bibi et al. 2018), by propagation and by sampling.
 
-    The standard error by propagation is that of integration, the sampled one that of samples;
-    neither includes the choice of the inputs. By propagation there is also the estimated error of
-    what is assumed of the logits.
+    The rate by propagation has the standard error of the integration and the estimated error from
+    assumptions about the logits; the sampled rate has the standard error of sampling. Neither
+    includes the choice of the inputs.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.

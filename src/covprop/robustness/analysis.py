@@ -36,7 +36,15 @@ from covprop.robustness.logits import (
     others,
 )
 from covprop.robustness.sensitivity import Misclassification, sensitivity
-from covprop.text_table import Table, Tabular, in_digits, in_percent, in_percent_unlike, plain
+from covprop.text_table import (
+    WIDTH,
+    Table,
+    Tabular,
+    in_digits,
+    in_percent,
+    in_percent_unlike,
+    plain,
+)
 
 SAMPLES = 10_000
 """Of Monte Carlo through the network, by default."""
@@ -80,9 +88,9 @@ class Robustness(Tabular):
         budget: The largest multiple of the given noise that keeps the label.
         budget_sampled: P(label) at that level by Monte Carlo, (*batch,).
         adversary: Projected gradient descent in a ball.
-        error: How far means and standard deviations of the logits may be off, if it is known.
+        error: The estimated error of means and standard deviations of the logits, if it is known.
         notes: What the method did and why, in sentences.
-        counted: Whether decisions were counted at points: nothing is assumed of the logits then.
+        counted: Whether decisions were counted at points, which assumes nothing about the logits.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(2, 4), stddev=0.1, batch_dims=1)
@@ -117,9 +125,9 @@ class Robustness(Tabular):
     def agrees(self) -> Tensor:
         """Whether samples and propagation give the same probability of every class, (*batch,).
 
-        To what chance explains, by the standard of `cp.compare`: samples make any input of a right
-        result look wrong with a probability of about 0.01. Else the logits are not Gaussian enough,
-        and the samples are right.
+        Differences that chance explains are ignored, as in `cp.compare`: a correct result disagrees
+        with a probability of about 0.01. If they disagree, the logits are not Gaussian enough, and
+        the samples are right.
         """
         return agrees_with_samples(self.probabilities, self.sampled, self.samples).all(-1)
 
@@ -127,9 +135,9 @@ class Robustness(Tabular):
     def budget_agrees(self) -> Tensor:
         """Whether samples keep the label at the noise budget as often as intended, (*batch,).
 
-        By the same standard as `agrees`. True where there is no noise to sample: the label is lost
-        without any, or there is none to scale. A budget that ends at the largest level is a lower
-        bound, and so samples may keep the label more often.
+        The comparison is that of `agrees`. It is True if there is no noise to sample, because the
+        label is lost without noise or the input does not vary. A budget at the largest level is a
+        lower bound, so samples may keep the label more often.
         """
         target = torch.full_like(self.budget_sampled.probability, self.budget.target)
         exact = Probabilities(target, torch.zeros_like(target))
@@ -138,7 +146,7 @@ class Robustness(Tabular):
         return agrees | more | ~self.budget.exists
 
     def budget_remark(self, place: tuple[int, ...] = ()) -> str:
-        """The sampled probability at a noise budget that samples contradict, else nothing."""
+        """The sampled probability, if samples contradict the noise budget; else an empty text."""
         if bool(self.budget_agrees[place]):
             return ""
         share = float(self.budget_sampled.probability[place])
@@ -217,12 +225,12 @@ def analyse(
     The model is not changed, and there are no gradients.
 
     Args:
-        model: Returns logits, so leave a last softmax out (`cp.ApproximationWarning` warns of one);
-            a single one is the log-odds of class 1.
+        model: Returns logits, so leave out a final softmax (there is a `cp.ApproximationWarning` if
+            there is one). A single logit is the log-odds of class 1.
         x: The Gaussian input.
         label: A class number or one for each of the batch; by default the network's own decision.
-        method: As for `cp.propagate`; the sensitivity takes Gaussian layers in place of `cp.Auto`
-            and `cp.QuasiMonteCarlo`, for evaluations at points have no gradients.
+        method: As for `cp.propagate`. The sensitivity uses `cp.GaussianLayers` in place of
+            `cp.Auto` and `cp.QuasiMonteCarlo`, because evaluations at points have no gradients.
         probability: The probability with which the noise budget keeps the label.
         samples: The number of samples of the check.
         points: Number of Sobol points in all, rounded up.
@@ -321,7 +329,7 @@ def _table_of_classes(result: Robustness) -> Table:
         "margin: the label's logit less that of the class, mean ± standard deviation",
         *_error_notes(result),
     ]
-    return Table(head, rows, notes=tuple(notes))
+    return Table(head, rows, notes=tuple(notes), width=WIDTH)
 
 
 def _error_notes(result: Robustness) -> list[str]:
@@ -388,7 +396,7 @@ def _table_of_inputs(result: Robustness) -> Table:
         f"{result.budget.target:g}",
         *_error_notes(result),
     ]
-    return Table(head, rows, remarks=2, notes=tuple(notes))
+    return Table(head, rows, remarks=2, notes=tuple(notes), width=WIDTH)
 
 
 def _remarks(result: Robustness, place: tuple[int, ...], reason: str) -> str:

@@ -49,14 +49,14 @@ class NoiseBudget:
 
     Attributes:
         target: The probability with which the class is to be kept.
-        level: The factor of the given standard deviations, (*batch,); 0 where the class is lost
-            without noise or at the smallest level, the largest level where it is kept there, NaN
-            where the Gaussian does not vary.
+        level: The factor of the given standard deviations, (*batch,). It is 0 if the class is lost
+            without noise or at the smallest level, the largest level if the class is kept there,
+            and NaN if the Gaussian does not vary.
         stddev: The root of the average variance of the input's elements at that level, (*batch,).
         reason: One of the sentences of `covprop.robustness.budget` for each of the batch, flat.
         probability: P(label) at the level, (*batch,).
-        error: How far that may be off, by integration and by what is assumed of the logits,
-            (*batch,); NaN where nothing is known of it.
+        error: The error of that probability, from the integration and from assumptions about the
+            logits, (*batch,); NaN if it is not known.
         levels: All levels that were tried, ascending, (evaluations, *batch); NaN where an element
             of the batch was not evaluated.
         probabilities: P(label) at each of them.
@@ -98,7 +98,7 @@ class NoiseBudget:
         return np.array(self.reason, dtype=object).reshape(self.level.shape)
 
     def written(self, place: tuple[int, ...] = ()) -> str:
-        """The level of one of a batch as text: a dash where there is none."""
+        """The level of one element of the batch as text; a dash if there is no level."""
         level = float(self.level[place])
         text = f"{level:,.0f}" if level >= INTEGRAL else in_digits(level)
         return f"at least {text}" if bool(self.bounded[place]) else text
@@ -138,15 +138,15 @@ def noise_budget(
 ) -> NoiseBudget:
     """Find the largest noise level at which the label keeps its class with this probability.
 
-    Levels are doubled or halved from 1 until they bracket the target, then Chandrupatla's method
-    finds the root of Phi^-1(P(label)) - Phi^-1(probability) in 1 / level, in which a linear network
-    of two classes is a straight line. P(label) falls with the noise in practice, not by any
-    theorem: the result has all levels that were tried, and `reason` says where it was seen to rise.
-    The Sobol points are drawn once, so that the function is continuous.
+    Levels are doubled or halved from 1 until they bracket the target. Then Chandrupatla's method
+    finds the root of Phi^-1(P(label)) - Phi^-1(probability) as a function of 1 / level, which is
+    linear for a linear network of two classes. P(label) falls with the noise in practice, but not
+    by a theorem: the result has all levels that were tried, and `reason` says if it rose anywhere.
+    The Sobol points are drawn once, so the function is continuous.
 
-    By default `cp.Auto()` chooses the method at level 1, and again at the level that was found; if
-    that is another kind of method, the search is repeated with it. Where it evaluates points, the
-    decisions there are counted.
+    By default `cp.Auto()` chooses the method at level 1, and again at the level that was found. If
+    it then chooses another kind of method, the search is repeated with that. If it evaluates
+    points, the decisions at the points are counted.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.

@@ -116,8 +116,8 @@ def sampled_probabilities(
 ) -> Probabilities:
     """Estimate by Monte Carlo how often each class has the largest logit, (*batch, classes).
 
-    Classes that tie share equally. The standard error is that of a share k / n with one more of
-    either kind, sqrt(q (1 - q) / n), q = (k + 1) / (n + 2): never zero, as no sample is certain.
+    Classes that tie share equally. The standard error of a share k / n is sqrt(q (1 - q) / n) with
+    q = (k + 1) / (n + 2), as if one more sample of either kind had been seen. So it is never zero.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.
@@ -227,7 +227,7 @@ class Ball:
         return gradient / torch.where(length > 0, length, 1)
 
     def project(self, point: Tensor, centre: Tensor, batch_dims: int) -> Tensor:
-        """The nearest point of the ball, then the nearest within bounds, which is in it too."""
+        """The nearest point of the ball, clamped to the bounds, which keeps it in the ball."""
         shift, radius = point - centre, self.at(centre, batch_dims)
         if self.norm == math.inf:
             shift = torch.maximum(torch.minimum(shift, radius), -radius)

@@ -16,9 +16,10 @@ class Probabilities:
 
     Attributes:
         probability: The probabilities.
-        stderr: One standard error of the integration or of the samples, zero where it is exact.
-        assumption: Estimated error of what is assumed of the logits, their moments and the shape of
-            their distribution; zero where nothing is assumed, None where nothing is known of it.
+        stderr: One standard error of the integration or of the samples; zero if the result is
+            exact.
+        assumption: Estimated error from assumptions about the logits: their moments and the shape
+            of their distribution. Zero if nothing is assumed, None if it is not known.
 
     Example:
         y = cp.Gaussian.isotropic(torch.tensor([1.0, 0.0, 0.0, 0.0]), stddev=0.5)
@@ -40,7 +41,7 @@ class Probabilities:
 
     @property
     def error(self) -> Tensor:
-        """How far each may be off in all, as far as that is known."""
+        """The total error of each, as far as it is known."""
         return self.stderr if self.assumption is None else self.stderr + self.assumption
 
     def written(self, place: Any = ()) -> str:

@@ -293,9 +293,9 @@ def _binary_softmax(moments: Logits) -> Tensor:
 def entropy(probability: Probabilities | Tensor) -> Tensor:
     """-sum_c p_c log p_c in nats, (*batch,).
 
-    Of `class_probabilities` it is the entropy of the decision under noise, zero where the noise
-    never changes it; of `expected_softmax` the predictive entropy, which includes the network's own
-    doubt.
+    For `class_probabilities`, it is the entropy of the decision under noise, which is zero if the
+    noise never changes the decision. For `expected_softmax`, it is the predictive entropy, which
+    includes the network's own doubt.
 
     Args:
         probability: Probabilities, or a tensor of them, (*batch, classes).

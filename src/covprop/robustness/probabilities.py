@@ -53,17 +53,17 @@ def class_probabilities(
 ) -> Probabilities:
     """P(class c has the largest logit), (*batch, classes), for Gaussian logits.
 
-    p_c = P(y_c - y_j > 0 for all j != c). Exact for two classes (Phi(m / sigma) of the difference)
-    and to rounding for three (Plackett 1954); by sequential conditioning (Genz 1992) at scrambled
-    Sobol points for more, with the standard error of 32 independent scramblings. Classes whose
-    logits are always equal share equally. Rows sum to 1, which serves as a control variate.
-    Differentiable with respect to mean and covariance, also where it is singular. Of an output that
-    is a mixture (`cp.Split`), the average over its components.
+    p_c = P(y_c - y_j > 0 for all j != c). It is exact for two classes (Phi(m / sigma) of the
+    difference) and accurate to rounding for three (Plackett 1954). More classes use sequential
+    conditioning (Genz 1992) at scrambled Sobol points, with the standard error of 32 independent
+    scramblings. Classes whose logits are always equal share equally. Rows sum to 1, which serves as
+    a control variate. Differentiable with respect to mean and covariance, also where it is
+    singular. For a mixture (`cp.Split`), it is the average over the components.
 
-    Where the skewness of the logits is known, differences y_c - y_j are of Pearson's type III, tied
-    together by a Gaussian copula (docs/robustness-reference.md); gradients are then those without
-    skewness.
-    `assumption` follows from the estimated error of the logits where that has been made.
+    If the skewness of the logits is known, each difference y_c - y_j has a Pearson type III
+    distribution, and a Gaussian copula joins them (docs/robustness-reference.md); gradients are
+    then those without skewness. `assumption` follows from the estimated error of the logits, if
+    there is one.
 
     Args:
         logits: A Gaussian with event (classes,); one logit is the log-odds of class 1.

@@ -77,10 +77,10 @@ class ExpectedMargin:
 @final
 @dataclass(frozen=True)
 class StandardisedMargin:
-    """min_j E[y_label - y_j] / Std[y_label - y_j]; the expected margin where one does not vary.
+    """min_j E[y_label - y_j] / Std[y_label - y_j]; the expected margin if one does not vary.
 
-    For two classes Phi(-margin) is the probability of misclassification; unlike it, the margin has
-    a gradient however small that is.
+    For two classes, Phi(-margin) is the probability of misclassification. The margin has a useful
+    gradient even where that probability is tiny.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
@@ -126,9 +126,9 @@ def sensitivity(
 ) -> Tensor:
     """d(measure) / d(variance of each input element), in the shape of the input's mean.
 
-    From one gradient through `cp.propagate` (Bibi et al. 2018). Variances, not standard
-    deviations: that derivative is finite at zero noise, and times 2 sigma it is that with respect
-    to the standard deviation sigma. Of a dense covariance the diagonal changes, all else stays.
+    It takes one gradient through `cp.propagate` (Bibi et al. 2018). The derivative with respect to
+    a variance is finite at zero noise; multiply it by 2 sigma for the derivative with respect to
+    the standard deviation sigma. In a dense covariance only the diagonal is varied.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.
@@ -136,8 +136,8 @@ def sensitivity(
         label: A class number or one for each of the batch; by default the network's own decision.
         of: `Misclassification()` by default, `ExpectedMargin()`, `StandardisedMargin()`,
             `OutputVariance()`, or any differentiable function of the output and the label.
-        method: As for `cp.propagate`. Gaussian layers by default and not `cp.Auto()`, which may
-            answer by evaluations at points: the gradient would not be that of the answer.
+        method: As for `cp.propagate`; by default `cp.GaussianLayers()`. The answer of `cp.Auto()`
+            may come from points, and its gradient would then belong to another answer.
 
     Example:
         x = cp.Gaussian.isotropic(torch.ones(4), stddev=0.1)
@@ -247,10 +247,10 @@ def worst_noise(
 ) -> WorstNoise:
     """Find the noise within a set that misclassifies most often, by projected gradient ascent.
 
-    Each step goes along the gradient of the probability of misclassification through
-    `cp.propagate`, or, where that underflows to zero, against the gradient of `StandardisedMargin`,
-    and is projected on the set; steps that do not help are undone and halved. The result is a local
-    optimum: another noise may be worse still.
+    Each step follows the gradient of the probability of misclassification through `cp.propagate`,
+    and is projected on the set. If that probability underflows to zero, the step goes against the
+    gradient of `StandardisedMargin`. Steps that do not help are undone and halved. The result is a
+    local optimum: another noise may be worse still.
 
     Args:
         model: Returns logits; a single one is the log-odds of class 1.
@@ -260,8 +260,8 @@ def worst_noise(
             `VarianceBudget(total)`, the default, spreads a total variance over the elements,
             starting from the variances of x (correlations are dropped).
         steps: Number of steps.
-        method: As for `cp.propagate`. Gaussian layers by default and not `cp.Auto()`, which may
-            answer by evaluations at points: the gradient would not be that of the answer.
+        method: As for `cp.propagate`; by default `cp.GaussianLayers()`. The answer of `cp.Auto()`
+            may come from points, and its gradient would then belong to another answer.
         points: Number of Sobol points in all, rounded up.
         generator: Draws their scramblings; torch's global one by default.
 
