@@ -218,7 +218,7 @@ def test_many_directions_use_third_cumulants_by_default() -> None:
     x = cp.Gaussian.isotropic(torch.randn(20, generator=generator()).double(), stddev=0.3)
     found = robustness.analyse(model, x, samples=20_000, generator=generator())
     assert found.error is not None
-    assert found.error.sentence in str(found)
+    assert found.error.sentence in " ".join(str(found).split())
     assert found.record()["error"]["basis"] == found.error.basis
     slack = found.probabilities.error + 4 * found.sampled.stderr
     assert bool((found.differences <= slack).all())
