@@ -27,6 +27,8 @@ SAMPLED = ("Monte Carlo", "quasi-Monte Carlo")
 FLOOR = 1e-6
 """An error that is drawn at least."""
 TRUTH = "the truth's own error"
+NEAR = (0.04, 0.06)
+"""Shares of a panel's width and height within which marks have one label."""
 PLACE = re.compile(r"(<!-- numbers: field -->\n\n)(?:\|.*\n)+")
 """The table of a page that the overview takes the place of."""
 
@@ -255,16 +257,15 @@ def _draw(panel: Axes, rows: Rows, label: str, noise: float) -> None:
         [points[name][0] for name in kept], [points[name][1] for name in kept],
         where="post", color="0.6", linewidth=0.8, zorder=0, label="frontier",
     )  # fmt: skip
-    for number, name in enumerate(kept, 1):
-        panel.annotate(
-            str(number), points[name], (-4, -4), textcoords="offset points",
-            fontsize=drawing.FONT, fontweight="bold", horizontalalignment="right",
-            verticalalignment="top",
-        )  # fmt: skip
     truth = median((row["truth"] for row in chosen(rows, label, noise=noise)), "stddev")
     panel.axhline(max(truth, FLOOR), color="0.6", linestyle=":", label=TRUTH)
     panel.set(xscale="log", yscale="log")
-    panel.margins(0.1)
+    panel.margins(x=0.15, y=0.1)
+    for numbers, name in _labels(panel, [points[name] for name in kept], kept):
+        panel.annotate(
+            numbers, points[name], (-4, -4), textcoords="offset points", fontsize=drawing.FONT,
+            fontweight="bold", horizontalalignment="right", verticalalignment="top",
+        )  # fmt: skip
     key = "\n".join(f"{number}  {name}" for number, name in enumerate(kept, 1))
     panel.set_xlabel("seconds of one core", fontsize=drawing.FONT)
     panel.text(
@@ -272,6 +273,27 @@ def _draw(panel: Axes, rows: Rows, label: str, noise: float) -> None:
     )
     panel.set_title(f"{label}, noise {noise}", fontsize=drawing.FONT + 1)
     panel.tick_params(labelsize=drawing.FONT - 1)
+
+
+def _labels(
+    panel: Axes, points: Sequence[tuple[float, float]], names: Sequence[str]
+) -> list[tuple[str, str]]:
+    """A number for each mark of the frontier, one for those too near each other: (text, mark)."""
+    shares = panel.transAxes.inverted().transform(panel.transData.transform(points))
+    found: list[list[int]] = []
+    for place, share in enumerate(shares):
+        near = found and np.all(np.abs(share - shares[found[-1][-1]]) < NEAR)
+        if near:
+            found[-1].append(place)
+        else:
+            found.append([place])
+    return [
+        (
+            str(group[0] + 1) if len(group) == 1 else f"{group[0] + 1}-{group[-1] + 1}",
+            names[group[0]],
+        )
+        for group in found
+    ]
 
 
 def with_overview(text: str, record: dict[str, Any]) -> str:
