@@ -37,14 +37,8 @@ from covprop.robustness.logits import (
 )
 from covprop.robustness.sensitivity import Misclassification, sensitivity
 from covprop.text_table import (
-    WIDTH,
-    Table,
-    Tabular,
-    in_digits,
-    in_percent,
-    in_percent_unlike,
-    plain,
-)
+    WIDTH, Table, Tabular, in_digits, in_percent, in_percent_unlike, plain,
+)  # fmt: skip
 
 SAMPLES = 10_000
 """Of Monte Carlo through the network, by default."""
@@ -225,12 +219,10 @@ def analyse(
     The model is not changed, and there are no gradients.
 
     Args:
-        model: Returns logits, so leave out a final softmax (there is a `cp.ApproximationWarning` if
-            there is one). A single logit is the log-odds of class 1.
+        model: Returns logits, without a final softmax; a single logit is the log-odds of class 1.
         x: The Gaussian input.
         label: A class number or one for each of the batch; by default the network's own decision.
-        method: As for `cp.propagate`. The sensitivity uses `cp.GaussianLayers` in place of
-            `cp.Auto` and `cp.QuasiMonteCarlo`, because evaluations at points have no gradients.
+        method: As for `cp.propagate`; the sensitivity, a gradient, uses layers in place of points.
         probability: The probability with which the noise budget keeps the label.
         samples: The number of samples of the check.
         points: Number of Sobol points in all, rounded up.
