@@ -5,7 +5,7 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MINUTE = 60.0
@@ -45,7 +45,7 @@ class Table:
             widths[0] = min(widths[0], max(NARROWEST, self.width - others))
         lines = [line for row in (self.head, *self.rows) for line in self._lines(row, widths)]
         if self.below is not None:
-            lines.append(str(self.below))
+            lines.append(str(replace(self.below, width=self.width)))
         return "\n".join((*self._wrapped(self.lead), *lines, *self._wrapped(self.notes)))
 
     def _lines(self, row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -95,8 +95,8 @@ class Tabular:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """The table as text."""
-        return str(self.table)
+        """The table as text that fits a page."""
+        return str(replace(self.table, width=WIDTH))
 
     def _repr_html_(self) -> str:
         return self.table.to_html()

@@ -14,7 +14,7 @@ from covprop.gaussian import Gaussian
 from covprop.kernels.normal import known_deviation
 from covprop.kernels.rounding import MOMENT
 from covprop.plots import trace_figure
-from covprop.text_table import WIDTH, Table, Tabular, in_digits, in_percent, in_seconds, plain
+from covprop.text_table import Table, Tabular, in_digits, in_percent, in_seconds, plain
 
 NOT_GAUSSIAN = 0.05  # Kolmogorov distance above which a step is called not Gaussian
 OFF = 0.01  # error of a variance above which a step is named
@@ -188,14 +188,13 @@ class Trace(Tabular):
         below = Table(
             ("module", "operation", *MEASURES.values()),
             tuple(_sampled_cells(step, summary) for step, summary in summaries),
-            words=2, width=WIDTH,
-        )  # fmt: skip
+            words=2,
+        )
         return Table(
             ("module", "operation", "shape", "mean", "variance", "largest", "max |rho|", "order",
              "time"),
             tuple(_cells(step, summary) for step, summary in summaries),
-            words=3, notes=tuple(self._notes()), width=WIDTH,
-            below=below if self.samples else None,
+            words=3, notes=tuple(self._notes()), below=below if self.samples else None,
         )  # fmt: skip
 
     def _notes(self) -> list[str]:

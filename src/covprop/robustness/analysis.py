@@ -36,9 +36,7 @@ from covprop.robustness.logits import (
     others,
 )
 from covprop.robustness.sensitivity import Misclassification, sensitivity
-from covprop.text_table import (
-    WIDTH, Table, Tabular, in_digits, in_percent, in_percent_unlike, plain,
-)  # fmt: skip
+from covprop.text_table import Table, Tabular, in_digits, in_percent, in_percent_unlike, plain
 
 SAMPLES = 10_000
 """Of Monte Carlo through the network, by default."""
@@ -321,7 +319,7 @@ def _table_of_classes(result: Robustness) -> Table:
         "margin: the label's logit less that of the class, mean ± standard deviation",
         *_error_notes(result),
     ]
-    return Table(head, rows, notes=tuple(notes), width=WIDTH)
+    return Table(head, rows, notes=tuple(notes))
 
 
 def _error_notes(result: Robustness) -> list[str]:
@@ -388,7 +386,7 @@ def _table_of_inputs(result: Robustness) -> Table:
         f"{result.budget.target:g}",
         *_error_notes(result),
     ]
-    return Table(head, rows, remarks=2, notes=tuple(notes), width=WIDTH)
+    return Table(head, rows, remarks=2, notes=tuple(notes))
 
 
 def _remarks(result: Robustness, place: tuple[int, ...], reason: str) -> str:
