@@ -78,7 +78,10 @@ def definite(trial: Trial, y: cp.Gaussian, dtype: torch.dtype) -> None:
 
 
 def batch_is_loop(trial: Trial) -> None:
-    """Each of a batch alone has the same result; a sketch draws for all: the same seed."""
+    """Each of a batch alone has the same result; a sketch draws for all: the same seed.
+
+    Not where a warning says that one of the batch made all take a rougher formula.
+    """
     y = trial.result
     if isinstance(trial.method, cp.Sketched) and not isinstance(y, Refusal):
         same_seed(trial)
@@ -91,7 +94,11 @@ def batch_is_loop(trial: Trial) -> None:
     if isinstance(alone, Refusal):
         raise Wrong(f"element {index} alone is refused, the batch is not: {alone.message}")
     part = accuracy(trial.program, torch.float64)
-    near(trial, "of a batch", y[index : index + 1], alone, part, input=one)
+    try:
+        near(trial, "of a batch", y[index : index + 1], alone, part, input=one)
+    except Wrong:
+        if not trial.rough:
+            raise
 
 
 def same_seed(trial: Trial) -> None:

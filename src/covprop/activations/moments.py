@@ -223,7 +223,7 @@ class _Moments(Function):
 
 def _step(scalar: Scalar, mean: Tensor, stddev: Tensor) -> Tensor:
     """Widths at which slopes are compared: where rounding is small, and no kink is in reach."""
-    step = torch.full_like(stddev, DIFFERENCE_STEP)
+    step = mean.new_full(mean.shape, DIFFERENCE_STEP)
     for kink in scalar.kinks:
         step = step.minimum((mean - kink).abs() / REACH)
     step = step.maximum(stddev)
