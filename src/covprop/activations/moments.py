@@ -223,10 +223,8 @@ class _Moments(Function):
 
 def _step(scalar: Scalar, mean: Tensor, stddev: Tensor) -> Tensor:
     """Widths at which slopes are compared: where rounding is small, and no kink is in reach."""
-    step = mean.new_full(mean.shape, DIFFERENCE_STEP)
-    for kink in scalar.kinks:
-        step = step.minimum((mean - kink).abs() / REACH)
-    step = step.maximum(stddev)
+    near = [(mean - kink).abs() / REACH for kink in scalar.kinks]
+    step = torch.stack([torch.full_like(mean, DIFFERENCE_STEP), *near]).amin(0).maximum(stddev)
     return torch.where(step > torch.finfo(step.dtype).tiny ** 0.25, step, DIFFERENCE_STEP)
 
 
