@@ -21,6 +21,10 @@ D = torch.float64
 ROUNDING = 1e-12
 
 
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(4)
+
+
 def sampled(**options: Any) -> cp.MonteCarlo:
     return cp.MonteCarlo(4_000, torch.Generator().manual_seed(3), **options)
 
@@ -267,6 +271,69 @@ def test_dropout_is_sampled_or_refused() -> None:
     found = propagate(model, x, cp.MonteCarlo(20_000))
     assert_agrees(found, propagate(model, x))
     assert float(found.variance.sum()) > 1.5 * float(x.variance.sum())
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_draws_from_a_generator_of_the_model_are_averaged_or_refused(
+    batch: tuple[int, ...],
+) -> None:
+    own = torch.Generator().manual_seed(2)
+    x = cp.Gaussian.isotropic(torch.ones(*batch, 4, dtype=D), stddev=0.1, batch_dims=len(batch))
+
+    def model(x: Any) -> Any:
+        return x + torch.randn(x.shape, generator=own, dtype=D)
+
+    for method in (cp.GaussianLayers(), cp.Cumulants(), cp.Sketched(16), cp.Linearized()):
+        state = own.get_state()
+        with pytest.raises(cp.UnsupportedOperation, match="draws random numbers"):
+            propagate(model, x, method)
+        assert torch.equal(own.get_state(), state)
+    for sampling in (cp.QuasiMonteCarlo(20_000), cp.Auto()):
+        state = own.get_state()
+        found = propagate(model, x, sampling)
+        assert torch.equal(own.get_state(), state)
+        assert torch.equal(found.mean, propagate(model, x, sampling).mean)
+        error = found.error
+        assert error is not None
+        assert error.largest < 0.05
+        assert bool(((found.mean - 1).abs() < 2 * error.mean * found.stddev).all())
+        assert bool((found.stddev / 1.01**0.5 - 1).abs().le(2 * error.stddev).all())
+    found = propagate(model, x, cp.MonteCarlo(20_000))
+    assert bool((found.variance - 1.01).abs().lt(0.06).all())  # 6 of 0.01
+    assert not torch.equal(found.mean, propagate(model, x, cp.MonteCarlo(20_000, _seeded())).mean)
+
+
+@pytest.mark.parametrize(
+    "method", [cp.GaussianLayers(), cp.Linearized(), cp.QuasiMonteCarlo(1024), cp.Auto()]
+)
+def test_draws_that_begin_anew_in_every_call_are_constants(method: Any) -> None:
+    def model(x: Any) -> Any:
+        return 2 * x + torch.randn(4, generator=_seeded(), dtype=D)
+
+    x = gaussian()
+    found = propagate(model, x, method)
+    shift = torch.randn(4, generator=_seeded(), dtype=D)
+    torch.testing.assert_close(found.mean, 2 * x.mean + shift)
+    torch.testing.assert_close(found.covariance_matrix, 4 * x.covariance_matrix)
+
+
+def test_constants_and_draws_of_one_model_are_told_apart() -> None:
+    own = torch.Generator().manual_seed(2)
+
+    def model(x: Any) -> Any:
+        constant = torch.randn(4, generator=_seeded(), dtype=D)
+        return x + 10 * constant + torch.randn(4, generator=own, dtype=D)
+
+    x = gaussian()
+    found = propagate(model, x, cp.QuasiMonteCarlo(4096))
+    shift = 10 * torch.randn(4, generator=_seeded(), dtype=D)
+    error = found.error
+    assert error is not None
+    assert bool(((found.mean - x.mean - shift).abs() < 2 * error.mean * found.stddev).all())
+    expected = (x.variance + 1).sqrt()
+    assert bool((found.stddev / expected - 1).abs().le(2 * error.stddev).all())
+    with pytest.raises(cp.UnsupportedOperation, match=r"draws random numbers \(torch.randn\)"):
+        propagate(model, x)
 
 
 def test_looking_at_a_model_leaves_the_global_random_state_alone() -> None:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from covprop.activations import Activation
 from covprop.covariance import Covariance
 from covprop.errors import ApproximationWarning, UnsupportedOperation, name_of, warn_user
+from covprop.flow.generators import GeneratorDraws
 
 LARGE = 2**26
 """Bytes of covariances, in sum, beyond which the propagation is planned to see whether it fits."""
@@ -235,13 +236,13 @@ class CreatedTensors(TorchFunctionMode):
 
     A write in place may make them Gaussian. Others, as buffers and what the caller holds, outlive
     the pass, and may not become Gaussian. in_flight: the class whose calls have rules, also those
-    of Python functions that only ask.
+    of Python functions that only ask. drawn: notes what the model draws itself.
     """
 
-    def __init__(self, in_flight: type[Tensor]) -> None:
+    def __init__(self, in_flight: type[Tensor], drawn: GeneratorDraws) -> None:
         """Begin without any."""
         super().__init__()
-        self._in_flight = in_flight
+        self._in_flight, self._drawn = in_flight, drawn
         self._known: dict[int, weakref.ref[Tensor]] = {}
         self._token: Token[tuple[CreatedTensors, ...]] | None = None
 
@@ -264,7 +265,9 @@ class CreatedTensors(TorchFunctionMode):
         if self._in_flight in types:
             result = self._in_flight.__torch_function__(func, types, args, kwargs)
         else:
-            result = func(*args, **(kwargs or {}))
+            named = kwargs or {}
+            self._drawn.see(func, args, named)
+            result = func(*args, **named)
         made = getattr(func, "__name__", None) in FACTORIES and type(result) is Tensor
         if made and all(result is not argument for argument in args):
             self._known[id(result)] = weakref.ref(result)

@@ -4,7 +4,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar, final
@@ -21,12 +21,11 @@ from covprop.errors import (
     CovpropError,
     LostRank,
     MomentOverflow,
-    RandomDraws,
     TooLarge,
     UnsupportedOperation,
-    name_of,
     warn_user,
 )
+from covprop.flow.generators import GeneratorDraws, KeptGenerators, random_draws
 from covprop.flow.lineage import CreatedTensors, Lineage, Watcher
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
@@ -125,13 +124,19 @@ class Call:
 
         return map_leaves(self.on_tensors(*self.means), of_leaf)
 
-    def in_flight(self, begin: Callable[[Gaussian], GaussianTensor]) -> Any:
-        """What the model returns for tensors in flight; an error names the module that raised."""
+    def in_flight(
+        self, begin: Callable[[Gaussian], GaussianTensor], drawn: GeneratorDraws | None = None
+    ) -> Any:
+        """What the model returns for tensors in flight; an error names the module that raised.
+
+        drawn: notes what the model draws from generators of its own.
+        """
         try:
             # A name for the arguments would keep the inputs, and all that came of them, alive.
             given = [_replaced(self.arguments, begin), _replaced(self.named_arguments, begin)]
             compiles = COMPILER in sys.modules  # nothing has been compiled without it
-            with eagerly() if compiles else nullcontext(), CreatedTensors(GaussianTensor):
+            created = CreatedTensors(GaussianTensor, GeneratorDraws() if drawn is None else drawn)
+            with eagerly() if compiles else nullcontext(), created:
                 result = self.module(*given.pop(0), **given.pop())
             for leaf in leaves(result):
                 if isinstance(leaf, GaussianTensor):
@@ -284,9 +289,14 @@ def _warn_of_underflow(largest: float, covariance: Covariance) -> None:
         )
 
 
-def random_state_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """Restore the state of the random generators afterwards, on the devices of these tensors."""
-    return torch.random.fork_rng(_cuda(tensors))
+@contextmanager
+def random_state_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the state of the random generators afterwards, also of those of the model.
+
+    tensors: those of the model, on whose devices torch's generators are.
+    """
+    with torch.random.fork_rng(_cuda(tensors)), KeptGenerators():
+        yield
 
 
 def random_state(tensors: Sequence[Tensor]) -> Tensor:
@@ -301,19 +311,26 @@ def _cuda(tensors: Sequence[Tensor]) -> list[int]:
     return sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
 
 
-def without_random_draws(call: Callable[[], Result], tensors: Sequence[Tensor]) -> Result:
-    """Return what a call returns, and refuse a call that draws from torch's generators.
+def without_random_draws(
+    call: Callable[[GeneratorDraws], Result], tensors: Sequence[Tensor]
+) -> Result:
+    """Return what a call returns, and refuse a call that draws random numbers.
 
     One pass would take what a model draws itself as constants. Rules have no part in it: dropout of
-    a Gaussian and Bayesian layers have moments, and draw nothing. Where the state of the generators
-    has changed, the call is made again and watched: another thread may have drawn, and if not, the
-    error names the function.
+    a Gaussian and Bayesian layers have moments, and draw nothing. Where the state of torch's
+    generators has changed, the call is made again and watched: another thread may have drawn, and
+    if not, the error names the function. So is a call that draws from generators of its own, which
+    may begin anew each time; call: takes what notes these.
     """
     before = random_state(tensors)
-    result = call()
-    if not torch.equal(random_state(tensors), before):
-        with _Watch(tensors):
-            call()
+    result = call(drawn := GeneratorDraws())
+    changed = not torch.equal(random_state(tensors), before)
+    if drawn or changed:
+        try:
+            with _Watch(tensors) if changed else nullcontext():
+                call(GeneratorDraws(drawn))
+        finally:
+            drawn.rewind()
     return result
 
 
@@ -331,11 +348,7 @@ class _Watch(TorchFunctionMode):
         with _Draws(self._tensors) as draws:
             result = func(*args, **(kwargs or {}))
         if draws.seen:
-            raise RandomDraws(
-                f"the model draws random numbers ({name_of(func)}), and one pass would take a "
-                "single draw as a constant; average over them with cp.MonteCarlo(), or pass the "
-                "numbers to the model, as a cp.Gaussian if they are to vary"
-            )
+            raise random_draws(func)
         return result
 
 

@@ -15,6 +15,7 @@ from covprop.covariance.base import Pairs
 from covprop.covariance.planned import PlannedRows
 from covprop.errors import UnsupportedOperation
 from covprop.flow.carrier import Carrier
+from covprop.flow.generators import GeneratorDraws
 from covprop.flow.lineage import Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
 from covprop.flow.table import TABLE, unsupported
@@ -138,8 +139,8 @@ class LayerwiseMethod(Method):
         lineage = self._lineage(call)
         lineage.watcher, lineage.observe = watcher, observe
 
-        def pass_once() -> Any:
-            return call.in_flight(lambda x: in_flight(x, lineage))
+        def pass_once(drawn: GeneratorDraws) -> Any:
+            return call.in_flight(lambda x: in_flight(x, lineage), drawn)
 
         with call.naming_broken_weights():
             return finished(without_random_draws(pass_once, call.means), self.finish)
@@ -163,9 +164,9 @@ class LayerwiseMethod(Method):
             begun.append(in_flight(x, lineage))
             return begun[-1].alias()  # which the module may change in place
 
-        def pass_once() -> Any:
+        def pass_once(drawn: GeneratorDraws) -> Any:
             begun.clear()
-            return call.in_flight(begin)
+            return call.in_flight(begin, drawn)
 
         results = without_random_draws(pass_once, call.means)
         roots = [Root.of(x) for x in call.inputs]

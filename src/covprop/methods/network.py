@@ -18,6 +18,7 @@ from torch.func import vmap
 from covprop.covariance import Dense
 from covprop.error_estimate import Deferred, SamplingError
 from covprop.errors import TooLarge, UnsupportedOperation
+from covprop.flow.generators import GeneratorDraws
 from covprop.flow.lineage import LARGE, free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
@@ -81,6 +82,10 @@ class Network:
                 self.result = self.call(*copies)
             self.draws = not torch.equal(random_state(probes.means), state)
             """Whether it takes random numbers."""
+            self._constants = False
+            """Whether it draws the same numbers in every call."""
+            if dependence.drawn:
+                self._see_constants(dependence.drawn)
             self.largest, self.most_work = dependence.largest, dependence.most_work
             before = list(leaves(self.result))
             for leaf in before:
@@ -98,6 +103,19 @@ class Network:
         self.visible = all(marked[i] for i, _, _ in found)
         """Whether torch showed how the outputs depend on the inputs; of scripts it does not."""
         self.outputs = tuple(_output(probes, i, old, new) for i, old, new in found)
+
+    def _see_constants(self, drawn: GeneratorDraws) -> None:
+        """Call it once more, and see which of its own draws are the same in every call.
+
+        vmap draws either all numbers once or all for each point.
+        """
+        with Dependence([]) as again:
+            self.call(*(mean.clone() for mean in self.means))
+        constant = drawn.constant_in(again.drawn)
+        self.draws |= not all(constant)
+        self._constants = any(constant)
+        if self.draws and self._constants:
+            self._vectorised = False
 
     @property
     def means(self) -> tuple[Tensor, ...]:
@@ -167,7 +185,8 @@ class Network:
 
     def _mapped(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Every output at many points by vmap."""
-        found: tuple[Tensor, ...] = vmap(self, randomness="different")(*points)
+        randomness = "same" if self._constants else "different"
+        found: tuple[Tensor, ...] = vmap(self, randomness=randomness)(*points)
         return found
 
     def _in_one_batch(self, points: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -18,6 +18,7 @@ from torch import nn
 from covprop.carriers import Work
 from covprop.covariance import Diagonal
 from covprop.errors import TooLarge, approximations_ignored, warn_user
+from covprop.flow.generators import GeneratorDraws
 from covprop.flow.lineage import Lineage, free_bytes, sharers
 from covprop.gaussian import Gaussian
 from covprop.methods.call import Call
@@ -182,8 +183,10 @@ def planned(call: Call, method: Any) -> Plan:
     lineage = Lineage(method)
     planner = Planner(call.module, follows=torch.is_grad_enabled() and not method.backward)
     lineage.watcher = planner
+    drawn = GeneratorDraws()
     with torch.no_grad():
-        planner.end(call.in_flight(lambda x: planner.wrap(x, lineage)))
+        planner.end(call.in_flight(lambda x: planner.wrap(x, lineage), drawn))
+    drawn.rewind()
     free = free_bytes(call.device) // sharers(call.inputs[0].covariance)
     setting = Setting.of(method, call, planner.needs_grad)
     return Plan(tuple(planner.steps), free, partial(rates_of, method, setting))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from covprop.errors import BatchDimensionError
+from covprop.flow.generators import GeneratorDraws
 from covprop.flow.nests import leaves
 from covprop.flow.table import UsedWeights
 from covprop.gaussian import Gaussian
@@ -34,6 +35,8 @@ class Dependence(TorchFunctionMode):
         self.largest = 1
         self.most_work = 0.0
         """Operations at most: each number made takes a product with all of the largest argument."""
+        self.drawn = GeneratorDraws()
+        """What the model draws from generators of its own."""
         self._entered = UsedWeights()
         self._held: dict[int, Tensor] = {}  # for as long, no other tensor has their memory
         self._mark(tensors)
@@ -49,6 +52,7 @@ class Dependence(TorchFunctionMode):
         del types
         named = kwargs or {}
         self._entered.see(func, args)
+        self.drawn.see(func, args, named)
         result = func(*args, **named)
         results = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         made = sum(tensor.numel() for tensor in results)

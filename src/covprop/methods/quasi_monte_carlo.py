@@ -135,7 +135,10 @@ class QuasiMonteCarlo(FunctionMethod):
 
     @contextmanager
     def _seeded(self, network: Network) -> Iterator[None]:
-        """What a model draws itself, as dropout does, comes from the seed, too."""
+        """What a model draws itself, as dropout does, comes from the seed, too.
+
+        Generators of its own begin where they are, and are left there.
+        """
         if not network.draws:
             yield
             return
