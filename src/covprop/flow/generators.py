@@ -5,13 +5,26 @@ it is given to a function.
 """
 
 from collections.abc import Callable
-from typing import Any, final
+from contextvars import ContextVar
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
 from covprop.errors import RandomDraws, name_of
+
+Result = TypeVar("Result")
+_in_rule: ContextVar[bool] = ContextVar("in_rule", default=False)
+
+
+def as_rule(run: Callable[[], Result]) -> Result:
+    """Run a rule: what it draws, or a carrier for it, is not drawn by the model."""
+    token = _in_rule.set(True)
+    try:
+        return run()
+    finally:
+        _in_rule.reset(token)
 
 
 @final
@@ -35,7 +48,7 @@ class GeneratorDraws:
     def see(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Note the generator that a function is given, if any, before it draws."""
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Generator):
+            if isinstance(value, Generator) and not _in_rule.get():
                 state = value.get_state()
                 if self._constants is not None and not self._constants._has(self._states, state):
                     raise random_draws(function)

@@ -11,6 +11,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier
+from covprop.flow.generators import as_rule
 from covprop.flow.lineage import Lineage, Transfer, turn_into
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
@@ -328,7 +329,9 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         made = row.compose(function, args, kwargs, tensors) if row.compose else None
         return run_rule(function, args, kwargs, tensors) if made is None else made
 
-    return run() if watcher is None else watcher.run(function, args, kwargs, run)
+    if watcher is None:
+        return as_rule(run)
+    return as_rule(lambda: watcher.run(function, args, kwargs, run))
 
 
 def run_rule(
