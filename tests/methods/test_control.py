@@ -278,8 +278,8 @@ def test_memory_is_checked_for_all_that_is_held(
         call = footprint(lambda: propagate(wide, x, method), x.device)
     held = control.MATRICES * 8 * size**2 + 8 * 4 * size
     assert 0.8 * held < call.peak_bytes < 1.2 * held  # and the samples themselves
-    monkeypatch.setattr("covprop.methods.network.LARGE", 0)
-    monkeypatch.setattr("covprop.methods.network.free_bytes", lambda _: held - 1)
+    monkeypatch.setattr("covprop.methods.call.LARGE", 0)
+    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: held - 1)
     with pytest.raises(cp.TooLarge, match=f"1,000 outputs would need {in_bytes(held)}"):
         propagate(wide, x, method)
 

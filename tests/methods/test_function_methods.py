@@ -473,6 +473,6 @@ def test_memory_is_checked_for_all_that_the_method_holds(
 ) -> None:
     method, repeats = make(), 1_000_000
     held = method.entry_bytes(D) * (4 * repeats) ** 2
-    monkeypatch.setattr("covprop.methods.network.free_bytes", lambda _: held - 1)
+    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: held - 1)
     with pytest.raises(cp.TooLarge, match=f"need {in_bytes(held)}"):
         propagate(lambda x: x.repeat(repeats), gaussian(), method)

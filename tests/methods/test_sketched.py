@@ -407,6 +407,23 @@ def test_a_limit_of_memory_changes_groups_and_not_the_answer(memory: int) -> Non
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("method", [cp.Sketched(16), cp.Auto()])
+def test_a_covariance_of_outputs_that_does_not_fit_is_refused(method: Any) -> None:
+    layer = nn.Linear(3, 1_000_000).requires_grad_(requires_grad=False)
+    x = cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
+    with pytest.raises(cp.TooLarge, match=r"1,000,000 outputs would need 4 TB"):
+        propagate(layer, x, method)
+
+
+@torch.no_grad()
+def test_copies_of_the_output_covariance_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Linear(3, 4000), cp.Gaussian.isotropic(torch.zeros(3), stddev=0.1)
+    monkeypatch.setattr("covprop.methods.call.free_bytes", lambda _: 2 * 4 * 4000**2)
+    with pytest.raises(cp.TooLarge, match="4,000 outputs would need 576 MB, and 128 MB are free"):
+        propagate(layer, x, cp.Sketched(16))
+
+
+@torch.no_grad()
 def test_a_layer_of_fifty_thousand_units_has_no_matrix() -> None:
     torch.manual_seed(0)
     side, channels = 80, 8

@@ -26,13 +26,14 @@ from covprop.errors import (
     warn_user,
 )
 from covprop.flow.generators import GeneratorDraws, KeptGenerators, random_draws
-from covprop.flow.lineage import CreatedTensors, Lineage, Watcher
+from covprop.flow.lineage import LARGE, CreatedTensors, Lineage, Watcher, free_bytes
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.plan import Step
 from covprop.modules import COMPILER, EagerMode, eagerly, in_modes, path_of, raising_module
+from covprop.text_table import in_bytes
 
 Result = TypeVar("Result")
 
@@ -275,6 +276,15 @@ def checked_result(
     return Gaussian.unchecked(
         mean, covariance, method=method, sampling=error, skewness=skewness, notes=notes
     )
+
+
+def check_memory(outputs: int, needed: int, device: torch.device) -> None:
+    """Raise if so many bytes for the covariances of so many outputs are not free."""
+    if needed > LARGE and needed > (free := free_bytes(device)):
+        raise TooLarge(
+            f"the covariances of {outputs:,} outputs would need {in_bytes(needed)}, and "
+            f"{in_bytes(free)} are free; return fewer outputs, or propagate parts of the batch"
+        )
 
 
 def _warn_of_underflow(largest: float, covariance: Covariance) -> None:

@@ -17,18 +17,22 @@ from torch.func import vmap
 
 from covprop.covariance import Dense
 from covprop.error_estimate import Deferred, SamplingError
-from covprop.errors import TooLarge, UnsupportedOperation
+from covprop.errors import UnsupportedOperation
 from covprop.flow.generators import GeneratorDraws
-from covprop.flow.lineage import LARGE, free_bytes
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet
-from covprop.methods.call import check_returned, checked_result, random_state, random_state_kept
+from covprop.methods.call import (
+    check_memory,
+    check_returned,
+    checked_result,
+    random_state,
+    random_state_kept,
+)
 from covprop.methods.plan import WorkCounter
 from covprop.methods.probes import Dependence, Probes
 from covprop.methods.root import Root
 from covprop.modules import eager
-from covprop.text_table import in_bytes
 from covprop.validation import SUPPORTED
 
 HELD = 2**20
@@ -315,9 +319,4 @@ def check_outputs(
         size = output.event_shape.numel()
         outputs += size
         needed += entry_bytes(output.dtype) * size**2 + torch.float64.itemsize * beside * size
-    needed *= network.batch_shape.numel()
-    if needed > LARGE and needed > (free := free_bytes(network.means[0].device)):
-        raise TooLarge(
-            f"the covariances of {outputs:,} outputs would need {in_bytes(needed)}, and "
-            f"{in_bytes(free)} are free; return fewer outputs, or propagate parts of the batch"
-        )
+    check_memory(outputs, needed * network.batch_shape.numel(), network.means[0].device)

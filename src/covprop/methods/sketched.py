@@ -21,7 +21,7 @@ from covprop.flow.nests import leaves, map_leaves
 from covprop.flow.tensor import GaussianTensor
 from covprop.gaussian import Gaussian
 from covprop.methods.base import Gains, Method, check_generator
-from covprop.methods.call import Call, checked_result
+from covprop.methods.call import Call, check_memory, checked_result
 from covprop.methods.layerwise import LayerwiseMethod
 from covprop.methods.root import Root
 from covprop.methods.sketched_backward import expected_jacobians, output_moments
@@ -142,7 +142,9 @@ class Sketched(LayerwiseMethod):
         """Average independent passes; their spread tells the standard errors."""
         one = self._fitted(call)
         watcher = one.watcher(call, self.replicates)
-        results = [one.traverse(call, watcher) for _ in range(self.replicates)]
+        results = [one.traverse(call, watcher)]
+        _check_rest(results[0], self.replicates, call.device)
+        results += [one.traverse(call, watcher) for _ in range(1, self.replicates)]
         return _averaged(results, self, self.tangents)
 
     def traverse(
@@ -224,6 +226,14 @@ def _tangents_kept(tangents: int, order: int, peak: int, available: int) -> int 
             "batch"
         )
     return kept
+
+
+def _check_rest(result: Any, replicates: int, device: torch.device) -> None:
+    """Refuse what the other runs and the average of all would hold, if that does not fit."""
+    found = [leaf for leaf in leaves(result) if isinstance(leaf, Gaussian)]
+    outputs = sum(y.covariance.size for y in found)
+    held = sum(y.batch_shape.numel() * y.covariance.size**2 * y.mean.itemsize for y in found)
+    check_memory(outputs, (2 * replicates + 1) * held, device)
 
 
 def _averaged(results: Sequence[Any], method: Method, tangents: int) -> Any:

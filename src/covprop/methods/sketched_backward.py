@@ -25,6 +25,7 @@ from covprop.flow.carrier import (
 )
 from covprop.flow.lineage import Transfer
 from covprop.flow.tensor import GaussianTensor
+from covprop.methods.call import check_memory
 
 COPIES = 4
 """Rows of the largest layer that the backward pass holds at a time, for each output."""
@@ -76,6 +77,7 @@ def _blocks(tensor: GaussianTensor, chosen: Tensor, most: int) -> Tensor:
         return covariance_of_rows(tensor.carrier, _units(tensor, chosen))
     groups = chosen.split(max(1, most // 2))
     places = torch.arange(count, device=chosen.device).split(max(1, most // 2))
+    check_memory(count, tensor.batch_shape.numel() * count**2 * tensor.loc.itemsize, tensor.device)
     result = tensor.loc.new_zeros(*tensor.batch_shape, count, count)
     for i, j in itertools.combinations_with_replacement(range(len(groups)), 2):
         if i == j and len(groups) > 1:
