@@ -11,8 +11,7 @@ from covprop.covariance import Covariance, LinearMap
 from covprop.errors import BatchDimensionError, MissingAttribute, UnsupportedOperation, name_of
 from covprop.flow.batch_position import FIRST, Position, with_batch_first
 from covprop.flow.carrier import Carrier
-from covprop.flow.generators import as_rule
-from covprop.flow.lineage import Lineage, Transfer, turn_into
+from covprop.flow.lineage import Lineage, Transfer, as_rule, turn_into
 from covprop.flow.nests import instances
 from covprop.flow.pending import Pending
 from covprop.flow.table import (

@@ -25,8 +25,16 @@ from covprop.errors import (
     UnsupportedOperation,
     warn_user,
 )
-from covprop.flow.generators import GeneratorDraws, KeptGenerators, random_draws
-from covprop.flow.lineage import LARGE, CreatedTensors, Lineage, Watcher, free_bytes
+from covprop.flow.lineage import (
+    LARGE,
+    CreatedTensors,
+    GeneratorDraws,
+    KeptGenerators,
+    Lineage,
+    Watcher,
+    free_bytes,
+    random_draws,
+)
 from covprop.flow.nests import PLAIN, leaves, map_leaves
 from covprop.flow.table import unsupported_script
 from covprop.flow.tensor import GaussianTensor

@@ -15,8 +15,7 @@ from covprop.covariance.base import Pairs
 from covprop.covariance.planned import PlannedRows
 from covprop.errors import UnsupportedOperation
 from covprop.flow.carrier import Carrier
-from covprop.flow.generators import GeneratorDraws
-from covprop.flow.lineage import Lineage, Replacements, Watcher
+from covprop.flow.lineage import GeneratorDraws, Lineage, Replacements, Watcher
 from covprop.flow.nests import leaves
 from covprop.flow.table import TABLE, unsupported
 from covprop.flow.tensor import GaussianTensor

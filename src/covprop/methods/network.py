@@ -18,7 +18,7 @@ from torch.func import vmap
 from covprop.covariance import Dense
 from covprop.error_estimate import Deferred, SamplingError
 from covprop.errors import UnsupportedOperation
-from covprop.flow.generators import GeneratorDraws
+from covprop.flow.lineage import GeneratorDraws
 from covprop.flow.nests import leaves, map_leaves
 from covprop.gaussian import Gaussian
 from covprop.kernels.gradients import quiet

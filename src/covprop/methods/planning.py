@@ -18,8 +18,7 @@ from torch import nn
 from covprop.carriers import Work
 from covprop.covariance import Diagonal
 from covprop.errors import TooLarge, approximations_ignored, warn_user
-from covprop.flow.generators import GeneratorDraws
-from covprop.flow.lineage import Lineage, free_bytes, sharers
+from covprop.flow.lineage import GeneratorDraws, Lineage, free_bytes, sharers
 from covprop.gaussian import Gaussian
 from covprop.methods.call import Call
 from covprop.methods.plan import TYPICAL, Plan, Planner

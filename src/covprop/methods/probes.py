@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from covprop.errors import BatchDimensionError
-from covprop.flow.generators import GeneratorDraws
+from covprop.flow.lineage import GeneratorDraws
 from covprop.flow.nests import leaves
 from covprop.flow.table import UsedWeights
 from covprop.gaussian import Gaussian
