@@ -1,5 +1,6 @@
 """Eight threads get the numbers of one, whatever rules and methods they use."""
 
+import itertools
 import sys
 import threading
 import warnings
@@ -16,6 +17,7 @@ from covprop.flow.nests import leaves
 from covprop.flow.table import TABLE
 from covprop.kernels.gradients import quiet
 from covprop.methods import Method
+from covprop.methods.call import Call
 from tests.cases import CASES as ACTIVATIONS
 from tests.gaussians import gaussian
 from tests.layers import propagate
@@ -244,3 +246,33 @@ def test_a_comparison_in_another_thread_hides_no_warning() -> None:
         thread.join()
     shown = [str(item.message) for item in seen if item.category is cp.ApproximationWarning]
     assert len(shown) >= 20  # more where the other's random numbers made a pass run again
+
+
+@pytest.mark.parametrize(
+    "method",
+    [cp.Sketched, cp.Split, lambda **own: cp.Split(base=cp.Sketched(**own)), cp.ControlVariate],
+    ids=["sketched", "split", "split of sketched", "control"],
+)
+def test_numbers_do_not_depend_on_what_another_thread_draws(
+    method: Callable[..., Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+    model = nn.Sequential(*layers).double().requires_grad_(requires_grad=False)
+
+    def found() -> cp.Gaussian:
+        own = {} if method is cp.Split else {"generator": torch.Generator().manual_seed(3)}
+        y: cp.Gaussian = propagate(model, gaussian(4), method(**own))
+        return y
+
+    alone, states, in_flight = found(), itertools.count(), Call.in_flight
+
+    def interrupted(*args: Any) -> Any:
+        torch.manual_seed(next(states))  # as another thread might, during every pass
+        return in_flight(*args)
+
+    monkeypatch.setattr(Call, "in_flight", interrupted)
+    beside = found()
+    assert next(states) > 1
+    assert_close(beside.mean, alone.mean, rtol=1e-10, atol=1e-13)
+    assert_close(beside.covariance_matrix, alone.covariance_matrix, rtol=1e-10, atol=1e-13)

@@ -330,7 +330,9 @@ def _cuda(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def without_random_draws(
-    call: Callable[[GeneratorDraws], Result], tensors: Sequence[Tensor]
+    call: Callable[[GeneratorDraws, bool], Result],
+    tensors: Sequence[Tensor],
+    own: torch.Generator | None = None,
 ) -> Result:
     """Return what a call returns, and refuse a call that draws random numbers.
 
@@ -338,17 +340,23 @@ def without_random_draws(
     a Gaussian and Bayesian layers have moments, and draw nothing. Where the state of torch's
     generators has changed, the call is made again and watched: another thread may have drawn, and
     if not, the error names the function. So is a call that draws from generators of its own, which
-    may begin anew each time; call: takes what notes these.
+    may begin anew each time.
+
+    call: takes what notes these, and whether it is watched, for nothing else; own: the generator of
+    the method, whose numbers it leaves to the next call.
     """
     before = random_state(tensors)
-    result = call(drawn := GeneratorDraws())
+    result = call(drawn := GeneratorDraws(), False)
     changed = not torch.equal(random_state(tensors), before)
     if drawn or changed:
+        state = None if own is None else own.get_state()
         try:
             with _Watch(tensors) if changed else nullcontext():
-                call(GeneratorDraws(drawn))
+                call(GeneratorDraws(drawn), True)
         finally:
             drawn.rewind()
+            if own is not None and state is not None:
+                own.set_state(state)
     return result
 
 

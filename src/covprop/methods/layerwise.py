@@ -57,6 +57,9 @@ class LayerwiseMethod(Method):
     backward: ClassVar[bool] = False
     """Whether a backward pass from the outputs follows, so that all edges are kept."""
 
+    generator: torch.Generator | None = None
+    """What it draws from itself."""
+
     independent_maxima: bool = False
     """Whether the arguments of a maximum are taken as independent, for comparison."""
 
@@ -135,14 +138,16 @@ class LayerwiseMethod(Method):
         self, call: Call, watcher: Watcher | None = None, observe: Callable[..., Any] | None = None
     ) -> Any:
         """One pass; watcher: sees every operation; observe: replaces activations."""
-        lineage = self._lineage(call)
-        lineage.watcher, lineage.observe = watcher, observe
 
-        def pass_once(drawn: GeneratorDraws) -> Any:
+        def pass_once(drawn: GeneratorDraws, watched: bool) -> Any:
+            lineage = self._lineage(call)
+            if not watched:
+                lineage.watcher, lineage.observe = watcher, observe
             return call.in_flight(lambda x: in_flight(x, lineage), drawn)
 
         with call.naming_broken_weights():
-            return finished(without_random_draws(pass_once, call.means), self.finish)
+            result = without_random_draws(pass_once, call.means, self.generator)
+            return finished(result, self.finish)
 
     def finish(self, y: GaussianTensor) -> Gaussian:
         """The Gaussian of an output, with its skewness where that is carried."""
@@ -157,17 +162,18 @@ class LayerwiseMethod(Method):
         del selected
         if not self.carries_pairs:
             return None
-        lineage, begun = self._lineage(call), list[GaussianTensor]()
 
-        def begin(x: Gaussian) -> GaussianTensor:
-            begun.append(in_flight(x, lineage))
-            return begun[-1].alias()  # which the module may change in place
+        def pass_once(drawn: GeneratorDraws, watched: bool) -> tuple[Any, list[GaussianTensor]]:
+            del watched
+            lineage, begun = self._lineage(call), list[GaussianTensor]()
 
-        def pass_once(drawn: GeneratorDraws) -> Any:
-            begun.clear()
-            return call.in_flight(begin, drawn)
+            def begin(x: Gaussian) -> GaussianTensor:
+                begun.append(in_flight(x, lineage))
+                return begun[-1].alias()  # which the module may change in place
 
-        results = without_random_draws(pass_once, call.means)
+            return call.in_flight(begin, drawn), begun
+
+        results, begun = without_random_draws(pass_once, call.means, self.generator)
         roots = [Root.of(x) for x in call.inputs]
         return {
             place: self.gains_of(y, begun, roots)
