@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import covprop as cp
+from covprop.carriers.third_cumulant import PARTLY
 from covprop.methods import Network, accuracy, choice
 from tests.gaussians import gaussian, numbers
 from tests.methods.test_accuracy import network, true_error
@@ -328,6 +329,31 @@ def test_what_is_constant_at_all_points_is_left_to_layers() -> None:
     x = cp.Gaussian.isotropic(torch.zeros(9, dtype=torch.float64), stddev=1.0)
     exact = cp.propagate(model, x, cp.GaussianLayers())
     assert_close(cp.propagate(model, x).variance, exact.variance)
+
+
+def test_orders_that_agree_by_symmetry_are_not_taken_as_exact() -> None:
+    """Third cumulants of tanh(u) and v are zero, and Var(tanh(u) v) has a fourth one."""
+    weight = torch.tensor([0.8, 0.6], dtype=torch.float64)
+
+    def model(z: Tensor) -> Tensor:
+        return torch.tanh(z[:1]) * (z @ weight)[None]
+
+    u = torch.linspace(-12, 12, 4001, dtype=torch.float64)
+    density = torch.exp(-(u**2) / 2)
+    density = density / density.sum()
+    mean = (density * torch.tanh(u) * 0.8 * u).sum()
+    square = (density * torch.tanh(u) ** 2 * ((0.8 * u) ** 2 + 0.36)).sum()
+    stddev = (square - mean**2).sqrt()
+    x = cp.Gaussian.isotropic(torch.zeros(2, dtype=torch.float64), stddev=1.0)
+    layers = cp.propagate(model, x, cp.Cumulants())
+    assert PARTLY in layers.notes
+    assert abs(float(layers.stddev) - float(stddev)) > 0.03 * stddev
+    y = cp.propagate(model, x)
+    assert isinstance(y.method, cp.QuasiMonteCarlo)
+    assert y.error is not None
+    assert y.error.largest < 0.005
+    assert abs(float(y.mean) - float(mean)) < 0.005 * stddev
+    assert abs(float(y.stddev) - float(stddev)) < 0.005 * stddev
 
 
 def test_an_output_that_does_not_vary_costs_the_others_nothing() -> None:

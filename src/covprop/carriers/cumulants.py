@@ -282,18 +282,18 @@ class Cumulants(ThirdCumulant):
     ) -> tuple[Tensor, "Full"]:
         """Isserlis' terms; of vectors also what third cumulants add, and a block of its own."""
         centre, made = Full.product(self, other, contraction, mean, other_mean)
-        assert isinstance(made, Cumulants)
+        self.note_partly(other)
         if not contraction.is_elementwise:
-            made.complete = False
+            _incomplete(made)
             return centre, made
+        assert isinstance(made, Cumulants)
         parts = (
             None if slices is None else factor[..., :, None] * slices.mT
             for factor, slices in (
                 (mean, self.slices(other, other)), (other_mean, self.slices(self, other))
             )
         )  # fmt: skip
-        plain = made.covariance.matrix()
-        value = plain
+        value = plain = made.covariance.matrix()
         for part in parts:
             if part is not None:
                 value = value + (part + part.mT)
@@ -340,12 +340,14 @@ class Cumulants(ThirdCumulant):
 
     def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
         """By the expected slope, without a block."""
+        self.note_partly()
         moments = super().normalized(groups, mean, weight)
         _incomplete(moments.carrier)
         return moments
 
     def lengths(self, loc: Tensor, groups: Groups, mean: Tensor, factor: float) -> Moments:
         """By the expected slope, without a block."""
+        self.note_partly()
         moments = super().lengths(loc, groups, mean, factor)
         _incomplete(moments.carrier)
         return moments

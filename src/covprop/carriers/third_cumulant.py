@@ -45,6 +45,10 @@ UNKNOWN_SKEWNESS = (
     "the skewness of the result is too large for the expansion to be trusted, so it is not given; "
     "intervals are those of a Gaussian"
 )
+PARTLY = (
+    "a product or a norm has an input that is not Gaussian, and not all of its higher cumulants "
+    "are followed"
+)
 KEPT = 2**22
 """Bytes of blocks up to which they stay with a vector that the program no longer holds."""
 LARGEST_RESULT = 3.0
@@ -109,6 +113,11 @@ class ThirdCumulant(Full):
 
     def _parents(self) -> list[tuple["ThirdCumulant", Transfer]]:
         return [(parent, edge) for parent, edge in self.edges if isinstance(parent, ThirdCumulant)]
+
+    def note_partly(self, *others: "ThirdCumulant") -> None:
+        """Note that orders which agree on an operation are not exact, where inputs have any."""
+        if any(one.origins or not one.complete for one in (self, *others)):
+            self.lineage.note(PARTLY, warn=False)
 
     def _moved(self) -> Blocks:
         """Blocks of what it came from, along the edges; only those of elements that are trusted."""

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from covprop.carriers.third_cumulant import PARTLY
 from covprop.error_estimate import ROUNDINGS, STANDARD_ERRORS, ErrorEstimate, quotient
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.flow.lineage import Lineage
@@ -205,10 +206,9 @@ class Estimator:
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
         ]
-        floors = self.by_rounding(found)
         return tuple(
             replace(error, mean=error.mean + floor.mean)
-            for error, floor in zip(errors, floors, strict=True)
+            for error, floor in zip(errors, self.by_rounding(found), strict=True)
         )
 
     def by_rounding(self, found: Sequence[Gaussian]) -> list[ErrorEstimate]:
@@ -240,7 +240,7 @@ class Estimator:
                 found = gaussians(second.passes(self.call))
             except CovpropError:
                 return None, 0.0
-        self.fell_back |= bool(texts)
+        self.fell_back |= bool(texts) or any(PARTLY in y.notes for y in found)
         return found, work
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from covprop.carriers.third_cumulant import PARTLY
 from covprop.covariance import Dense
 from covprop.error_estimate import ErrorEstimate, in_deviations, in_percent
 from covprop.errors import (
@@ -273,7 +274,8 @@ class Choice:
                 except FAILURES as error:
                     self.failure = error
                     continue
-                self.estimator.fell_back = bool(texts)
+                partly = any(PARTLY in y.notes for y in gaussians(nest))
+                self.estimator.fell_back = bool(texts) or partly
                 errors = self.estimator.errors(nest, method, work, points and points.nest)
             break
         else:
