@@ -310,3 +310,17 @@ def test_groups_of_two_keep_their_digits_in_float32() -> None:
     slope = eps / ((half @ mean.double()) ** 2 + eps) ** 1.5
     expected = slope**2 * variance * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double()
     assert_close(y.covariance_matrix.double(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("groups", "between"), [(1, False), (2, True)])
+def test_covariances_between_groups_are_said_to_be_linear(groups: int, between: bool) -> None:
+    """Two groups of the same elements have the covariance of one, which is not linear."""
+    x = cp.Gaussian.isotropic(torch.zeros(3, dtype=torch.float64), stddev=1.0)
+    with pytest.warns(cp.ApproximationWarning, match="not linear") as seen:
+        y = propagate(lambda z: F.group_norm(torch.cat(groups * [z])[None], groups, eps=0.0)[0], x)
+    assert ("only linear between" in str(seen[0].message)) is between
+    within = y.covariance_matrix[:3, :3]
+    assert_close(within.diagonal().sum(), torch.tensor(3.0, dtype=torch.float64), rtol=1e-10)
+    if between:  # E[J] S E[J]^T, less than the truth, which is that within
+        across = y.covariance_matrix[:3, 3:].diagonal()
+        assert bool((across < 0.9 * within.diagonal()).all())

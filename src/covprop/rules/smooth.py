@@ -264,10 +264,11 @@ def lengths(
 def _warn(function: Callable[..., Any], extra: Tensor, variance: Tensor) -> None:
     """Warn where too much of the variance of a group, (*batch, G, n) each, is not linear."""
     if bool((extra.sum(-1) > FAR * variance.sum(-1)).any()):
+        between = "" if extra.shape[-2] == 1 else " within each group, and only linear between them"
         warn_user(
             f"more than {FAR:.0%} of the variance of {name_of(function)} is not linear in its "
-            "input here: its own mean and covariance are good, but its result is far from "
-            "Gaussian for what comes next; compare with sampling",
+            f"input here: its own mean and covariance are good{between}, but its result is far "
+            "from Gaussian for what comes next; compare with sampling",
             ApproximationWarning,
         )
 
