@@ -470,10 +470,24 @@ def test_points_outside_the_domain_of_a_function_leave_it_to_layers(inputs: int)
     """Points of two directions reach beyond ten deviations, where a logarithm is not defined."""
     mean = torch.full((inputs,), 3.0, dtype=torch.float64)
     y = cp.propagate(torch.log, cp.Gaussian.isotropic(mean, stddev=0.3))
-    assert isinstance(y.method, cp.Cumulants)
     assert abs(float(y.stddev[0]) - 0.1014) < 0.002  # by quadrature
     with pytest.raises(cp.UnsupportedOperation, match="bound its argument"):
         cp.propagate(torch.log, cp.Gaussian.isotropic(mean, stddev=1.0))
+
+
+def test_an_expansion_that_no_point_can_check_has_no_known_error() -> None:
+    """Both orders expand a logarithm alike, and points reach its pole: 5 % off, not 0."""
+    x = cp.Gaussian.isotropic(torch.ones(1, dtype=torch.float64), stddev=0.19)
+    with pytest.warns(cp.ApproximationWarning, match="is not known"):
+        y = cp.propagate(torch.log, x)
+    z = torch.linspace(0.01, 3, 100_001, dtype=torch.float64)
+    density = torch.exp(-(((z - 1) / 0.19) ** 2) / 2)
+    density = density / density.sum()
+    mean = (density * z.log()).sum()
+    stddev = (density * (z.log() - mean) ** 2).sum().sqrt()
+    assert abs(float(y.stddev) - float(stddev)) > 0.04 * stddev
+    assert y.error is not None
+    assert math.isnan(y.error.largest)
 
 
 @pytest.mark.parametrize("inputs", [5, 50])

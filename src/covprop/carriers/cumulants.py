@@ -4,7 +4,6 @@
 """
 
 import weakref
-from collections.abc import Iterator
 from typing import Self, final
 
 import torch
@@ -332,11 +331,6 @@ class Cumulants(ThirdCumulant):
         rest = with_diagonal(origin.slices(self, self), own / 3)
         made.add_block(origin, block_of(_unit(rest), None, None, rest))
         return made
-
-    def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of a function by its derivatives, which makes no block."""
-        self.complete = False
-        return super().directions(count)
 
     def normalized(self, groups: Groups, mean: Tensor, weight: Tensor) -> Moments:
         """By the expected slope, without a block."""

@@ -8,7 +8,7 @@ the tree that is centred at i, and what the slices T_iij have beside it. A linea
 as it takes vectors, so the sum keeps its form; docs/mathematics.md has the derivation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import torch
@@ -49,6 +49,7 @@ PARTLY = (
     "a product or a norm has an input that is not Gaussian, and not all of its higher cumulants "
     "are followed"
 )
+EXPANDED = "a function, as of several elements, is expanded about its mean, alike in both orders"
 KEPT = 2**22
 """Bytes of blocks up to which they stay with a vector that the program no longer holds."""
 LARGEST_RESULT = 3.0
@@ -113,6 +114,12 @@ class ThirdCumulant(Full):
 
     def _parents(self) -> list[tuple["ThirdCumulant", Transfer]]:
         return [(parent, edge) for parent, edge in self.edges if isinstance(parent, ThirdCumulant)]
+
+    def directions(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of a function by its derivatives, which makes no block."""
+        self.lineage.note(EXPANDED, warn=False)
+        self.complete = False
+        return super().directions(count)
 
     def note_partly(self, *others: "ThirdCumulant") -> None:
         """Note that orders which agree on an operation are not exact, where inputs have any."""

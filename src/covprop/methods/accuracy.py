@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from covprop.carriers.third_cumulant import PARTLY
+from covprop.carriers.third_cumulant import EXPANDED, PARTLY
 from covprop.error_estimate import ROUNDINGS, STANDARD_ERRORS, ErrorEstimate, quotient
 from covprop.errors import CovpropError, approximations_ignored
 from covprop.flow.lineage import Lineage
@@ -106,7 +106,7 @@ def for_all(count: int) -> float:
     """By how much larger errors by chance are of which 19 of 20 times *all* of so many are within.
 
     Student's distribution with seven degrees of freedom falls as p = t^-7 in its tails; between
-    count = 1 and a million, count^0.19 is its quantile to 10 %.
+    1 and a million, count^0.19 is its quantile to 10 %.
     """
     return max(1, count) ** 0.19
 
@@ -189,8 +189,7 @@ class Estimator:
     ) -> tuple[ErrorEstimate, ...]:
         """Of the Gaussians in a result.
 
-        work: what it took, which a check may take as well; points: the result of evaluations, if
-        there is one, which is the check then.
+        work: what it took, which a check may take as well; points: evaluations, for the check.
         """
         found = gaussians(nest)
         other, other_work = self._other_order(method)
@@ -199,9 +198,8 @@ class Estimator:
             checked = self._controlled_check(method, len(found)) if other is None else None
             checked = checked or self._check(len(found), max(work, other_work))
         if other and not self.fell_back:
-            self.expected = [
-                _combined(y, method, second, None) for y, second in zip(found, other, strict=True)
-            ]
+            pairs = zip(found, other, strict=True)
+            self.expected = [_combined(y, method, second, None) for y, second in pairs]
         errors = [
             _combined(y, method, other[i] if other else None, checked[i] if checked else None)
             for i, y in enumerate(found)
@@ -325,6 +323,9 @@ def _combined(
     own = Moments.of(y)
     mean = stddev = None
     bases = []
+    blind = check is None or not bool(check.stddev.isfinite().all())
+    if blind and second is not None and EXPANDED in (*y.notes, *second.notes):
+        second = check = None  # both orders have the same expansion
     if second is not None and second.mean.shape == y.mean.shape:
         other = Moments.of(second)
         third = isinstance(method, LayerwiseMethod) and method.third_cumulants
@@ -338,9 +339,8 @@ def _combined(
         bases.append("two orders of approximation")
     if check is not None and check.mean.shape == y.mean.shape:
         mean = _within(mean, (own.mean - check.mean).abs(), check.mean_error, check.stddev)
-        stddev = _within(
-            stddev, (own.stddev - check.stddev).abs(), check.stddev_error, check.stddev
-        )
+        gap = (own.stddev - check.stddev).abs()
+        stddev = _within(stddev, gap, check.stddev_error, check.stddev)
         bases.append("evaluations of the model")
     if mean is None or stddev is None:
         unknown = torch.full_like(own.mean, torch.nan)

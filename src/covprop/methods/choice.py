@@ -361,13 +361,13 @@ class Choice:
             advice = f"cp.Auto(tolerance={ROUGH}) takes as many evaluations as that needs"
         else:
             advice = "compare with cp.MonteCarlo(), or use smaller noise"
-        warn_user(
-            f"the result of cp.{_name(best)} may be off: its means by {in_deviations(means)}, its "
-            f"standard deviations by {in_percent(stddevs)}, which is more than {in_percent(limit)}"
-            f"{place}; {advice}",
-            ApproximationWarning,
-            every_time=True,
+        result = f"the result of cp.{_name(best)}"
+        off = (
+            f"{result} may be off: its means by {in_deviations(means)}, its standard deviations "
+            f"by {in_percent(stddevs)}, which is more than {in_percent(limit)}"
         )
+        off = f"how far {result} is off is not known" if math.isnan(means + stddevs) else off
+        warn_user(f"{off}{place}; {advice}", ApproximationWarning, every_time=True)
 
     def gradients_wanted(self) -> bool:
         """Whether autograd records anything that the result depends on."""
