@@ -283,3 +283,20 @@ def test_gradients_near_a_kink_do_not_depend_on_the_width(at, deviation):
     with mp.workdps(60):
         true = float(mp.diff(expected, mp.mpf(deviation) ** 2, h=mp.mpf(deviation) ** 2 * 1e-12))
     assert_close(slope, torch.full_like(slope, true), rtol=1e-6, atol=1e-15 / deviation)
+
+
+def test_what_follows_from_the_other_variable_is_not_integrated_over():
+    """The features of a linear layer with one input: the work of one integral, not of two."""
+    evaluated = []
+
+    def function(y: Tensor) -> Tensor:
+        evaluated.append(y.numel())
+        return torch.relu(y).square()
+
+    weight = torch.linspace(0.5, 1.5, 20, dtype=torch.float64)[:, None]
+    x = cp.Gaussian(torch.zeros(1, dtype=torch.float64), torch.eye(1, dtype=torch.float64))
+    activation = cp.activation(function, kinks=(0.0,))
+    y = propagate(lambda x: activation(F.linear(x, weight)), x)
+    square = weight.square()
+    assert_close(y.covariance_matrix, 1.25 * square * square.mT, rtol=1e-10)  # E r^4 = 3 / 2
+    assert sum(evaluated) < 1e6

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from covprop.activations.base import Activation
 from covprop.activations.closed import Polynomial
@@ -151,12 +152,15 @@ class WithoutJumps:
 
     def __call__(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """The function; within a gap, as just left of it: a jump may have a value of its own."""
-        steps = torch.zeros_like(y)
-        for jump in self.jumps:
-            near = (y - jump.place).abs() <= jump.gap
-            y = torch.where(near, jump.place - jump.gap + (y - y.detach()), y)
-            steps = steps + jump.height * (y > jump.place).to(y)
-        return self.expression(y, *parameters) - steps
+        rows = torch.tensor([(j.place, j.gap, j.height) for j in self.jumps], dtype=torch.float64)
+        places, gaps, heights = rows.to(y).T.contiguous()
+        point = y.detach().contiguous()
+        for offset in (1, 0):  # the jump before, and the one at or after
+            at = (torch.searchsorted(places, point) - offset).clamp(0, len(places) - 1)
+            near = (point - places[at]).abs() <= gaps[at]
+            point = torch.where(near, places[at] - gaps[at], point)
+        steps = pad(heights.cumsum(0), (1, 0))[torch.searchsorted(places, point)]
+        return self.expression(point + (y - y.detach()), *parameters) - steps
 
     def steps(self, y: Tensor) -> Tensor:
         """The rest of the expression: steps, but for the values at the jumps."""

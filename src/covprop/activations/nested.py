@@ -39,6 +39,9 @@ NEAR, BLUR = 12, 9
 at which the density has fallen below rounding."""
 SMOOTH_NODES = 40
 """Gauss-Hermite nodes that suffice where g is smooth."""
+SHARP = 1e-7
+"""Deviation of the second variable given the first below which it is known: of one that follows
+from the first, rounding of the correlation leaves a fourth of this."""
 HELD_NODES, HELD_VALUES, HELD_WIDE = 2**16, 2**19, 2**18
 """Numbers in memory at a time: nodes of the first variable, of all pairs together; values of
 functions; and values for one wide pair."""
@@ -145,16 +148,17 @@ def _in_parts(
     two: ScalarPair, pairs: _Gaussians, function: Callable[..., tuple[Tensor, ...]]
 ) -> list[Tensor]:
     """Vectors of pairs, in parts whose nodes fit into memory: wide ones singly, others by width."""
-    wide = pairs.stddev_2 > WIDE
+    wide, sharp = pairs.stddev_2 > WIDE, pairs.stddev_2 * pairs.rest <= SHARP
     parts = [indices.reshape(1) for indices in wide.nonzero().flatten()]
-    rest = (~wide).nonzero().flatten()
-    rest = rest[pairs.stddev_1[rest].argsort(stable=True)]
-    while len(rest):
-        widest = rest[-1:]
-        count = _outer(two.take(widest), pairs.take(widest))[0].shape[-1]
-        size = min(len(rest), HELD_NODES // count + 1)
-        parts.append(rest[-size:])
-        rest = rest[:-size]
+    for group in (~wide & sharp, ~wide & ~sharp):
+        rest = group.nonzero().flatten()
+        rest = rest[pairs.stddev_1[rest].argsort(stable=True)]
+        while len(rest):
+            widest = rest[-1:]
+            count = _outer(two.take(widest), pairs.take(widest))[0].shape[-1]
+            size = min(len(rest), HELD_NODES // count + 1)
+            parts.append(rest[-size:])
+            rest = rest[:-size]
     columns = zip(*(function(two.take(part), pairs.take(part)) for part in parts), strict=True)
     back = torch.cat(parts).argsort() if parts else torch.zeros(0, dtype=torch.long)
     return [torch.cat(column)[back] for column in columns]
@@ -284,6 +288,8 @@ def _given_first(
 def _inner_rule(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor]:
     """Gauss-Hermite nodes where a smooth function is nearly a polynomial, panels elsewhere."""
     widest = float(stddev.max())
+    if widest <= SHARP:
+        return _hermite_nodes(1, mean)
     for limit, count in HERMITE_NODES.items():
         if widest * scalar.fineness <= limit and not scalar.kinks:
             return _hermite_nodes(count, mean)
