@@ -84,7 +84,7 @@ def delta(function: Callable[..., Any], *args: Any, **kwargs: Any) -> GaussianTe
         return result.to(dtype)
 
     curvature = _summed(second_derivative, x)
-    _check_linear(function, call, x, tangent)
+    _check_linear(function, call, x, value.detach(), tangent)
     return x.through(value + curvature / 2, LinearMap(tangent, x.event_shape))
 
 
@@ -103,17 +103,22 @@ def _check_linear(
     function: Callable[..., Any],
     call: Callable[[Tensor], Tensor],
     x: GaussianTensor,
+    value: Tensor,
     tangent: Callable[[Tensor], Tensor],
 ) -> None:
-    """Warn where the function is not nearly linear within one standard deviation."""
+    """Warn where the function is not nearly linear within one standard deviation.
+
+    Of its change along a step and back, the odd part is compared with the tangent, the even with 0.
+    """
     point = x.loc.detach()
     stddev = x.variances.detach().clamp(min=0).sqrt().reshape(x.shape)
     signs = torch.cos(2.0 * torch.arange(x.event_shape.numel(), device=x.device)).sign()
     step = stddev * signs.reshape(x.event_shape).to(stddev)
     along = tangent(step)
-    rise = (call(point + step) - call(point - step)) / 2
+    up, down = call(point + step) - value, value - call(point - step)
     dims = tuple(range(len(x.batch_shape), along.dim()))
-    size, error = along.square().sum(dims), (rise - along).square().sum(dims)
+    odd, even = (up + down) / 2 - along, (up - down) / 2
+    size, error = along.square().sum(dims), (odd.square() + even.square()).sum(dims)
     if bool((error > NONLINEARITY**2 * size).any()):
         warn_user(
             f"{name_of(function)} is nonlinear within a standard deviation of its input here, so "
