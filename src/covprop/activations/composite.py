@@ -85,7 +85,7 @@ def _polynomial(argument: Argument) -> Coefficients:
     if argument.operation is None:
         return [0.0, 1.0]
     kind, activation = argument.operation.kind, argument.operation.activation
-    if kind in (OperationKind.COMPARE, OperationKind.CHOOSE):
+    if argument.condition or kind is OperationKind.CHOOSE:
         raise _NotInFamily
     operands = [_polynomial(one) for one in argument.arguments]
     if kind in (OperationKind.ADD, OperationKind.SUBTRACT):
