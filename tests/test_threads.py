@@ -125,6 +125,7 @@ UNREACHABLE = {
     "covprop.rules.movement.value",
     "covprop.rules.movement.no_nested_tensor",
     "covprop.rules.logic.logic",
+    "covprop.rules.recurrent.packed",
 }
 """Rules that refuse."""
 

@@ -188,6 +188,12 @@ def recurrent_network(
     return x if batch_first else x.transpose(0, 1), *states
 
 
+@rule(torch._pack_padded_sequence, kind=Kind.OTHER, batch=Batch.STEPWISE)
+def packed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuse to pack a batch of sequences of several lengths."""
+    raise UnsupportedOperation(PACKED)
+
+
 def _layer(
     cell: Cell, parameters: Sequence[Sequence[Tensor]], x: Any, state: Sequence[Any]
 ) -> tuple[Any, ...]:
