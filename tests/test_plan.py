@@ -520,11 +520,15 @@ def test_many_steps_are_planned_by_one(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("steps", [4, 9], ids=["step by step", "told from few"])
-def test_third_cumulants_of_recurrent_layers_are_counted(steps: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "batch"),
+    [(4, 1), (9, 1), (9, 2)],
+    ids=["step by step", "told from few", "told from few, of a batch"],
+)
+def test_third_cumulants_of_recurrent_layers_are_counted(steps: int, batch: int) -> None:
     torch.manual_seed(0)
     model = frozen(nn.LSTM(4, 8, batch_first=True, bidirectional=True).double())
-    x = gaussian((steps, 4), (1,), torch.float64)
+    x = gaussian((steps, 4), (batch,), torch.float64)
     assert LEAST <= share_planned(model, x, cp.Cumulants()) <= MOST
 
 

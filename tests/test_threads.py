@@ -121,7 +121,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "split": lambda: cp.Split(3),
     "control variate": lambda: cp.ControlVariate(128, generator=drawn()),
 }
-UNREACHABLE = {"covprop.rules.movement.value", "covprop.rules.movement.no_nested_tensor"}
+UNREACHABLE = {
+    "covprop.rules.movement.value",
+    "covprop.rules.movement.no_nested_tensor",
+    "covprop.rules.logic.logic",
+    "covprop.rules.recurrent.packed",
+}
 """Rules that refuse."""
 
 

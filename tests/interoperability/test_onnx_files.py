@@ -64,6 +64,7 @@ EXACT: dict[str, Case] = {
     **{name: unary(name) for name in ("Atan", "HardSwish", "Mish", "Erf", "Exp", "Abs", "Neg",
                                       "Sin", "Cos", "Softsign", "Identity", "Dropout")},
     "Celu": unary("Celu", alpha=1.0),
+    "Selu": unary("Selu"),
     "Shrink": unary("Shrink", lambd=0.5, bias=0.25),
     "PRelu": ((4,), [("PRelu", "x slope", "y", {})], {"slope": numbers(4)}),
     "Sub": ((4,), [("Sub", "x c", "y", {})], {"c": numbers(4)}),

@@ -103,6 +103,36 @@ def test_moments_of_single_elements(name: str) -> None:
     )
 
 
+SQUARES: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": lambda x: torch.relu(x).square(),
+    "power": lambda x: F.relu(x) ** 2,
+    "product": lambda x: torch.relu(x) * torch.relu(x),
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+@pytest.mark.usefixtures("instructions")
+def test_squared_ramps_have_closed_moments(name: str) -> None:
+    """By the moments of a Gaussian above zero: M_n = m M_{n-1} + (n - 1) v M_{n-2}."""
+    grid = [torch.linspace(-3, 3, 13).double(), torch.tensor([0.01, 0.3, 1.0, 7.0]).double()]
+    mean, stddev = (t.flatten() for t in torch.meshgrid(*grid, indexing="ij"))
+    variance = stddev.square()
+    phi = torch.exp(-((mean / stddev) ** 2) / 2) / (2 * torch.pi) ** 0.5
+    above = [torch.special.ndtr(mean / stddev)]
+    above.append(mean * above[0] + stddev * phi)
+    above += [mean * above[1] + variance * above[0]]
+    above += [mean * above[2] + 2 * variance * above[1]]
+    above += [mean * above[3] + 3 * variance * above[2]]
+    x = cp.Gaussian.diagonal(mean, variance=variance)
+    found, expected = both(SQUARES[name], x, cp.GaussianLayers())
+    size = mean.square() + variance
+    for y in (found, expected):
+        assert bool(((y.mean - above[2]).abs() <= 1e-13 * size).all())
+        spread = above[4] - above[2].square()
+        assert bool(((y.variance - spread).abs() <= 1e-13 * size.square()).all())
+    assert_close(found.variance, expected.variance, atol=0.0, rtol=1e-9)
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-3])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_units_that_are_nearly_the_same(name: str, noise: float) -> None:

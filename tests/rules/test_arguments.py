@@ -106,6 +106,24 @@ def test_infinite_bounds_bound_nothing(name: str) -> None:
     assert_same(propagate(IDENTITIES[name], x), x)
 
 
+def test_what_is_not_bounded_is_a_tensor_of_its_own() -> None:
+    """And the same function as without: layers whose limits are yet to be learnt cost nothing."""
+
+    def changed(x: Any) -> Any:
+        F.tanh(x).clamp(-INF, INF).add_(1.0)
+        return x.clamp(-INF, INF).clamp_(torch.tensor(-INF), torch.tensor(INF))
+
+    x = gaussian(3)
+    assert_same(propagate(changed, x), x)
+
+    def inside(x: Any) -> Any:
+        y = x.clamp(-INF, INF)
+        y += 1
+        return x
+
+    assert_same(propagate(inside, x), x)
+
+
 def test_one_infinite_bound_leaves_the_other() -> None:
     x = gaussian(3)
     one_sided = propagate(lambda x: x.clamp(min=0.3), x)

@@ -138,6 +138,9 @@ DOT_PRODUCT: dict[str, Function] = {  # of (batch, heads, length, width)
     "bool mask": dot_product(attn_mask=~FUTURE),
     "mask for each head": dot_product(attn_mask=numbers(HEADS, 1, LENGTH)),
     "causal": dot_product(is_causal=True),
+    "mask of the input": lambda x: F.scaled_dot_product_attention(
+        x, x.flip(-1), x, attn_mask=x @ numbers(WIDTH, LENGTH, seed=5) + AHEAD
+    ),
     "causal, fewer queries": lambda x: F.scaled_dot_product_attention(
         x[..., :2, :], x, x, is_causal=True
     ),
@@ -256,6 +259,7 @@ SAMPLED = {
     "MHA: widths of their own": 0.02,
     "SDPA: bool mask": 0.02,
     "SDPA: grouped": 0.02,
+    "SDPA: mask of the input": 0.02,
     "layer: encoder, first, norm first, relu": 0.005,
     "layer: encoder, second, norm first, gelu": 0.02,
     "layer: encoder, second, norm last, relu": 0.005,

@@ -108,6 +108,17 @@ def with_random_initial(x: Any) -> Any:
     return NETWORKS["GRU"](x, x[:, :1, :HIDDEN].transpose(0, 1))[0]
 
 
+def along_rows_and_columns(x: Any) -> Any:
+    """Rows and columns of an image as sequences, in one dimension with the batch (Sequencer)."""
+    image = torch.stack([x, x.flip(1), x * x[:, :1]], 1)
+    batch, height, width, features = image.shape
+    rows = NETWORKS["LSTM"](image.reshape(-1, width, features))[0]
+    columns = image.permute(2, 0, 1, 3).reshape(-1, height, features).transpose(0, 1)
+    columns = NETWORKS["RNN, both ways"](columns)[0].unflatten(1, (width, batch))
+    both = rows.reshape(batch, height, width, -1), columns.permute(2, 0, 1, 3)
+    return torch.cat(both, -1)
+
+
 FUNCTIONS: dict[str, Function] = {
     **{name: everything(module) for name, module in NETWORKS.items()},
     "LSTMCell": lambda x: torch.cat(LSTM_CELL(x[:, 0]), -1),
@@ -119,6 +130,7 @@ FUNCTIONS: dict[str, Function] = {
     "RNNCell, relu": unrolled(RELU_CELL),
     "constant initial state": with_initial,
     "random initial state": with_random_initial,
+    "rows and columns": along_rows_and_columns,
 }
 
 
@@ -155,6 +167,7 @@ SAMPLED = [
     "LSTMCell with a state",
     "RNNCell",
     "random initial state",
+    "rows and columns",
 ]
 
 
@@ -182,7 +195,15 @@ def test_small_noise_agrees_with_sampling(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(
     "name",
-    ["LSTM of two layers", "GRU", "RNN, relu", "RNN, both ways", "GRUCell", "random initial state"],
+    [
+        "LSTM of two layers",
+        "GRU",
+        "RNN, relu",
+        "RNN, both ways",
+        "GRUCell",
+        "random initial state",
+        "rows and columns",
+    ],
 )
 def test_a_batch_is_each_of_its_elements(name: str) -> None:
     function, x = FUNCTIONS[name], gaussian(0.1)
@@ -411,7 +432,7 @@ def test_packed_sequences_are_refused(name: str) -> None:
         packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 1]), batch_first=True)
         return NETWORKS[name](packed)[0]
 
-    with pytest.raises(cp.UnsupportedOperation):
+    with pytest.raises(cp.UnsupportedOperation, match="packed sequences have no rule"):
         propagate(forward, gaussian(0.1))
     packed = nn.utils.rnn.pack_padded_sequence(numbers(2, 3, 3), torch.tensor([3, 2]), True)
 

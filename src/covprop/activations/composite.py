@@ -25,8 +25,9 @@ from covprop.activations.expression import (
     Parameter,
 )
 from covprop.activations.moments import REACH, Scalar, value_and_slope
-from covprop.activations.piecewise import Piecewise
+from covprop.activations.piecewise import RELU, Piecewise
 from covprop.activations.quadrature import Quadrature, crossings
+from covprop.kernels.compiled_moments import Compiled
 from covprop.kernels.rounding import JUMP, rounding
 
 Coefficients: TypeAlias = list[float | Tensor]
@@ -67,8 +68,12 @@ def by_quadrature(expression: Expression, mean: Tensor, stddev: Tensor) -> list[
     parameters = tuple(parameter.expand_as(mean) for parameter in expression.parameters)
     jumps = _jumps(expression, mean, stddev)
     if not jumps:
-        rises = expression.nondecreasing
-        return [Quadrature(expression, kinks, parameters=parameters, nondecreasing=rises)]
+        rises, known = expression.nondecreasing, _compiled(expression)
+        return [
+            Quadrature(
+                expression, kinks, parameters=parameters, nondecreasing=rises, compiled=known
+            )
+        ]
     continuous = WithoutJumps(expression, tuple(jumps))
     places, heights = [jump.place for jump in jumps], [jump.height for jump in jumps]
     flat = [0.0] * (len(jumps) + 1)
@@ -78,6 +83,24 @@ def by_quadrature(expression: Expression, mean: Tensor, stddev: Tensor) -> list[
     ]
 
 
+def _compiled(expression: Expression) -> Compiled | None:
+    """The same function of a compiled kernel: relu(y)^2, of Primer and StarReLU."""
+    powers = expression.operation.activation if expression.operation is not None else None
+    polynomial = () if powers is None else powers.power_coefficients or ()
+    numbers = [one for one in polynomial if not isinstance(one, Tensor)]
+    if numbers != [0.0, 0.0, 1.0] and expression.kind is not OperationKind.MULTIPLY:
+        return None
+    ramps = [
+        isinstance(one, Expression)
+        and one.operation is not None
+        and one.operation.activation is not None
+        and one.operation.activation.segments == RELU
+        and one.inner[0].operation is None
+        for one in expression.arguments
+    ]
+    return Compiled("squared_relu") if all(ramps) else None
+
+
 def _polynomial(argument: Argument) -> Coefficients:
     """The coefficients of y^0, y^1 ..., two at least where there is a power of y."""
     if not isinstance(argument, Expression):
@@ -85,7 +108,7 @@ def _polynomial(argument: Argument) -> Coefficients:
     if argument.operation is None:
         return [0.0, 1.0]
     kind, activation = argument.operation.kind, argument.operation.activation
-    if kind in (OperationKind.COMPARE, OperationKind.CHOOSE):
+    if argument.condition or kind is OperationKind.CHOOSE:
         raise _NotInFamily
     operands = [_polynomial(one) for one in argument.arguments]
     if kind in (OperationKind.ADD, OperationKind.SUBTRACT):

@@ -25,6 +25,7 @@ class OperationKind(Enum):
     MULTIPLY = "a * b"
     DIVIDE = "a / b"
     COMPARE = "1 where a > b, or a >= b, else 0"
+    LOGIC = "1 where conditions hold together, else 0"
     CHOOSE = "b where a, else c"
     FUNCTION = "a function of one argument"
 
@@ -53,6 +54,10 @@ COMPARE = Operation(OperationKind.COMPARE, lambda a, b: torch.as_tensor(a > b).t
 COMPARE_OR_EQUAL = Operation(
     OperationKind.COMPARE, lambda a, b: torch.as_tensor(a >= b).to(torch.float64)
 )
+AND = Operation(OperationKind.LOGIC, lambda a, b: a * b)
+OR = Operation(OperationKind.LOGIC, lambda a, b: a + b - a * b)
+EITHER = Operation(OperationKind.LOGIC, lambda a, b: a + b - 2 * a * b)
+NOT = Operation(OperationKind.LOGIC, lambda a: 1 - a)
 CHOOSE = Operation(
     OperationKind.CHOOSE, lambda chosen, a, b: torch.where(torch.as_tensor(chosen) != 0, a, b)
 )
@@ -160,6 +165,11 @@ class Expression:
         )
 
     @property
+    def condition(self) -> bool:
+        """Whether it is 1 where something holds, and 0 elsewhere."""
+        return self.kind in (OperationKind.COMPARE, OperationKind.LOGIC)
+
+    @property
     def formula(self) -> str:
         """The function, written out."""
         if self.operation is None:
@@ -172,7 +182,8 @@ class Expression:
         if self.operation.kind in signs:
             return f"({words[0]} {signs[self.operation.kind]} {words[1]})"
         name = getattr(self.operation.function, "__name__", "function")
-        name = "where" if self.operation.kind is OperationKind.CHOOSE else name
+        named = {OperationKind.CHOOSE: "where", OperationKind.LOGIC: "logic"}
+        name = named.get(self.operation.kind, name)
         return f"{name}({', '.join(words)})"
 
 

@@ -167,7 +167,8 @@ class PlannedCumulants(Planned):
         peak = extrapolated(FEW_STEPS, [row[0] for row in counted], steps)
         kept = extrapolated(FEW_STEPS, [row[1] for row in counted], steps)
         work = extrapolated_work(FEW_STEPS, [row[2] for row in counted], steps)
-        places = Places(recurrence, self.batch_shape, self.size, mean.shape[:-1].numel())
+        count = mean.shape[len(self.batch_shape) : -1].numel()
+        places = Places(recurrence, self.batch_shape, self.size, count)
         value = at_means(places, mean.reshape(*self.batch_shape, self.size))[0]
         value = value.reshape(*mean.shape[:-1], -1)
         made = PlannedDense(

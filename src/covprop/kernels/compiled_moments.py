@@ -12,7 +12,9 @@ from covprop.kernels import compiled, compiled_pairs
 from covprop.kernels.normal import SATURATION
 from covprop.kernels.rounding import FLUSH, REMAINDER, rounding
 
-FUNCTIONS = ("tanh", "sigmoid", "silu", "softplus", "logsigmoid", "mish", "gelu_tanh", "elu")
+FUNCTIONS = (
+    "tanh", "sigmoid", "silu", "softplus", "logsigmoid", "mish", "gelu_tanh", "elu", "squared_relu",
+)  # fmt: skip
 """Those that `quadrature` knows, in the order of quadrature.h."""
 
 
@@ -153,6 +155,11 @@ class Compiled(NamedTuple):
 
     name: str
     parameters: tuple[float, ...] = ()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its derivative is."""
+        return self.name != "squared_relu"
 
 
 class Rule(NamedTuple):

@@ -10,7 +10,7 @@
 #include "threads.h"
 #include "lanes.h"
 
-enum Function { TANH, SIGMOID, SILU, SOFTPLUS, LOGSIGMOID, MISH, GELU_TANH, ELU };
+enum Function { TANH, SIGMOID, SILU, SOFTPLUS, LOGSIGMOID, MISH, GELU_TANH, ELU, SQUARED_RELU };
 
 constexpr int PANEL = 10;  // Gauss-Legendre nodes of a panel
 
@@ -57,6 +57,10 @@ INLINE Value evaluated(int64_t function, const double* parameters, Vec<double> x
         V e = exponential<double>(-2.0 * absolute<double>(x)), p = 1.0 / (1.0 + e);
         V t = -less_one(-2.0 * absolute<double>(x), e) * p;
         return {up ? t : -t, 4.0 * e * p * p};
+    }
+    if (function == SQUARED_RELU) {
+        V y = up ? x : V{};
+        return {y * y, 2.0 * y};
     }
     if (function == ELU) {
         const double alpha = parameters[0], scale = parameters[1], rate = parameters[2];

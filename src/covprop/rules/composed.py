@@ -13,7 +13,7 @@ from covprop.activations import in_place_spellings, spellings
 from covprop.activations.base import CLOSED
 from covprop.flow.batch_position import FIRST, position_in
 from covprop.flow.table import Batch, Kind, register_composer, rule
-from covprop.flow.tensor import GaussianTensor
+from covprop.flow.tensor import GaussianTensor, is_plain
 from covprop.rules.affine import (
     PRODUCT,
     QUOTIENT,
@@ -214,8 +214,14 @@ def _future(query: Any, key: Any) -> Tensor:
 
 
 def _weights(scores: Any, masks: list[Tensor | None]) -> Any:
-    """softmax(scores + masks); a mask has numbers to be added, or tells what is left out."""
-    given = [mask for mask in masks if mask is not None]
+    """softmax(scores + masks); a mask has numbers to be added, or tells what is left out.
+
+    Numbers that depend on the input, such as relative positions of the query, are part of scores.
+    """
+    for mask in masks:
+        if isinstance(mask, GaussianTensor):
+            scores = scores + mask
+    given = [mask for mask in masks if is_plain(mask)]
     if not given:
         return torch.softmax(scores, -1)
     if isinstance(scores, GaussianTensor):

@@ -39,6 +39,7 @@ from covprop.rules.composition import (
     check_options,
     register_parser,
 )
+from covprop.rules.logic import is_condition
 from covprop.rules.operands import gaussians
 
 
@@ -288,14 +289,7 @@ def _divide(input: Any, other: Any, *, rounding_mode: str | None = None) -> Appl
 
 
 def _choose(condition: Any, input: Any, other: Any) -> Application | None:
-    return Application(CHOOSE, (condition, input, other)) if _is_condition(condition) else None
-
-
-def _is_condition(operand: Any) -> bool:
-    if not isinstance(operand, GaussianTensor) or operand.pending is None:
-        return False
-    operation = operand.pending.expression.operation
-    return operation is not None and operation.kind is OperationKind.COMPARE
+    return Application(CHOOSE, (condition, input, other)) if is_condition(condition) else None
 
 
 def register_operations() -> None:
@@ -328,18 +322,29 @@ def register_operations() -> None:
 
 
 def _bounded(compose: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A composer of bounds that are tensors: constant ones by rectifiers, others by maxima."""
+    """A composer of bounds that are tensors: constant ones by rectifiers, others by maxima.
+
+    Infinite ones, which layers with limits to be learnt begin with, change nothing.
+    """
 
     def composer(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
         given = dict(zip(("input", "min", "max"), args, strict=False)) | kwargs
         if function.__name__ == "clamp_max" and len(args) > 1:
             given["max"] = given.pop("min")
         bounds = given.get("min"), given.get("max")
+        if _is_absent(bounds[0], -math.inf) and _is_absent(bounds[1], math.inf):
+            return given["input"].alias()
         if not any(_is_tensor(bound) for bound in bounds):
             return compose(function, args, kwargs, tensors) if compose else None
         return _between(given["input"], *bounds)
 
     return composer
+
+
+def _is_absent(bound: Any, infinite: float) -> bool:
+    if bound is None or _is_tensor(bound):
+        return bound is None
+    return float(bound) == infinite
 
 
 def _is_tensor(bound: Any) -> bool:

@@ -6,7 +6,7 @@ one reads the sequence from its end. A carrier that knows how to repeat a step d
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from covprop.errors import UnsupportedOperation
 from covprop.flow.algebra import Recurrence
-from covprop.flow.batch_position import FIRST
 from covprop.flow.table import Batch, Kind, rule
 from covprop.flow.tensor import GaussianTensor, dispatch
 from covprop.rules.operands import batch_error, gaussians
@@ -189,6 +188,12 @@ def recurrent_network(
     return x if batch_first else x.transpose(0, 1), *states
 
 
+@rule(torch._pack_padded_sequence, kind=Kind.OTHER, batch=Batch.STEPWISE)
+def packed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuse to pack a batch of sequences of several lengths."""
+    raise UnsupportedOperation(PACKED)
+
+
 def _layer(
     cell: Cell, parameters: Sequence[Sequence[Tensor]], x: Any, state: Sequence[Any]
 ) -> tuple[Any, ...]:
@@ -257,10 +262,16 @@ def repeated(
     one_by_one: Callable[[], Any],
     parameters: Any,
 ) -> Any:
-    """By the carrier, (batch, any) to (batch, any), or one step after another."""
+    """By the carrier, (batch, any) to (batch, any), or one step after another.
+
+    Where the model has merged the batch with rows or columns, each Gaussian has several sequences.
+    """
     del parameters  # a plan asks whether they have gradients
     vector.materialize()
-    if vector.batch_at != FIRST:
+    at = vector.batch_at
+    if at.dim != 0:
         raise batch_error(function, vector)
+    if recurrence.initial is not None:
+        recurrence = replace(recurrence, initial=at.first(recurrence.initial))
     made = vector.carrier.recurrent(vector.loc, recurrence)
-    return one_by_one() if made is None else GaussianTensor(*made)
+    return one_by_one() if made is None else GaussianTensor(*made).with_batch_at(at)
