@@ -116,3 +116,18 @@ def test_gradients_of_units_on_their_kink_without_variance_are_finite(name):
     total = result.mean.sum() + result.covariance_matrix.sum() + anchor
     for gradient in torch.autograd.grad(total, (mean, matrix)):
         assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_unit_without_variance_has_gradients_beside_many_copies_of_another(name):
+    """Cov[g(y1), g(y2)] is E[g'(y1)] g'(mu_2) c to first order in c = Cov[y1, y2]."""
+    factor = torch.tensor([1.0] * 7 + [0.0], dtype=torch.float64)
+    mean = torch.tensor([MEAN] * 7 + [0.62], dtype=torch.float64)
+    matrix = torch.outer(factor, factor).mul_(STDDEV**2).requires_grad_()
+    result = propagate(CASES[name].function, cp.Gaussian(mean, matrix)).covariance_matrix
+    (gradient,) = torch.autograd.grad(result[0, 7] + 0 * matrix.sum(), matrix)
+    _, weight, _, slope, _, _ = derivatives_on_nodes(name, 1.0)
+    point = mean[7].clone().requires_grad_()
+    (there,) = torch.autograd.grad(CASES[name].function(point) + 0 * point, point)
+    expected = (weight * slope).sum() * there
+    assert_close(gradient[0, 7] + gradient[7, 0], expected, rtol=PRICE, atol=1e-10)

@@ -112,7 +112,12 @@ class Correlated(Activation, ABC):
         (tails_i, a), (tails_j, b) = left[1:3], right[1:3]
         order, beyond = self.split(rho.detach(), tails_i, tails_j) if len(a) else (0, None)
         if order == 0:
-            return self.direct(left[4:], right[4:], covariance)
+            result = self.direct(left[4:], right[4:], covariance)
+            still = (left[0] == 0) | (right[0] == 0)  # one does not vary: of the gradient alone
+            if len(a) and bool(still.any()):
+                linear = in_units(covariance, left[3], right[3]) * (a[0] * b[0])
+                result = torch.where(still, linear, result)
+            return result
         result = in_units(covariance, left[3], right[3]) * power_series(rho, a[:order], b[:order])
         if beyond is None:
             return result
