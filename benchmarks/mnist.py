@@ -65,7 +65,7 @@ def measure_memory(smoke: bool) -> dict[str, float]:
     model, mean, covariance = _network(smoke)
     x = cp.Gaussian(mean, covariance, validate_args=False)
     results = []
-    peak = memory.peak(lambda: results.append(cp.propagate(model, x)))
+    peak = memory.peak(lambda: results.append(cp.propagate(model, x, cp.GaussianLayers())))
     _, sampled = naive.monte_carlo(model, mean, covariance, _samples(smoke))
     apart = naive.disagreement(results[0].stddev, sampled)
     return {"bytes": peak - before, "imports": before, "apart": apart}
@@ -82,7 +82,7 @@ def measure_times(smoke: bool, ours: bool) -> dict[str, list[float]]:
         "half products": partial(products_of, model, mean.shape, columns=0.5),
     }
     if ours:
-        candidates["exact"] = partial(cp.propagate, model, x)
+        candidates["exact"] = partial(cp.propagate, model, x, cp.GaussianLayers())
         candidates["series"] = partial(cp.propagate, model, x, cp.Series(order=4))
     return interleave(candidates, rounds=2 if smoke else 3, budget=120)
 
