@@ -33,7 +33,7 @@ NUMBER = re.compile(r"(?<![A-Za-z_.]-)(?<![\w.])[-−]?\d[\d,]*(?:\.\d+)?(?:e[-+
 TEN = re.compile(r"(\S+?)(?: ± (\S+))? · 10⁻([⁰¹²³⁴-⁹]+)")
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 WITHOUT_RUNS = {
-    "accuracy", "architectures", "auto", "cumulants", "figure2", "figure3", "figure4", "figure5",
+    "accuracy", "architectures", "auto", "figure2", "figure3", "figure4", "figure5",
     "filters", "mc_dropout", "noisy-inputs", "ood", "sampling", "split", "table1", "table2",
     "table3", "toy", "train-mnist", "uci-deep",
 }  # fmt: skip
