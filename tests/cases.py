@@ -128,6 +128,7 @@ CASES: dict[str, Case] = {
         nn.GELU(approximate="tanh"), partial(smooth.gelu, "tanh"), QUADRATURE, "gelu"
     ),
     "erf": Case(torch.erf, smooth.erf, EXACT, "erf"),
+    "erfc": Case(torch.erfc, smooth.erfc, EXACT, "erfc"),
     "ndtr": Case(torch.special.ndtr, smooth.normal_cdf, EXACT, "ndtr"),
     "exp": Case(torch.exp, smooth.exponential, EXACT, "exp"),
     "sin": Case(torch.sin, smooth.sine, EXACT, "sin"),

@@ -42,6 +42,7 @@ LISTED = [
     Function("gelu", {}, nn.GELU),
     Function("gelu", {"approximate": "tanh"}, nn.GELU),
     Function("erf", {}),
+    Function("erfc", {}),
     Function("ndtr", {}),
     Function("sigmoid expit", {}, nn.Sigmoid),
     Function("tanh", {}, nn.Tanh),

@@ -52,6 +52,8 @@ class Probit(Correlated):
     def mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         """E[Phi(rate y)] = Phi(A), A = rate mu / S."""
         position = self._position(mean, variance)[0]
+        if not self.offset:  # small values keep their digits
+            return self.height * cumulative(position)
         # Centred on 1/2 so that erf, an odd function, keeps small means.
         centred = torch.erf(position / math.sqrt(2)) / 2
         return (self.offset + self.height / 2) + self.height * centred

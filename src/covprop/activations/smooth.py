@@ -52,6 +52,7 @@ def gelu(approximate: str = "none") -> Activation:
 
 # Functions without options.
 erf = declare("erf", treatment=INTEGRAL)(lambda: Probit(SQRT_2, height=2.0, offset=-1.0))
+erfc = declare("erfc", treatment=INTEGRAL)(lambda: Probit(-SQRT_2, height=2.0))
 normal_cdf = declare("ndtr", treatment=INTEGRAL)(lambda: Probit())
 exponential = declare("exp", treatment=CLOSED)(lambda: Exponential())
 sine = declare("sin", treatment=CLOSED)(lambda: Sinusoid())

@@ -40,9 +40,8 @@ PLAIN = {
     "arange", "empty", "eye", "full", "hann_window", "lift_fresh_copy", "linspace", "meshgrid",
     "one_hot", "ones", "scalar_tensor", "zeros",
     # element by element
-    "acosh", "asinh", "atanh", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
-    "erfc", "erfinv", "isfinite", "isinf", "logaddexp", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logit", "nan_to_num", "tan",
+    "acosh", "asinh", "atanh", "erfinv", "isfinite", "isinf", "logaddexp", "logit", "nan_to_num",
+    "tan",
     # places
     "affine_grid_generator", "copy", "embedding", "fill", "grid_sampler_2d", "grid_sampler_3d",
     "mH", "mT", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
