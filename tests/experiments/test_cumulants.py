@@ -22,11 +22,8 @@ def test_random_networks_have_a_third_of_the_error_and_half_of_the_large_ones():
     assert ours[1] < exact[1] / 2
 
 
-def test_one_random_network_of_two_inputs_fails_without_a_note():
-    assert cumulants.failures(RANDOM) == ["random/98"]
-    row = RANDOM["random/98"]
-    assert row["widths"][0] == 2
-    assert row[CUMULANTS]["stddev"] < 1.1 * row[EXACT]["stddev"]
+def test_no_random_network_fails_without_a_note():
+    assert cumulants.failures(RANDOM) == []
 
 
 @pytest.mark.parametrize("level", cumulants.NOISES)

@@ -235,7 +235,7 @@ def sound(corner: Corner) -> None:
     varies = (s > rounded).double()
     s = torch.maximum(s, rounded)
     bound = s[..., :, None] * s[..., None, :]
-    allowed = corner.allowed(y)
+    allowed = 2 * corner.allowed(y)  # the covariance is off, and so are the deviations
     compare("|covariance| beside the deviations", matrix, matrix.clamp(-bound, bound), allowed)
     correlation = torch.diagonal_scatter(matrix / bound, varies, dim1=-2, dim2=-1)
     both = varies[..., :, None] * varies[..., None, :]
