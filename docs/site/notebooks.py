@@ -1,9 +1,11 @@
-"""A hook of mkdocs: notebooks are pages, and the link to the repository is that of git."""
+"""A hook of mkdocs: notebooks are pages, and every page links to the repository."""
 
 import json
 import re
 import shutil
 import subprocess
+import tomllib
+from pathlib import Path
 from typing import Any
 
 SUFFIX = ".ipynb"
@@ -35,18 +37,30 @@ def _parts(cell: dict[str, Any]) -> list[str]:
 
 def web_address(remote: str) -> str:
     """Of a remote repository, for a browser; empty where it has none."""
-    url = SSH.sub(r"https://\1/", remote.strip()).removesuffix(".git")
+    url = SSH.sub(r"https://\1/", remote.strip()).removesuffix("/").removesuffix(".git")
     return url if url.startswith("https://") else ""
 
 
+def declared(pyproject: str) -> str:
+    """The address under `Repository` in the text of pyproject.toml; empty where it has none."""
+    return web_address(tomllib.loads(pyproject)["project"].get("urls", {}).get("Repository", ""))
+
+
+def _remote() -> str:
+    """The address of the remote repository that git knows; empty where it has none."""
+    if not shutil.which("git"):
+        return ""
+    command = ["git", "remote", "get-url", "origin"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return web_address(told.stdout)
+
+
 def on_config(config: Any) -> Any:
-    """Where git knows a remote repository, the pages link to it."""
-    if shutil.which("git"):
-        command = ["git", "remote", "get-url", "origin"]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-        if url := web_address(told.stdout):
-            config.repo_url = url
-            config.repo_name = "/".join(url.split("/")[-2:])
+    """Link to the repository that the package declares, or else to that of git."""
+    pyproject = Path(config.config_file_path).with_name("pyproject.toml")
+    if url := declared(pyproject.read_text()) or _remote():
+        config.repo_url = url
+        config.repo_name = "/".join(url.split("/")[-2:])
     return config
 
 

@@ -1,10 +1,11 @@
 """The notebooks run, and print and draw what is kept in them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from docs.site.notebooks import markdown, web_address
+from docs.site.notebooks import declared, markdown, on_config, web_address
 from tests.notebooks import NOTEBOOKS, code_cells, executed, outputs, pictures_of, printed_by, read
 from tests.pages import NUMBER, assert_agree
 
@@ -78,9 +79,20 @@ def test_a_notebook_becomes_a_page() -> None:
         ("git@host.org:team/covprop.git\n", "https://host.org/team/covprop"),
         ("ssh://git@host.org/team/covprop.git", "https://host.org/team/covprop"),
         ("https://host.org/team/covprop.git\n", "https://host.org/team/covprop"),
+        ("https://host.org/team/covprop/", "https://host.org/team/covprop"),
         ("/work/covprop", ""),
         ("", ""),
     ],
 )
 def test_a_remote_repository_has_an_address(remote: str, address: str) -> None:
     assert web_address(remote) == address
+
+
+def test_pages_link_to_the_repository_that_the_package_declares(tmp_path: Path) -> None:
+    config = SimpleNamespace(config_file_path=str(tmp_path / "mkdocs.yml"), repo_url=None)
+    urls = 'Repository = "https://host.org/team/covprop"\nPaper = "https://arxiv.org/abs/1"'
+    (tmp_path / "pyproject.toml").write_text(f"[project]\n[project.urls]\n{urls}\n")
+    on_config(config)
+    assert vars(config)["repo_url"] == "https://host.org/team/covprop"
+    assert vars(config)["repo_name"] == "team/covprop"
+    assert declared("[project]\nname = 'covprop'") == ""
