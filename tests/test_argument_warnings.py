@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import covprop as cp
+from covprop.rules.noise import warn_of_scripted_dropout
 from tests.layers import propagate
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")
@@ -130,6 +131,38 @@ def test_functional_dropout_in_training_mode_is_told() -> None:
     with pytest.warns(cp.DropoutWarning, match=r"^F.dropout is called with training=True"):
         propagate(nn.functional.dropout, x)
     assert not seen(model.eval(), x)
+
+
+class Masking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+def traced(model: nn.Module) -> Any:
+    return torch.jit.trace(model, torch.ones(3), check_trace=False)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, traced])
+@pytest.mark.parametrize("last", [nn.Dropout(0.5), Functional(), Masking(), nn.AlphaDropout(0.5)])
+def test_dropout_within_a_torchscript_program_is_told(make: Any, last: nn.Module) -> None:
+    x = cp.Gaussian.isotropic(torch.ones(3), stddev=0.1)
+    model = nn.Sequential(nn.Linear(3, 3), last)
+    few = cp.MonteCarlo(samples=10)
+    with pytest.warns(cp.DropoutWarning, match="the model is a TorchScript program with active"):
+        propagate(make(model.train()), x, few)
+    with pytest.warns(cp.DropoutWarning, match="module 0 is a TorchScript program with active"):
+        propagate(nn.Sequential(make(model)), x, few)
+    told = [w for w in seen(make(model.eval()), x, few) if w.category is cp.DropoutWarning]
+    assert len(told) == isinstance(last, Masking)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "quiet", [nn.Dropout(0.0), nn.ReLU(), nn.MultiheadAttention(4, 2, dropout=0.3).eval()]
+)
+def test_a_torchscript_program_without_masks_says_nothing(quiet: nn.Module) -> None:
+    warn_of_scripted_dropout([("", torch.jit.script(quiet))])
 
 
 class _Attending(nn.Module):

@@ -25,7 +25,7 @@ from covprop.methods.names import is_name
 from covprop.methods.plan import Plan, Step
 from covprop.methods.progress import PointBar, ProgressBar
 from covprop.modules import eager, original
-from covprop.rules.noise import NOISY, warn_of_dropout
+from covprop.rules.noise import NOISY, warn_of_dropout, warn_of_scripted_dropout
 
 AUTO, GAUSSIAN_LAYERS = Auto(), GaussianLayers()
 
@@ -329,6 +329,7 @@ def warn_of_arguments(call: Call) -> None:
         return
     if any(layer.training and isinstance(layer, NOISY) for _, layer in call.layers):
         warn_of_dropout(call.layers)
+    warn_of_scripted_dropout(call.layers)
     if len(call.inputs) == 1:
         _warn_of_batch(call)
 

@@ -75,6 +75,41 @@ def warn_of_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
             return
 
 
+def warn_of_scripted_dropout(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Warn that a TorchScript program draws masks, where no rule sees them; layers: with names."""
+    for name, layer in layers:
+        if isinstance(layer, torch.jit.ScriptModule) and _draws_masks(layer):
+            warn_user(
+                f"{f'module {name}' if name else 'the model'} is a TorchScript program with active "
+                "dropout, so that random masks add to the uncertainty of the output. If they "
+                "should not, call model.eval() before torch.jit.trace or torch.jit.script",
+                DropoutWarning,
+            )
+            return
+
+
+SCRIPTED_DROPOUT = tuple(
+    f"aten::{name}dropout{suffix}"
+    for name in ("", "feature_", "alpha_", "feature_alpha_")
+    for suffix in ("", "_")
+)
+"""What TorchScript calls dropout."""
+
+
+def _draws_masks(program: torch.jit.ScriptModule) -> bool:
+    """Whether dropout is active: by a constant, or where a module's mode decides, by that."""
+    if not hasattr(program, "forward"):
+        return False
+    training = any(layer.training for layer in program.modules())
+    graph: Any = program.inlined_graph  # the nodes live as long as this
+    for kind in SCRIPTED_DROPOUT:
+        for node in graph.findAllNodes(kind):
+            p, active = (value.toIValue() for value in list(node.inputs())[1:3])
+            if p != 0 and (training if p is None or active is None else active):
+                return True
+    return False
+
+
 def warn_of_functional_dropout() -> None:
     """Warn that F.dropout draws masks, outside of the layers that `warn_of_dropout` knows."""
     if not _wanted.get() and not isinstance(calling_module(), NOISY):
