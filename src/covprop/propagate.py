@@ -143,7 +143,7 @@ def plan(
         module: As for `propagate`.
         inputs: As for `propagate`.
         method: A layerwise method such as `cp.GaussianLayers()`; for `cp.Auto()`, the one that it
-            would choose.
+            would choose, without the evaluations at points that it may add.
         named_inputs: As for `propagate`.
 
     Returns:
