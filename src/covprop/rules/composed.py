@@ -28,6 +28,7 @@ FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batc
 """What torch calls the two factors of a product that is added to something."""
 FAR = 1e4
 """How far below all others the score of what is left out is at least."""
+ONE_BY_ONE = "exact for two jointly Gaussian factors, one after another for more"
 COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
 
 
@@ -129,7 +130,7 @@ def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: An
     return _sum_of_product(function, torch.matmul, (input, first, second), options)
 
 
-@rule(*spellings("cumprod"), kind=Kind.PRODUCT, treatment=PRODUCT, name="cumprod",
+@rule(*spellings("cumprod"), kind=Kind.PRODUCT, treatment=ONE_BY_ONE, name="cumprod",
       batch=Batch.STEPWISE, in_place=in_place_spellings("cumprod"))  # fmt: skip
 def cumprod(
     function: Callable[..., Any], input: Any, dim: int, *, dtype: torch.dtype | None = None
