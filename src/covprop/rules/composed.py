@@ -143,6 +143,33 @@ def cumprod(
     return torch.stack(parts, dim) if parts else input
 
 
+@rule(*spellings("prod"), kind=Kind.PRODUCT, treatment=ONE_BY_ONE, name="prod",
+      batch=Batch.STEPWISE)  # fmt: skip
+def prod(
+    function: Callable[..., Any],
+    input: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The product of all elements, or along a dimension: of halves, until one is left."""
+    input = input if dtype is None else input.to(dtype)
+    if dim is None:
+        if input.batch_shape:
+            raise batch_error(function, input)
+        input, dim = input.reshape(-1), 0
+    if not input.dim():
+        return input
+    while (count := input.shape[dim]) > 1:
+        half = count // 2
+        product = input.narrow(dim, 0, half) * input.narrow(dim, half, half)
+        rest = input.narrow(dim, 2 * half, count - 2 * half)
+        input = torch.cat([product, rest], dim) if count % 2 else product
+    # Of no element, it is one.
+    return input.sum(dim, keepdim=keepdim) + (0.0 if count else 1.0)
+
+
 _OF_EXPONENTIALS: dict[str, Callable[[Any], Any]] = {
     "expm1": lambda x: torch.exp(x) - 1,
     "exp2": lambda x: torch.exp(math.log(2) * x),
