@@ -147,6 +147,7 @@ CASES: dict[str, Case] = {
     "sigmoid": Case(nn.Sigmoid(), smooth.sigmoid, QUADRATURE, "sigmoid"),
     "tanh": Case(nn.Tanh(), smooth.tanh, QUADRATURE, "tanh"),
     "atan": Case(torch.atan, smooth.arctangent, QUADRATURE, "atan"),
+    "asinh": Case(torch.asinh, smooth.inverse_hyperbolic_sine, QUADRATURE, "asinh"),
     "silu": Case(nn.SiLU(), smooth.silu, QUADRATURE, "silu"),
     "mish": Case(nn.Mish(), smooth.mish, QUADRATURE, "mish"),
     "softplus": Case(nn.Softplus(), smooth.softplus, QUADRATURE, "softplus"),

@@ -21,7 +21,19 @@ def test_the_table_of_operations_is_the_registry(page):
 
 def test_the_table_names_what_the_registry_has():
     table = operations_table()
-    for name in ("linear", "conv2d", "relu", "gelu", "flatten", "batch_norm", "softsign"):
+    for name in (
+        "linear",
+        "conv2d",
+        "relu",
+        "gelu",
+        "flatten",
+        "batch_norm",
+        "softsign",
+        "sort",
+        "topk",
+        "scatter_reduce",
+        "index_reduce",
+    ):
         assert f"`{name}`" in table or f".{name}`" in table
 
 

@@ -16,7 +16,8 @@ LABELS = {
     Kind.LINEAR: "linear", Kind.MOVEMENT: "shape", Kind.ELEMENTWISE: "element-wise",
     Kind.PRODUCT: "products", Kind.JOIN: "joining", Kind.MAXIMUM: "maximum",
     Kind.SMOOTH: "several elements", Kind.NOISE: "noise", Kind.ATTENTION: "attention",
-    Kind.RECURRENT: "recurrent", Kind.CONSTANT: "constant",
+    Kind.RECURRENT: "recurrent", Kind.ORDER: "order", Kind.REDUCTION: "reduction by an index",
+    Kind.CONSTANT: "constant",
 }  # fmt: skip
 """What the table calls a kind of operation; other kinds are not listed."""
 CARRIED = "exact"
@@ -27,7 +28,8 @@ THIRD = {
     Kind.PRODUCT: "element by element: own block; sums of products: expected linearisation",
     Kind.MAXIMUM: "as a sum and a ReLU", Kind.SMOOTH: LINEARISED, Kind.ATTENTION: LINEARISED,
     Kind.NOISE: "single masks: own block; shared masks: expected linearisation",
-    Kind.RECURRENT: "as its activations and products",
+    Kind.RECURRENT: "as its activations and products", Kind.ORDER: "exact in that order",
+    Kind.REDUCTION: "as sums and maxima",
 }  # fmt: skip
 """What `cp.Cumulants` does with third cumulants."""
 

@@ -42,6 +42,9 @@ POLYNOMIALS: dict[str, Callable[[Any], Any]] = {
     "index_add, of itself": lambda x: (x * x).index_add(0, torch.tensor([1, 1]), x[:2], alpha=-2),
     "scatter_add": lambda x: (x * x).scatter_add(0, torch.tensor([1, 1]), x[:2] * x[2:]),
     "item": lambda x: _with_item(x * x, x),
+    "prod": lambda x: x.reshape(2, 2).prod(-1),
+    "prod, keepdim": lambda x: torch.prod(x.reshape(2, 2), 0, keepdim=True),
+    "prod of all": lambda x: x[1:3].prod(),
     "cumprod": lambda x: torch.cumprod(x.reshape(2, 2), -1),
     "cumprod, in place": lambda x: x.reshape(2, 2).clone().cumprod_(dim=0),
     "diff": lambda x: x.diff(prepend=torch.full((1,), 9.0, dtype=torch.float64)),
@@ -158,3 +161,23 @@ def test_a_single_number_has_one_dimension_to_reduce_as_for_torch(name: str, met
     assert y.mean.shape == ()
     assert_close(y.mean, function(mean), atol=1e-12)
     assert_close(y.stddev, torch.tensor(0.01 * abs(slope), dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
+def test_a_product_of_independent_factors_has_their_moments(count: int) -> None:
+    """E of the product is that of the means; E of its square is that of mu^2 + s^2."""
+    mean, stddev = torch.linspace(-0.7, 1.5, 6).double(), torch.linspace(0.1, 0.6, 6).double()
+    x = cp.Gaussian.diagonal(mean, stddev=stddev)
+    y = cp.propagate(lambda x: x[:count].prod(), x, cp.GaussianLayers())
+    mean, stddev = mean[:count], stddev[:count]
+    expected = mean.prod()
+    second = (mean.square() + stddev.square()).prod()
+    torch.testing.assert_close(y.mean, expected)
+    torch.testing.assert_close(y.variance, second - expected.square())
+
+
+def test_a_product_over_the_batch_is_refused() -> None:
+    x = cp.Gaussian.isotropic(torch.ones(2, 3), stddev=0.1, batch_dims=1)
+    for over in (lambda x: x.prod(), lambda x: x.prod(0)):
+        with pytest.raises(cp.BatchDimensionError):
+            cp.propagate(over, x, cp.GaussianLayers())

@@ -83,6 +83,22 @@ def test_a_norm_written_out_is_that_of_torch(
     assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::covprop.ApproximationWarning")
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_length_in_single_precision_is_that_of_its_tensor(batch: tuple[int, ...]) -> None:
+    """As T5 writes its norm, whose dependence on the tensor in double precision stays."""
+
+    def single(x: Any) -> Any:
+        return x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + EPS)
+
+    x = gaussian(2, 3, batch=batch)
+    y = propagate(lambda x: x + 0.5 * single(x), x)
+    z = propagate(lambda x: x + 0.5 * F.rms_norm(x, (3,), eps=EPS), x)
+    assert y.dtype == torch.float64
+    assert_close(y.mean, z.mean, atol=1e-6)
+    assert_close(y.covariance_matrix, z.covariance_matrix, atol=1e-5)
+
+
 def test_the_batch_may_be_anywhere() -> None:
     x = gaussian(2, 3, batch=(2,))
     y = propagate(lambda x: rms(x.movedim(0, 1)), x)

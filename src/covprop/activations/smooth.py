@@ -86,6 +86,10 @@ arctangent = declare("atan", "arctan", treatment=QUADRATURE)(
     lambda: Quadrature(torch.atan, nondecreasing=True)
 )
 
+inverse_hyperbolic_sine = declare("asinh", "arcsinh", treatment=QUADRATURE)(
+    lambda: Quadrature(torch.asinh, nondecreasing=True)
+)
+
 
 @declare("silu", treatment=QUADRATURE)
 def silu(inplace: bool = False) -> Activation:

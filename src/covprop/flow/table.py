@@ -54,6 +54,8 @@ class Kind(Enum):
         ATTENTION: Attention.
         RECURRENT: A step that is repeated.
         CONSTANT: Its result does not vary.
+        ORDER: It sorts elements.
+        REDUCTION: It joins elements that an index gives the same place.
         OTHER: Anything else.
 
     Example:
@@ -73,6 +75,8 @@ class Kind(Enum):
     ATTENTION = auto()
     RECURRENT = auto()
     CONSTANT = auto()
+    ORDER = auto()
+    REDUCTION = auto()
     OTHER = auto()
 
 

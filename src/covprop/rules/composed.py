@@ -28,6 +28,7 @@ FACTORS = {"addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batc
 """What torch calls the two factors of a product that is added to something."""
 FAR = 1e4
 """How far below all others the score of what is left out is at least."""
+ONE_BY_ONE = "exact for two jointly Gaussian factors, one after another for more"
 COMPOSED = "approximate: products as if jointly Gaussian, softmax by the delta method"
 
 
@@ -129,7 +130,7 @@ def addmm(function: Callable[..., Any], input: Any, *factors: Any, **options: An
     return _sum_of_product(function, torch.matmul, (input, first, second), options)
 
 
-@rule(*spellings("cumprod"), kind=Kind.PRODUCT, treatment=PRODUCT, name="cumprod",
+@rule(*spellings("cumprod"), kind=Kind.PRODUCT, treatment=ONE_BY_ONE, name="cumprod",
       batch=Batch.STEPWISE, in_place=in_place_spellings("cumprod"))  # fmt: skip
 def cumprod(
     function: Callable[..., Any], input: Any, dim: int, *, dtype: torch.dtype | None = None
@@ -140,6 +141,33 @@ def cumprod(
     for i in range(1, len(parts)):
         parts[i] = parts[i - 1] * parts[i]
     return torch.stack(parts, dim) if parts else input
+
+
+@rule(*spellings("prod"), kind=Kind.PRODUCT, treatment=ONE_BY_ONE, name="prod",
+      batch=Batch.STEPWISE)  # fmt: skip
+def prod(
+    function: Callable[..., Any],
+    input: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The product of all elements, or along a dimension: of halves, until one is left."""
+    input = input if dtype is None else input.to(dtype)
+    if dim is None:
+        if input.batch_shape:
+            raise batch_error(function, input)
+        input, dim = input.reshape(-1), 0
+    if not input.dim():
+        return input
+    while (count := input.shape[dim]) > 1:
+        half = count // 2
+        product = input.narrow(dim, 0, half) * input.narrow(dim, half, half)
+        rest = input.narrow(dim, 2 * half, count - 2 * half)
+        input = torch.cat([product, rest], dim) if count % 2 else product
+    # Of no element, it is one.
+    return input.sum(dim, keepdim=keepdim) + (0.0 if count else 1.0)
 
 
 _OF_EXPONENTIALS: dict[str, Callable[[Any], Any]] = {

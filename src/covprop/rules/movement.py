@@ -341,7 +341,7 @@ def _taken(function: Callable[..., Any], x: Any, dim: int, count: int, descendin
     return Ordered(torch.gather(x, dim, order) if means.dim() else x, order)
 
 
-@rule(*spellings("sort", "msort"), kind=Kind.OTHER, treatment=BY_MEANS, name="sort",
+@rule(*spellings("sort", "msort"), kind=Kind.ORDER, treatment=BY_MEANS, name="sort",
       batch=Batch.STEPWISE)  # fmt: skip
 def sort(
     function: Callable[..., Any],
@@ -356,7 +356,7 @@ def sort(
     return _taken(function, input, dim, input.shape[dim] if input.dim() else 1, descending)
 
 
-@rule(*spellings("topk"), kind=Kind.OTHER, treatment=BY_MEANS, name="topk",
+@rule(*spellings("topk"), kind=Kind.ORDER, treatment=BY_MEANS, name="topk",
       batch=Batch.STEPWISE)  # fmt: skip
 def topk(
     function: Callable[..., Any],

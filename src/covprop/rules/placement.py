@@ -237,7 +237,7 @@ def index_put(
     return torch.index_add(input, 0, indices[0], values)
 
 
-@rule(*spellings("scatter_reduce"), kind=Kind.OTHER, treatment=REDUCED, name="scatter_reduce",
+@rule(*spellings("scatter_reduce"), kind=Kind.REDUCTION, treatment=REDUCED, name="scatter_reduce",
       batch=Batch.STEPWISE, in_place=in_place_spellings("scatter_reduce"))  # fmt: skip
 def scatter_reduce(
     function: Callable[..., Any],
@@ -267,7 +267,7 @@ def scatter_reduce(
     return sign * best if include_self else torch.where(untouched, input, sign * best)
 
 
-@rule(*spellings("index_reduce"), kind=Kind.OTHER, treatment=REDUCED, name="index_reduce",
+@rule(*spellings("index_reduce"), kind=Kind.REDUCTION, treatment=REDUCED, name="index_reduce",
       batch=Batch.STEPWISE, in_place=in_place_spellings("index_reduce"))  # fmt: skip
 def index_reduce(
     function: Callable[..., Any],

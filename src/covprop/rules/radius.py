@@ -172,12 +172,16 @@ def _multiplied(function: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
         if known is None or known.power != INVERSE:
             continue
         pending = x.is_pending or other.is_pending
-        if not pending and known.direction is not None and _is_source(known, x, other):
+        # T5 takes the length in float32 of a tensor of any precision.
+        source = x if pending or x.dtype == known.x.dtype else x.to(known.x.dtype)
+        if not pending and known.direction is not None and _is_source(known, source, other):
             unit, factor = known.direction
             size = x.event_shape.numel()
             first: Any = unit.narrow(-1, 0, size).reshape(x.loc.shape) * factor
             first.materialize()
-            return first.with_batch_at(x.batch_at)
+            product = first.with_batch_at(x.batch_at)
+            wider = torch.promote_types(x.dtype, other.dtype)
+            return product if product.dtype == wider else product.to(wider)
         _warn_of_product(other.base)
     return None
 
