@@ -173,3 +173,17 @@ UNREACHABLE = {
     torch.Tensor.view,  # is reshape
     torch.Tensor.__rtruediv__,  # division by a Gaussian: test_products has it
 }
+
+
+def test_a_variance_that_cancels_over_several_operations_is_zero() -> None:
+    """The last partial sum of deviations from the mean: the rounding of the steps before counts."""
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        root, weight = torch.randn(2, 3, 3, dtype=torch.float64, generator=generator)
+
+        def model(x: Tensor, weight: Tensor = weight) -> Tensor:
+            y = torch.nn.functional.linear(x, weight)
+            return (y - y.mean(-1, keepdim=True)).cumsum(-1)
+
+        y = propagate(model, cp.Gaussian(root[0], root @ root.mT), cp.Exact())
+        assert 0 <= float(y.variance[-1]) <= 1e-14 * float(root.square().sum())

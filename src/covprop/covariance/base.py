@@ -15,6 +15,7 @@ from covprop.covariance.planned import PlannedCovariance
 from covprop.covariance.semidefinite import FactorRoot, Root, check_regular, singular, square_root
 from covprop.errors import InconsistentBranches
 from covprop.kernels.normal import correlation, inverse_deviation
+from covprop.kernels.rounding import NEGATIVE_VARIANCE
 
 PairFunction: TypeAlias = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Tensor], Tensor]
 """(elements of the rows, of the columns, covariance block) -> a block of the same shape."""
@@ -385,7 +386,8 @@ def without_negative_variances(covariance: Covariance, scale: Callable[[], Tenso
     if not variance.numel() or float(variance.min()) >= 0 or not is_finite(variance):
         return covariance
     limits = torch.finfo(variance.dtype)  # digits are lost below tiny, the smallest normal number
-    below = variance < -limits.eps * covariance.size * scale().detach().abs() - limits.tiny
+    roundings = max(NEGATIVE_VARIANCE, covariance.size)  # of this sum, and of those before it
+    below = variance < -limits.eps * roundings * scale().detach().abs() - limits.tiny
     if bool(below.any()):
         raise InconsistentBranches(
             f"a variance comes out negative ({float(variance.min()):.3g}): the covariances before "
