@@ -329,7 +329,8 @@ def warn_of_arguments(call: Call) -> None:
         return
     if any(layer.training and isinstance(layer, NOISY) for _, layer in call.layers):
         warn_of_dropout(call.layers)
-    warn_of_scripted_dropout(call.layers)
+    if any(isinstance(layer, torch.jit.ScriptModule) for _, layer in call.layers):
+        warn_of_scripted_dropout(call.layers)
     if len(call.inputs) == 1:
         _warn_of_batch(call)
 

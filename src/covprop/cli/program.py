@@ -40,14 +40,14 @@ PLAIN = {
     "arange", "empty", "eye", "full", "hann_window", "lift_fresh_copy", "linspace", "meshgrid",
     "one_hot", "ones", "scalar_tensor", "zeros",
     # element by element
-    "acosh", "asinh", "atanh", "erfinv", "isfinite", "isinf", "logaddexp", "logit", "nan_to_num",
+    "acosh", "atanh", "erfinv", "isfinite", "isinf", "logaddexp", "logit", "nan_to_num",
     "tan",
     # places
     "affine_grid_generator", "copy", "embedding", "fill", "grid_sampler_2d", "grid_sampler_3d",
     "mH", "mT", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
     "replication_pad2d", "replication_pad3d", "select_scatter", "slice_scatter",
     # sums, orders and matrices
-    "all", "any", "argsort", "dot", "linalg_matrix_exp", "matrix_exp", "outer", "prod", "vdot",
+    "all", "any", "argsort", "dot", "linalg_matrix_exp", "matrix_exp", "outer", "vdot",
     "_weight_norm",
 }  # fmt: skip
 """Operators without a rule that programs call on constants, or that samples go through.
