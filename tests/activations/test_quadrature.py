@@ -12,6 +12,8 @@ from torch import Tensor
 
 import covprop as cp
 from covprop.activations import quadrature
+from covprop.activations.moments import Scalar
+from covprop.activations.nested import nested_covariance
 from tests.layers import propagate
 from tests.oracles import (
     assert_close,
@@ -283,6 +285,25 @@ def test_gradients_near_a_kink_do_not_depend_on_the_width(at, deviation):
     with mp.workdps(60):
         true = float(mp.diff(expected, mp.mpf(deviation) ** 2, h=mp.mpf(deviation) ** 2 * 1e-12))
     assert_close(slope, torch.full_like(slope, true), rtol=1e-6, atol=1e-15 / deviation)
+
+
+@pytest.mark.parametrize("rho", [0.5, 0.99, 0.999999])
+def test_integrals_of_pairs_on_a_kink_do_not_depend_on_the_width(rho):
+    """SELU is two slopes where it is narrow: moments of ramps, in units of the deviation."""
+
+    def scaled(deviation: float) -> Tensor:
+        numbers = (0.0, deviation, 0.0, deviation, rho)
+        pair = (torch.tensor([number], dtype=torch.float64) for number in numbers)
+        return nested_covariance(Scalar(F.selu, (0.0,)), [], [], *pair) / deviation**2
+
+    up, down = 1.0507009873554805, 1.0507009873554805 * 1.6732632423543772
+    angle, wave = math.acos(-rho), math.sqrt(1 - rho**2)
+    alike = (wave + rho * angle) / (2 * math.pi)  # E[relu(x) relu(y)], as Cho & Saul have it
+    unlike = (wave - rho * math.acos(rho)) / (2 * math.pi)  # E[relu(x) relu(-y)]
+    mean = (up - down) / math.sqrt(2 * math.pi)
+    expected = (up**2 + down**2) * alike - 2 * up * down * unlike - mean**2
+    for deviation in (1e-7, 5e-8, 1e-9):
+        assert_close(scaled(deviation), torch.tensor([expected]).double(), rtol=2e-6)
 
 
 def test_what_follows_from_the_other_variable_is_not_integrated_over():

@@ -72,15 +72,22 @@ class Trial:
     def result(self) -> Any:
         return self.run()
 
-    @cached_property
+    @property
     def rough(self) -> bool:
         """Whether covprop says that an approximation is rough for this input."""
+        return bool(self.warned)
+
+    @cached_property
+    def warned(self) -> list[str]:
+        """What covprop says of approximations that are rough for this input."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             function, _ = self.program.build(torch.float64)
             with torch.no_grad():
                 propagate(function, self.input.gaussian(torch.float64), method=self.method)
-        return any(issubclass(one.category, cp.ApproximationWarning) for one in told)
+        return [
+            str(one.message) for one in told if issubclass(one.category, cp.ApproximationWarning)
+        ]
 
     @property
     def first(self) -> Input:

@@ -40,8 +40,8 @@ at which the density has fallen below rounding."""
 SMOOTH_NODES = 40
 """Gauss-Hermite nodes that suffice where g is smooth."""
 SHARP = 1e-7
-"""Deviation of the second variable given the first below which it is known: of one that follows
-from the first, rounding of the correlation leaves a fourth of this."""
+"""The share of the second deviation, as the first variable leaves it, below which it is known: of
+one that follows from the first, rounding of the correlation leaves a fourth of this."""
 HELD_NODES, HELD_VALUES, HELD_WIDE = 2**16, 2**19, 2**18
 """Numbers in memory at a time: nodes of the first variable, of all pairs together; values of
 functions; and values for one wide pair."""
@@ -148,7 +148,7 @@ def _in_parts(
     two: ScalarPair, pairs: _Gaussians, function: Callable[..., tuple[Tensor, ...]]
 ) -> list[Tensor]:
     """Vectors of pairs, in parts whose nodes fit into memory: wide ones singly, others by width."""
-    wide, sharp = pairs.stddev_2 > WIDE, pairs.stddev_2 * pairs.rest <= SHARP
+    wide, sharp = pairs.stddev_2 > WIDE, pairs.rest <= SHARP
     parts = [indices.reshape(1) for indices in wide.nonzero().flatten()]
     for group in (~wide & sharp, ~wide & ~sharp):
         rest = group.nonzero().flatten()
@@ -271,13 +271,15 @@ def _given_first(
     mean and stddev (pairs, nodes) of y2 given y1; x2 = positions + rest z for standard normal z.
     A few nodes of the first variable at a time, as many as fit into memory.
     """
-    nodes, _ = _inner_rule(scalar, mean[:, :1], stddev[:, :1])
+    known = float(rest.max()) <= SHARP
+    rule = (lambda _, mean, __: _hermite_nodes(1, mean)) if known else _inner_rule
+    nodes, _ = rule(scalar, mean[:, :1], stddev[:, :1])
     size = max(1, HELD_VALUES // (len(mean) * nodes.shape[-1]))
     columns: list[tuple[Tensor, ...]] = []
     for centre, spread, place in zip(
         mean.split(size, -1), stddev.split(size, -1), positions.split(size, -1), strict=True
     ):
-        z, weight = _inner_rule(scalar, centre, spread)
+        z, weight = rule(scalar, centre, spread)
         value, slope = value_and_slope(scalar, centre[..., None] + spread[..., None] * z)
         x2 = place[..., None] + rest[:, None, None] * z
         columns.append(tuple((weight * t).sum(-1) for t in (value, slope, slope * x2)))
@@ -288,8 +290,6 @@ def _given_first(
 def _inner_rule(scalar: Scalar, mean: Tensor, stddev: Tensor) -> tuple[Tensor, Tensor]:
     """Gauss-Hermite nodes where a smooth function is nearly a polynomial, panels elsewhere."""
     widest = float(stddev.max())
-    if widest <= SHARP:
-        return _hermite_nodes(1, mean)
     for limit, count in HERMITE_NODES.items():
         if widest * scalar.fineness <= limit and not scalar.kinks:
             return _hermite_nodes(count, mean)
